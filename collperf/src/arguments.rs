@@ -8,6 +8,9 @@ use collectives::Transport;
 
 use crate::sizes;
 
+/// What a process is told that is one of the ranks that were asked for.
+pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
+
 /// Measures a collective, as nccl-tests does, and checks what it brings.
 ///
 /// Starts its own ranks, or is one itself under torchrun, collrun, Slurm or mpirun. Prints the table of nccl-tests: time per
@@ -18,20 +21,31 @@ use crate::sizes;
 ///
 /// `collperf --explain-hang FOLDER` measures nothing: it reads the flight records that ranks have written there, and says who hung where.
 /// `collperf trace FOLDER` makes one trace of those that ranks have written, and `collperf report A.json B.json` compares two results.
+/// `collperf doctor` says what this machine has and lacks, and whether ranks reach each other;
+/// `collperf pairs` measures every pair of hosts and names those that are out of line; `collperf stragglers` names the rank that others wait for;
+/// `collperf install-links FOLDER` makes links with nccl-tests' names. Each has a --help of its own.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "collperf", version, disable_version_flag = true, max_term_width = 110, allow_negative_numbers = true)]
+#[command(
+    name = "collperf",
+    version,
+    disable_version_flag = true,
+    disable_help_flag = true,
+    max_term_width = 110,
+    allow_negative_numbers = true,
+    args_override_self = true
+)]
 pub(crate) struct Arguments {
     /// What to measure: all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all, all_gather_v,
-    /// reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, or all
+    /// reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, hypercube, or all, which is every one but the last
     #[arg(value_name = "COLLECTIVE")]
     pub(crate) collective: String,
 
-    /// Smallest size in bytes; K, M and G are powers of 1024
-    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "8", value_parser = sizes::parse)]
-    pub(crate) min_bytes: usize,
-    /// Largest size in bytes
-    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "128M", value_parser = sizes::parse)]
-    pub(crate) max_bytes: usize,
+    /// Smallest size in bytes; K, M and G are powers of 1024 [default: 8]
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = sizes::parse)]
+    pub(crate) min_bytes: Option<usize>,
+    /// Largest size in bytes [default: 128M]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = sizes::parse)]
+    pub(crate) max_bytes: Option<usize>,
     /// From size to size, add this many bytes [default: multiply, see -f]
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = sizes::parse)]
     pub(crate) step_bytes: Option<usize>,
@@ -60,9 +74,9 @@ pub(crate) struct Arguments {
     /// f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, i64, u8, u16, u32, u64, bool (or nccl-tests' names), or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "f32")]
     pub(crate) datatype: String,
-    /// The root rank, where there is one; -1: each in turn
-    #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
-    pub(crate) root: i64,
+    /// The root rank, where there is one; -1 or all: each in turn
+    #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
+    pub(crate) root: String,
     /// 0: call after call; 1: wait for each call, and a barrier after it, in the time; 2: wait for each call (on the host plane as 0,
     /// since every call there waits); 3: as 1, with the barrier outside the time. With -G, a call is a launch of the graph
     #[arg(short = 'z', long, value_name = "0-3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
@@ -86,12 +100,29 @@ pub(crate) struct Arguments {
     #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) timestamps: u8,
 
-    /// Ranks to start on this host [default: the number of GPUs, else 2]; of no effect in a rank that a launcher started
+    /// Ranks to start on this host, one GPU each [default: the number of GPUs, else 2]; with -t, ranks for each of its threads. In a
+    /// process that a launcher started: ranks of this process [default: 1], so there are processes x -t x -g in all
     #[arg(short = 'g', long = "ngpus", alias = "ranks-per-host", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) ranks_here: Option<u16>,
-    /// What ranks are on this host
-    #[arg(long, value_enum, default_value_t = RankKind::Process)]
-    pub(crate) ranks: RankKind,
+    /// Ranks are threads, -g of them for each of these [with this, -g is 1 unless given]
+    #[arg(short = 't', long = "nthreads", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) threads: Option<u16>,
+    /// What ranks are on this host [default: process, and thread with -t or where a launcher has started this process]
+    #[arg(long, value_enum)]
+    pub(crate) ranks: Option<RankKind>,
+    /// Calls that are made together in each of the -n iterations: on devices in one group of NCCL, on the host plane one after the other.
+    /// The time of a row is that of one call
+    #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) aggregated: u32,
+    /// 0 and 1 alike: ranks always start in parallel
+    #[arg(short = 'p', long = "parallel_init", alias = "parallel-init", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) parallel_init: u8,
+    /// Take nccl-tests' defaults: -b 32M -e 32M -i 1M -g 1. So do its names for the tests, all_reduce_perf and so on: see collperf install-links
+    #[arg(long)]
+    pub(crate) nccl_tests_defaults: bool,
+    /// This process is one rank of those that -t and -g ask for, which collperf has started
+    #[arg(long = &IS_ONE_RANK[2..], hide = true)]
+    pub(crate) is_one_rank: bool,
     /// Where buffers lie: auto takes devices where every rank gets one, and host memory otherwise
     #[arg(long, value_enum, default_value_t = Plane::Auto)]
     pub(crate) plane: Plane,
@@ -123,6 +154,15 @@ pub(crate) struct Arguments {
     /// Write the results here as CSV; -: to standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
+    /// Write the results here as Prometheus reads them (the node exporter's textfile collector), in one piece at the end
+    #[arg(long, value_name = "FILE.prom")]
+    pub(crate) prometheus: Option<PathBuf>,
+    /// Print tables of Markdown in the place of nccl-tests' table
+    #[arg(long)]
+    pub(crate) markdown: bool,
+    /// Write a page of one file: verdict, pictures, results, ranks and environment
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) html: Option<PathBuf>,
     /// Draw time and bus bandwidth over size
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
@@ -130,6 +170,10 @@ pub(crate) struct Arguments {
     /// Write what every call of every rank took, as a trace for Perfetto or chrome://tracing. Recording makes calls about 0.2 us longer
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+
+    /// Print help; with --help, more of it
+    #[arg(short = 'h', long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
 
     /// Print version
     // Without a short form: nccl-tests has another meaning for -V.
@@ -182,15 +226,9 @@ impl DeviceFlags {
 /// nccl-tests' flags that have no meaning here: taken, so that they can be refused with a reason.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Elsewhere {
-    #[arg(short = 't', long = "nthreads", hide = true)]
-    threads: Option<String>,
-    #[arg(short = 'm', long = "agg_iters", hide = true)]
-    aggregated: Option<String>,
-    #[arg(short = 'p', long = "parallel_init", hide = true)]
-    parallel_init: Option<String>,
-    #[arg(short = 'D', long = "device_implementation", hide = true)]
+    #[arg(short = 'D', long = "device_implementation", alias = "device-implementation", hide = true)]
     device_implementation: Option<String>,
-    #[arg(short = 'V', long = "device_cta_count", hide = true)]
+    #[arg(short = 'V', long = "device_cta_count", alias = "device-cta-count", hide = true)]
     cta_count: Option<String>,
 }
 
@@ -198,9 +236,6 @@ impl Elsewhere {
     /// The first flag that asks for what is not here, and why it is not.
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
-            ("-t", &self.threads, "1", "ranks are counted by -g alone; --ranks thread makes them threads"),
-            ("-m", &self.aggregated, "1", "calls are not fused in groups; on devices -G puts many of them into one launch"),
-            ("-p", &self.parallel_init, "0", "ranks always start in parallel"),
             ("-D", &self.device_implementation, "0", "collperf calls the library, which has no kernels of NCCL's device interface"),
             ("-V", &self.cta_count, "", "collperf has no kernels of NCCL's device interface whose blocks could be counted"),
         ];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What can be measured: a collective of the library, or messages round a ring.
+/// What can be measured: a collective of the library, messages round a ring, or an all-gather made of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Collective {
     AllReduce,
@@ -21,10 +21,11 @@ pub(crate) enum Collective {
     AllToAllV,
     SendRecv,
     Barrier,
+    Hypercube,
 }
 
 impl Collective {
-    /// Every one, in the order in which `all` runs them.
+    /// Those that `all` runs, in its order: every one but the hypercube, which is one algorithm of an all-gather.
     pub(crate) const ALL: [Collective; 15] = [
         Collective::AllReduce,
         Collective::Reduce,
@@ -43,6 +44,11 @@ impl Collective {
         Collective::Barrier,
     ];
 
+    /// Every one that has a name.
+    pub(crate) fn known() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().chain([Collective::Hypercube])
+    }
+
     /// The library's, where it is one call; `None` for messages.
     pub(crate) const fn of_library(self) -> Option<collectives::Collective> {
         use collectives::Collective as Library;
@@ -60,7 +66,7 @@ impl Collective {
             Collective::GatherV => Library::GatherV,
             Collective::ScatterV => Library::ScatterV,
             Collective::AllToAllV => Library::AllToAllV,
-            Collective::SendRecv => return None,
+            Collective::SendRecv | Collective::Hypercube => return None,
             Collective::Barrier => Library::Barrier,
         })
     }
@@ -69,6 +75,7 @@ impl Collective {
     pub(crate) const fn name(self) -> &'static str {
         match self.of_library() {
             Some(collective) => collective.name(),
+            None if matches!(self, Collective::Hypercube) => "hypercube",
             None => "sendrecv",
         }
     }
@@ -106,8 +113,25 @@ impl Collective {
         let n = world_size as f64;
         match self {
             Collective::AllReduce => 2.0 * (n - 1.0) / n,
+            Collective::Hypercube => 1.0,
             _ if self.is_blocked() => (n - 1.0) / n,
             _ => 1.0,
+        }
+    }
+
+    /// What the algorithm's bandwidth is of bytes over time: nccl-tests leaves a rank's own block out for the hypercube alone.
+    pub(crate) fn algorithm_factor(self, world_size: usize) -> f64 {
+        match self {
+            Collective::Hypercube => (world_size as f64 - 1.0) / world_size as f64,
+            _ => 1.0,
+        }
+    }
+
+    /// Whether so many ranks can do it; why not.
+    pub(crate) fn check_ranks(self, ranks: usize) -> Result<(), String> {
+        match self {
+            Collective::Hypercube if !ranks.is_power_of_two() => Err(format!("hypercube: {ranks} ranks are no power of two")),
+            _ => Ok(()),
         }
     }
 
@@ -145,8 +169,8 @@ impl FromStr for Collective {
             "send_recv" => "sendrecv",
             other => other,
         };
-        Collective::ALL.into_iter().find(|collective| collective.name() == alias).ok_or_else(|| {
-            let known: Vec<_> = Collective::ALL.iter().map(|collective| collective.name()).collect();
+        Self::known().find(|collective| collective.name() == alias).ok_or_else(|| {
+            let known: Vec<_> = Self::known().map(Self::name).collect();
             format!("collective {text:?}: not known; one of {}, all", known.join(", "))
         })
     }
@@ -158,7 +182,7 @@ mod tests {
 
     #[test]
     fn names_are_understood() {
-        for collective in Collective::ALL {
+        for collective in Collective::known() {
             assert_eq!(collective.name().parse(), Ok(collective));
         }
         let of_library: Vec<_> = Collective::ALL.into_iter().filter_map(Collective::of_library).collect();
@@ -181,6 +205,7 @@ mod tests {
             assert_eq!(collective.bus_factor(4), 1.0, "{collective}");
         }
         assert_eq!(Collective::AllReduce.bus_factor(1), 0.0);
+        assert_eq!((Collective::Hypercube.algorithm_factor(4), Collective::Hypercube.bus_factor(4)), (0.75, 1.0));
     }
 
     #[test]

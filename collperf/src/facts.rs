@@ -29,6 +29,8 @@ pub(crate) enum On {
 #[derive(Debug, Clone)]
 pub(crate) struct RankFacts {
     pub(crate) peer: Peer,
+    /// The colour of the group that it runs in.
+    pub(crate) group: u32,
     /// Its number on its host.
     pub(crate) local_rank: usize,
     /// The name of its host's processor.
@@ -59,6 +61,7 @@ impl RunFacts {
         let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, kernel: "Linux 6.1".to_owned() };
         let rank = |rank| RankFacts {
             peer: Peer { rank, host: "desk".to_owned(), pid: 100 + rank as u32 },
+            group: 0,
             local_rank: rank,
             processor: machine.processor.clone(),
             gpu: None,

@@ -3,13 +3,20 @@
 mod arguments;
 mod collective;
 mod compare;
+mod contradictions;
+mod doctor;
+mod environment;
 mod facts;
 mod failure;
 mod gpus;
 mod hang;
 mod inputs;
+mod job;
 mod layout;
+mod links;
 mod machine;
+mod pairs;
+mod process;
 mod report;
 mod row;
 mod run;
@@ -17,6 +24,8 @@ mod settings;
 mod sizes;
 mod start;
 mod statistics;
+mod stragglers;
+mod subset;
 mod table;
 mod trace;
 
@@ -27,27 +36,27 @@ use clap::Parser;
 use collectives_launch as launch;
 
 fn main() -> ExitCode {
+    let words = links::words();
     if hang::Arguments::are_meant() {
-        return perform(hang::run);
+        return perform(words, hang::run);
     }
-    match std::env::args().nth(1).as_deref() {
-        Some("report") => perform_after_name(compare::run),
-        Some("trace") => perform_after_name(trace::run),
-        _ => perform(start::start),
+    // Ranks that were started are told so first.
+    let place = if words.get(1).is_some_and(|word| word == arguments::IS_ONE_RANK) { 2 } else { 1 };
+    let mut others = words.clone();
+    let name = if place < words.len() { others.remove(place) } else { OsString::new() };
+    match name.to_str() {
+        Some("report") => perform(others, compare::run),
+        Some("trace") => perform(others, trace::run),
+        Some("install-links") => perform(others, links::install),
+        Some("doctor") => perform(others, doctor::run),
+        Some("pairs") => perform(others, pairs::run),
+        Some("stragglers") => perform(others, stragglers::run),
+        _ => perform(words, start::start),
     }
-}
-
-/// As [`perform`], without the task's name, which is no argument of it.
-fn perform_after_name<A: Parser>(program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
-    perform_with(std::env::args_os().enumerate().filter(|(place, _)| *place != 1).map(|(_, argument)| argument), program)
 }
 
 /// Does what the command line asks for, or says what is wrong with it.
-fn perform<A: Parser>(program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
-    perform_with(std::env::args_os(), program)
-}
-
-fn perform_with<A: Parser>(words: impl Iterator<Item = OsString>, program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
+fn perform<A: Parser>(words: Vec<OsString>, program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
     let arguments = match A::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {

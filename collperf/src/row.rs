@@ -37,7 +37,7 @@ pub(crate) struct Forecast {
 impl Half {
     /// The figures of a call that took so long.
     pub(crate) fn new(collective: Collective, ranks: usize, bytes: usize, time_us: f64) -> Self {
-        let algbw = if bytes == 0 { 0.0 } else { bytes as f64 / time_us / 1e3 };
+        let algbw = if bytes == 0 { 0.0 } else { bytes as f64 / time_us / 1e3 * collective.algorithm_factor(ranks) };
         Self { time_us, algbw, busbw: algbw * collective.bus_factor(ranks), wrong: None, spread: None, samples: vec![], prediction: None }
     }
 

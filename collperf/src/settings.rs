@@ -7,9 +7,12 @@ use collectives::{DType, ReduceOp};
 
 use crate::arguments::{Arguments, DeviceFlags, Links, Plane, RankKind};
 use crate::collective::Collective;
+use crate::contradictions;
+use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::sizes::{self, Step};
 use crate::statistics::Average;
+use crate::subset::Subset;
 use crate::table::Columns;
 
 /// Everything that the ranks need to know. All of them make it of the same command line.
@@ -25,6 +28,8 @@ pub(crate) struct Settings {
     /// `None`: each rank in turn.
     pub(crate) root: Option<usize>,
     pub(crate) iterations: usize,
+    /// Calls in each of them.
+    pub(crate) aggregated: usize,
     pub(crate) warmup: usize,
     /// 0: for ever.
     pub(crate) cycles: usize,
@@ -36,9 +41,17 @@ pub(crate) struct Settings {
     pub(crate) columns: Columns,
     /// Calls that the figures of single calls leave out.
     pub(crate) skip: usize,
-    /// Ranks to start here; `None`: as many as there are GPUs.
+    /// Ranks to start here, or for each thread; `None`: as many as there are GPUs.
     pub(crate) ranks: Option<usize>,
-    pub(crate) rank_kind: RankKind,
+    /// For each of which there are so many ranks, where that was asked for.
+    pub(crate) threads: Option<usize>,
+    /// `None`: what suits the others.
+    pub(crate) rank_kind: Option<RankKind>,
+    pub(crate) parallel_init: bool,
+    /// Groups that run at the same time.
+    pub(crate) subset: Option<Subset>,
+    /// The device of the first rank of a process. Processes may differ in it.
+    pub(crate) first_device: Option<usize>,
     pub(crate) plane: Plane,
     pub(crate) device: Device,
     pub(crate) transport: Links,
@@ -47,7 +60,10 @@ pub(crate) struct Settings {
     pub(crate) cell: Option<Duration>,
     pub(crate) json: Option<PathBuf>,
     pub(crate) csv: Option<Destination>,
+    pub(crate) prometheus: Option<PathBuf>,
+    pub(crate) markdown: bool,
     pub(crate) plot: Option<PathBuf>,
+    pub(crate) html: Option<PathBuf>,
     pub(crate) trace: Option<PathBuf>,
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
     pub(crate) least_busbw: Option<f64>,
@@ -94,7 +110,8 @@ pub(crate) enum Register {
 }
 
 impl Device {
-    fn new(flags: &DeviceFlags) -> Self {
+    fn new(flags: &DeviceFlags, first_device: Option<usize>) -> Self {
+        let chosen = first_device.map(|device| format!("NCCL_TESTS_DEVICE={device}: the host plane uses no device"));
         Self {
             graph: flags.graph as usize,
             issue_time: flags.issue_time == 1,
@@ -106,7 +123,7 @@ impl Device {
             null_stream: flags.null_stream == 1,
             cta_policy: flags.cta_policy,
             memory: flags.memory == 1,
-            refusal: flags.refusal(),
+            refusal: flags.refusal().or(chosen),
         }
     }
 }
@@ -120,17 +137,18 @@ pub(crate) enum Destination {
 
 impl Settings {
     /// Checks a command line.
-    pub(crate) fn new(arguments: &Arguments, least_busbw: Option<&str>) -> Result<Self, Failure> {
+    pub(crate) fn new(arguments: &Arguments, environment: &Environment) -> Result<Self, Failure> {
         if let Some(refusal) = arguments.elsewhere.refusal() {
-            return Err(Failure::unsupported(refusal));
+            return Err(Failure::usage(refusal));
         }
-        let device = Device::new(&arguments.device);
-        contradictions(arguments, &device)?;
+        let device = Device::new(&arguments.device, environment.first_device);
+        contradictions::refuse(arguments, environment, device.refusal.as_ref())?;
         let all_ops = arguments.op == "all";
         let ops = if all_ops { ReduceOp::ALL.to_vec() } else { vec![arguments.op.parse().map_err(|error| known(&error))?] };
         let all_dtypes = arguments.datatype == "all";
         let dtypes = if all_dtypes { DType::ALL.to_vec() } else { vec![arguments.datatype.parse().map_err(|error| known(&error))?] };
         let collectives = collectives(arguments)?;
+        contradictions::refuse_of(arguments, environment, &collectives)?;
         let refused = refused(&collectives, &ops, &dtypes);
         if let Some(refusal) = refused.first().filter(|_| !all_ops && !all_dtypes) {
             return Err(Failure::unsupported(refusal));
@@ -142,8 +160,9 @@ impl Settings {
             step,
             ops,
             dtypes,
-            root: root(arguments.root)?,
+            root: root(&arguments.root)?,
             iterations: arguments.iterations as usize,
+            aggregated: arguments.aggregated as usize,
             warmup: arguments.warmup as usize,
             cycles: arguments.cycles as usize,
             check: arguments.check as usize,
@@ -163,8 +182,12 @@ impl Settings {
                 predictions: arguments.explain,
             },
             skip: arguments.skip as usize,
-            ranks: arguments.ranks_here.map(usize::from),
+            ranks: arguments.ranks_here.map(usize::from).or((arguments.nccl_tests_defaults || arguments.threads.is_some()).then_some(1)),
+            threads: arguments.threads.map(usize::from),
             rank_kind: arguments.ranks,
+            parallel_init: arguments.parallel_init == 1,
+            subset: environment.subset,
+            first_device: environment.first_device,
             plane: arguments.plane,
             device,
             transport: arguments.transport,
@@ -172,11 +195,27 @@ impl Settings {
             cell: arguments.cell_ms,
             json: json(arguments.json.as_deref())?,
             csv: csv(arguments),
+            prometheus: arguments.prometheus.clone(),
+            markdown: arguments.markdown,
             plot: arguments.plot.clone(),
+            html: arguments.html.clone(),
             trace: arguments.trace.clone(),
-            least_busbw: least_busbw.map(bandwidth).transpose()?,
+            least_busbw: environment.least_busbw,
             refused,
         })
+    }
+
+    /// The ranks of one process that a launcher started.
+    pub(crate) fn ranks_of_process(&self) -> usize {
+        self.threads.unwrap_or(1) * self.ranks.unwrap_or(1)
+    }
+
+    /// Whether so many ranks can do what is asked for, all of them or a group each.
+    pub(crate) fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
+        self.check_root(ranks)?;
+        let refusal = self.collectives.iter().find_map(|collective| collective.check_ranks(ranks).err());
+        // Groups are of other sizes, and are asked when they are there.
+        refusal.filter(|_| self.subset.is_none()).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
     }
 
     /// Whether the root is one of so many ranks.
@@ -191,42 +230,6 @@ impl Settings {
     pub(crate) fn wants_samples(&self) -> bool {
         self.device.graph == 0 && (self.columns.per_iteration || self.json.is_some() || self.csv.is_some())
     }
-}
-
-/// Why there are no predictions for devices.
-pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: on devices NCCL chooses, and has no prediction; use --plane host";
-
-/// Refuses flags that do not go together.
-fn contradictions(arguments: &Arguments, device: &Device) -> Result<(), Failure> {
-    if arguments.plane == Plane::Device && !cfg!(feature = "cuda") {
-        return Err(Failure::unsupported("--plane device: this build of collperf has no device plane; use --plane host"));
-    }
-    if let Some(refusal) = device.refusal.as_ref().filter(|_| arguments.plane == Plane::Host || !cfg!(feature = "cuda")) {
-        return Err(Failure::unsupported(refusal));
-    }
-    if arguments.explain && arguments.plane == Plane::Device {
-        return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
-    }
-    if arguments.explain && arguments.device.register != 0 {
-        return Err(Failure::unsupported(format!(
-            "--explain -R {}: it tells of calls on ordinary buffers alone",
-            arguments.device.register
-        )));
-    }
-    let graph = arguments.device.graph;
-    if graph > 0 && device.null_stream {
-        return Err(Failure::usage(format!("-G {graph} -y 1: the null stream cannot be captured")));
-    }
-    if graph > 0 && arguments.per_iteration == 1 {
-        return Err(Failure::usage(format!("-G {graph} -I 1: calls inside a graph cannot be timed by themselves")));
-    }
-    if graph > 0 && arguments.cell_ms.is_some() {
-        return Err(Failure::usage(format!("-G {graph} --cell-ms: cells are sampled call by call")));
-    }
-    if arguments.skip >= arguments.iterations {
-        return Err(Failure::usage(format!("-K {}: of {} calls (-n), none would be left", arguments.skip, arguments.iterations)));
-    }
-    Ok(())
 }
 
 /// A name that is not known; the library's message lists those that are.
@@ -276,19 +279,21 @@ fn sizes(arguments: &Arguments) -> Result<(Vec<usize>, Option<Step>), Failure> {
     if !arguments.sizes.is_empty() {
         return Ok((arguments.sizes.clone(), None));
     }
+    let theirs = (32 << 20, 32 << 20, Step::Bytes(1 << 20));
+    let (least, most, step) = if arguments.nccl_tests_defaults { theirs } else { (8, 128 << 20, Step::Factor(2)) };
     let step = match (arguments.step_factor, arguments.step_bytes) {
         (Some(factor), _) => Step::Factor(factor),
         (None, Some(bytes)) => Step::Bytes(bytes),
-        (None, None) => Step::Factor(2),
+        (None, None) => step,
     };
-    let sizes = sizes::sweep(arguments.min_bytes, arguments.max_bytes, step).map_err(Failure::usage)?;
+    let sizes = sizes::sweep(arguments.min_bytes.unwrap_or(least), arguments.max_bytes.unwrap_or(most), step).map_err(Failure::usage)?;
     Ok((sizes, Some(step)))
 }
 
-fn root(root: i64) -> Result<Option<usize>, Failure> {
+fn root(root: &str) -> Result<Option<usize>, Failure> {
     match root {
-        -1 => Ok(None),
-        _ => usize::try_from(root).map(Some).map_err(|_| Failure::usage(format!("-r {root}: a rank, or -1 for each in turn"))),
+        "-1" | "all" => Ok(None),
+        _ => root.parse().map(Some).map_err(|_| Failure::usage(format!("-r {root}: a rank, or -1 or all for each in turn"))),
     }
 }
 
@@ -310,11 +315,6 @@ fn csv(arguments: &Arguments) -> Option<Destination> {
     }
 }
 
-fn bandwidth(text: &str) -> Result<f64, Failure> {
-    let bandwidth = text.parse::<f64>().ok().filter(|bandwidth| *bandwidth >= 0.0);
-    bandwidth.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_MIN_BW={text:?}: not a bandwidth in GB/s")))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -323,7 +323,7 @@ mod tests {
 
     fn settings(line: &str) -> Result<Settings, Failure> {
         let words = std::iter::once("collperf").chain(line.split_whitespace());
-        Settings::new(&Arguments::try_parse_from(words).map_err(|error| Failure::usage(error.to_string()))?, None)
+        Settings::new(&Arguments::try_parse_from(words).map_err(|error| Failure::usage(error.to_string()))?, &Environment::default())
     }
 
     fn refusal(line: &str) -> (u8, String) {
@@ -385,9 +385,9 @@ mod tests {
                 "{message}"
             );
         }
-        for flag in ["-D 3", "-V 16", "-m 4", "-t 2", "-p 1"] {
+        for flag in ["-D 3", "-V 16"] {
             let (code, message) = refusal(&format!("all_reduce {flag}"));
-            assert!(code == 5 && message.starts_with(flag), "{message}");
+            assert!(code == 6 && message.starts_with(flag), "{message}");
         }
         // Their off values change nothing.
         assert_eq!(settings("all_reduce --plane host -R 2").unwrap().device.register, Register::Window);
@@ -396,8 +396,9 @@ mod tests {
 
     #[test]
     fn flags_that_do_not_go_together_are_refused() {
-        assert_eq!(refusal("all_reduce -n 5 -K 5").0, 6);
-        assert_eq!(settings("all_reduce -n 5 -K 4").unwrap().skip, 4);
+        assert_eq!(refusal("all_reduce -n 5 -K 5 -I 1").0, 6);
+        assert!(refusal("all_reduce -n 5 -K 1").1.contains("-I 1"));
+        assert_eq!(settings("all_reduce -n 5 -K 4 -I 1").unwrap().skip, 4);
         #[cfg(feature = "cuda")]
         for line in ["-G 2 -y 1", "-G 2 -I 1", "-G 2 --cell-ms 5"] {
             let (code, message) = refusal(&format!("all_reduce {line}"));
@@ -425,6 +426,7 @@ mod tests {
     #[test]
     fn roots_and_files_are_checked() {
         assert_eq!(settings("reduce -r -1").unwrap().root, None);
+        assert_eq!(settings("reduce -r all").unwrap().root, None);
         assert_eq!(settings("reduce -r 7").unwrap().root, Some(7));
         assert_eq!(refusal("reduce -r -2").0, 6);
         assert!(refusal("reduce -J x.txt").1.contains(".json"));
@@ -435,7 +437,6 @@ mod tests {
         {
             assert_eq!(refusal(line).0, 6, "{line}");
         }
-        assert!(bandwidth("x").is_err() && bandwidth("-1").is_err() && bandwidth("2.5").is_ok());
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! Where the ranks come from: a launcher that has started this process as one, this process's threads, or its children.
 
 use std::thread;
-use std::time::Duration;
 
-use collectives::{Communicator, Secret};
+use collectives::Communicator;
 #[cfg(feature = "cuda")]
 use collectives::{
     Config, DeviceChoice,
@@ -13,52 +12,65 @@ use collectives::{
 use sha2::{Digest, Sha256};
 
 use crate::arguments::{Arguments, Plane, RankKind};
-use crate::failure::{CHECK, Failure};
+use crate::environment::Environment;
+use crate::failure::Failure;
 use crate::gpus;
-use crate::launch::{self, Job, Output, Store};
-use crate::report::say;
+use crate::job;
+use crate::process;
 use crate::run::run;
 use crate::settings::Settings;
 use crate::trace;
 
-/// Variables by which launchers tell a process its rank: torchrun and collrun, Open MPI, PMIx, PMI, Slurm, Kubernetes.
-const RANK_VARIABLES: [&str; 6] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
 /// The ranks to start where nothing is said and there is no GPU.
 const DEFAULT_RANKS: usize = 2;
-/// How long ranks may take to stop after one has failed.
-const GRACE: Duration = Duration::from_secs(5);
-
 /// Does what the command line asks for and returns the exit code.
 pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
-    let least_busbw = std::env::var("NCCL_TESTS_MIN_BW").ok();
-    let settings = Settings::new(arguments, least_busbw.as_deref())?;
-    let launched = RANK_VARIABLES.into_iter().find(|name| std::env::var_os(name).is_some());
-    match (launched, settings.rank_kind) {
-        (Some(variable), RankKind::Thread) => {
-            Err(Failure::usage(format!("--ranks thread: this process is a rank already, since {variable} is set")))
+    let environment = Environment::read(&job::variable)?;
+    let settings = Settings::new(arguments, &environment)?;
+    if arguments.is_one_rank {
+        let comm = builder(&settings, job::child_number()).from_env()?;
+        let number = comm.rank();
+        return finish(comm, number, &settings);
+    }
+    if let Some(launcher) = job::launcher() {
+        return launched(&settings, launcher);
+    }
+    let ranks = ranks_here(&settings)?;
+    // Said once, rather than by every rank.
+    settings.check_ranks(ranks)?;
+    check_devices(&settings, ranks)?;
+    let are_threads = settings.threads.is_some() || settings.rank_kind == Some(RankKind::Thread);
+    if are_threads { threads(&settings, ranks) } else { job::processes(ranks) }
+}
+
+/// Runs the ranks of a process that a launcher has started as one of several.
+fn launched(settings: &Settings, launcher: &str) -> Result<u8, Failure> {
+    let ranks = settings.ranks_of_process();
+    check_devices(settings, ranks)?;
+    match (ranks, settings.rank_kind) {
+        (2.., Some(RankKind::Process)) => {
+            let reason = format!("{launcher} makes this process one of a job's, whose ranks can only be its threads");
+            Err(Failure::usage(format!("-g {ranks} --ranks process: {reason}")))
         }
-        (Some(variable), RankKind::Process) => {
-            let comm = builder(&settings).from_env()?;
-            let asked = arguments.ranks_here.map(usize::from).filter(|asked| *asked != comm.world_size());
-            if let (Some(asked), 0) = (asked, comm.rank()) {
-                let size = comm.world_size();
-                say(&format!("-g {asked} has no effect: {variable} makes this process one of {size} ranks"));
-            }
-            finish(comm, &settings)
+        (1, _) => {
+            let comm = builder(settings, 0).from_env()?;
+            let number = comm.rank();
+            finish(comm, number, settings)
         }
-        (None, kind) => {
-            let ranks = ranks_here(&settings)?;
-            // Said once, rather than by every rank.
-            settings.check_root(ranks)?;
-            if kind == RankKind::Thread { threads(&settings, ranks) } else { processes(ranks) }
+        _ => {
+            let process = process::Process::join(host_builder(settings))?;
+            check_alike(process.comm(), settings)?;
+            let comms = process.ranks(ranks, |rank| builder(settings, rank))?;
+            let code = run_threads(comms, settings, |_| process.comm().rank());
+            process.leave(code)
         }
     }
 }
 
 /// Runs a rank to its end.
-fn finish(comm: Communicator, settings: &Settings) -> Result<u8, Failure> {
+fn finish(comm: Communicator, number: usize, settings: &Settings) -> Result<u8, Failure> {
     check_alike(&comm, settings)?;
-    let code = run(&comm, settings)?;
+    let code = run(&comm, number, settings)?;
     if let Some(path) = &settings.trace {
         trace::collect(&comm, path)?;
     }
@@ -68,23 +80,45 @@ fn finish(comm: Communicator, settings: &Settings) -> Result<u8, Failure> {
 
 /// How many ranks to start: as many as asked for, else one for each GPU.
 fn ranks_here(settings: &Settings) -> Result<usize, Failure> {
+    let asked = settings.ranks.map(|ranks| ranks * settings.threads.unwrap_or(1));
     if settings.plane == Plane::Host {
-        return Ok(settings.ranks.unwrap_or(DEFAULT_RANKS));
+        return Ok(asked.unwrap_or(DEFAULT_RANKS));
     }
     let counted = gpus::count();
     match (&counted, settings.plane, &settings.device.refusal) {
         (Err(reason), Plane::Device, _) => Err(Failure::unsupported(format!("--plane device: {reason}"))),
         (Err(reason), _, Some(refusal)) => Err(Failure::unsupported(format!("{refusal}, and there is no device: {reason}"))),
-        _ => Ok(settings.ranks.or(counted.ok()).unwrap_or(DEFAULT_RANKS)),
+        _ => Ok(asked.or(counted.ok()).unwrap_or(DEFAULT_RANKS)),
     }
 }
 
-/// What all ranks set.
-fn builder(settings: &Settings) -> collectives::Builder {
-    let builder = Communicator::builder();
+/// Whether the devices that a process's ranks would take are there, where the first is chosen. Otherwise it is asked when they start.
+fn check_devices(settings: &Settings, ranks: usize) -> Result<(), Failure> {
+    let Some(first) = settings.first_device else { return Ok(()) };
+    match gpus::count() {
+        Ok(count) if first + ranks > count => {
+            let last = first + ranks - 1;
+            Err(Failure::usage(format!(
+                "NCCL_TESTS_DEVICE={first}: {ranks} ranks of a process would take devices {first} to {last}, and there are {count}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What all ranks set; `number` is the rank's among those of its process, or of those that were started with it.
+fn builder(settings: &Settings, number: usize) -> collectives::Builder {
+    let builder = host_builder(settings);
     #[cfg(feature = "cuda")]
-    let builder = with_device(builder.configure(unchecked), settings);
-    builder.configure(|config| {
+    let builder = with_device(builder.configure(unchecked), settings, number);
+    #[cfg(not(feature = "cuda"))]
+    let _ = number;
+    builder
+}
+
+/// The same without devices.
+fn host_builder(settings: &Settings) -> collectives::Builder {
+    Communicator::builder().configure(|config| {
         config.transport = settings.transport.transport();
         config.trace = settings.trace.is_some();
         config.timeout = settings.timeout.unwrap_or(config.timeout);
@@ -103,6 +137,8 @@ fn unchecked(config: &mut Config) {
 
 /// Refuses ranks that were given other arguments than rank 0: they would make other calls.
 fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
+    // A wrapper may give each process devices of its own.
+    let settings = Settings { first_device: None, ..settings.clone() };
     let mine: [u8; 32] = Sha256::digest(format!("{settings:?}")).into();
     let mut all = vec![[0; 32]; comm.world_size()];
     comm.all_gather_into(&[mine], &mut all[..])?;
@@ -114,30 +150,45 @@ fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> 
 
 /// Asks for the device plane that the command line names.
 #[cfg(feature = "cuda")]
-fn with_device(builder: collectives::Builder, settings: &Settings) -> collectives::Builder {
+fn with_device(builder: collectives::Builder, settings: &Settings, number: usize) -> collectives::Builder {
+    let choice = settings.first_device.map_or(DeviceChoice::Local, |first| DeviceChoice::Ordinal(first + number));
     let policy = match settings.device.cta_policy {
-        None => return choose_device(builder, settings.plane),
+        None => return choose_device(builder, settings.plane, choice),
         Some(0) => CtaPolicy::Default,
         Some(1) => CtaPolicy::Efficiency,
         Some(_) => CtaPolicy::Zero,
     };
-    choose_device(builder, settings.plane).configure(|config| config.nccl = NcclConfig::default().cta_policy(policy))
+    choose_device(builder, settings.plane, choice).configure(|config| config.nccl = NcclConfig::default().cta_policy(policy))
 }
 
 #[cfg(feature = "cuda")]
-fn choose_device(builder: collectives::Builder, plane: Plane) -> collectives::Builder {
+fn choose_device(builder: collectives::Builder, plane: Plane, choice: DeviceChoice) -> collectives::Builder {
     match plane {
         Plane::Host => builder,
-        Plane::Auto => builder.device(DeviceChoice::Local),
-        Plane::Device => builder.require_device(DeviceChoice::Local),
+        Plane::Auto => builder.device(choice),
+        Plane::Device => builder.require_device(choice),
     }
 }
 
 /// Every rank is a thread.
 fn threads(settings: &Settings, ranks: usize) -> Result<u8, Failure> {
-    let comms = builder(settings).local(ranks)?;
+    let comms = match settings.first_device {
+        None => builder(settings, 0).local(ranks)?,
+        Some(_) => process::together(ranks, |rank| builder(settings, rank))?,
+    };
+    run_threads(comms, settings, Communicator::rank)
+}
+
+/// Runs each rank on a thread; `number` is what its group goes by.
+fn run_threads(comms: Vec<Communicator>, settings: &Settings, number: impl Fn(&Communicator) -> usize + Sync) -> Result<u8, Failure> {
+    let number = &number;
     let ended: Vec<Result<u8, Failure>> = thread::scope(|scope| {
-        let rank = |comm: Communicator| scope.spawn(move || finish(comm, settings));
+        let rank = |comm: Communicator| {
+            scope.spawn(move || {
+                let number = number(&comm);
+                finish(comm, number, settings)
+            })
+        };
         let ranks: Vec<_> = comms.into_iter().map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(Failure::internal("a rank panicked")))).collect()
     });
@@ -148,22 +199,4 @@ fn threads(settings: &Settings, ranks: usize) -> Result<u8, Failure> {
         Some(failure) => failure,
         None => Ok(codes.into_iter().flatten().max().unwrap_or(0)),
     }
-}
-
-/// Every rank is a process that runs this program with the same command line.
-fn processes(ranks: usize) -> Result<u8, Failure> {
-    let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to start ranks", &error))?;
-    let job = Job {
-        program: program.into(),
-        arguments: std::env::args_os().skip(1).collect(),
-        local_world_size: ranks,
-        nodes: 1,
-        node: 0,
-        output: Output::FirstRank,
-        grace: GRACE,
-        verdict: Some(CHECK),
-        keep_going: false,
-    };
-    let store = Store::local(Secret::from_env()?.as_ref())?;
-    launch::run("collperf", &job, &store).map_err(|refused| Failure::internal(refused.message))
 }

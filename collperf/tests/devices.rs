@@ -94,6 +94,52 @@ fn graphs_are_launched() {
 }
 
 #[test]
+fn calls_are_made_in_groups() {
+    let (all, text) = rows("all -g 2 --sizes 8,1K -n 2 -m 5 --ranks thread");
+    assert!(all.len() > 2 * 13 && text.contains(" agg iters: 5 "), "{text}");
+    rows("all_reduce -g 2 --sizes 64 -n 3 -m 2 -G 2");
+    rows("reduce -g 2 -o mulsum --sizes 64 -n 3 -m 2 -I 1 -z 1 -r all");
+}
+
+#[test]
+fn groups_run_at_the_same_time() {
+    let mut command = on_devices(command("all -g 4 --sizes 8,1000 -n 2 -c 1 --ranks thread"));
+    let output = command.env("NCCL_TESTS_SPLIT", "DIV 2").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !text.contains(" FAILED") && text.contains("#  Rank  3 Group  1 "), "{output:?}");
+    assert!(!text.contains(" [host] "), "{text}");
+}
+
+#[test]
+fn a_hypercube_is_right() {
+    let (all, _) = rows("hypercube -g 4 --sizes 8,1K,100000 -n 2 --ranks thread -d u8");
+    assert_eq!(all.len(), 3, "{all:?}");
+}
+
+#[test]
+fn threads_of_a_process_have_devices_of_their_own() {
+    if is_real() {
+        println!("skipped: the simulated GPU has eight devices, a real machine as many as it has");
+        return;
+    }
+    let (_, text) = rows("all_reduce -t 2 -g 2 --sizes 64 -n 1");
+    assert!(text.contains("# nThread 2 nGpus 2 ") && text.contains("#  Rank  3 ") && !text.contains("#  Rank  4 "), "{text}");
+    let chosen = |device: &str, arguments: &str| on_devices(command(arguments)).env("NCCL_TESTS_DEVICE", device).output().unwrap();
+    for kind in ["process", "thread"] {
+        let output = chosen("5", &format!("all_reduce -g 3 --sizes 64 -n 1 --ranks {kind}"));
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && [" device  5 ", " device  6 ", " device  7 "].iter().all(|part| text.contains(part)),
+            "{output:?}"
+        );
+    }
+    let output = chosen("6", "all_reduce -g 3 --sizes 64");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("NCCL_TESTS_DEVICE=6: 3 ranks of a process would take devices 6 to 8, and there are 8"), "{said}");
+}
+
+#[test]
 fn calls_can_be_waited_for_each() {
     for blocking in 0..4 {
         let (rows, text) = rows(&format!("all_reduce -g 2 --sizes 64 -n 3 -z {blocking} -I 1 -K 1 -S 1"));
@@ -179,4 +225,37 @@ fn ranks_of_a_launcher_use_devices_too() {
     let text = String::from_utf8_lossy(&ended[0].stdout);
     assert!(ended.iter().all(|rank| rank.status.success()), "{ended:?}");
     assert!(text.contains(" nGpus 1 ") && text.contains("Out of bounds values : 0 OK"), "{ended:?}");
+}
+
+/// The quick examples of nccl-tests' README with what it calls its programs, on a host without devices and with eight. What is less than there: the
+/// largest sizes, 128 MiB and 8 GiB, and 64 processes on 8 hosts.
+#[test]
+fn quick_examples_of_nccl_tests_run_by_their_names() {
+    if is_real() {
+        println!("skipped: a real machine has as many devices as it has");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let build = folder.path().join("build");
+    std::fs::create_dir(&build).unwrap();
+    let output = command(&format!("install-links {}", build.display())).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let example = |arguments: &str| {
+        let mut command = Command::new("./build/all_reduce_perf");
+        command.args(arguments.split_whitespace()).current_dir(folder.path()).stdin(Stdio::null());
+        command
+    };
+    for with_devices in [false, true] {
+        let on = |command| if with_devices { on_devices(command) } else { command };
+        let alone = on(example("-b 8 -e 64K -f 2 -g 8")).output().unwrap();
+        let launched = run_ranks(4, || on(example("-b 8 -e 64K -f 2 -g 1")));
+        for (output, ranks) in [(&alone, 8), (&launched[0], 4)] {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(0), "{output:?}");
+            assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
+            let count = |begins: &dyn Fn(&str) -> bool| text.lines().filter(|line| begins(line)).count();
+            assert_eq!(count(&|line| line.starts_with("#  Rank ")), ranks, "{text}");
+            assert_eq!(count(&|line| !line.is_empty() && !line.starts_with('#')), 14, "{text}");
+        }
+    }
 }

@@ -56,3 +56,21 @@ fn a_threshold_makes_the_exit_code() {
         assert_eq!(complaint.is_empty(), [0, 7].contains(&expected), "{complaint}");
     }
 }
+
+#[test]
+fn a_page_of_one_file_tells_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags =
+        ["all", "--colls", "all_reduce,barrier", "-g", "3", "--plane", "host", "-n", "3", "-b", "8", "-e", "64", "--html", "page.html"];
+    let (code, _, complaint) = collperf(&flags, folder.path());
+    assert_eq!(code, Some(0), "{complaint}");
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    for part in
+        ["2 collectives over 3 ranks on 1 host", "All answers that were checked are right.", "<svg", "<td>barrier</td>", &flags.join(" ")]
+    {
+        assert!(page.contains(part), "{part:?} is not in\n{page}");
+    }
+    assert_eq!(page.matches("<td>all_reduce</td>").count(), 4 * 2);
+    let (code, _, complaint) = collperf(&["barrier", "-g", "2", "--plane", "host", "--html", "none/page.html"], folder.path());
+    assert!(code == Some(1) && complaint.contains("creating none/page.html"), "{complaint}");
+}

@@ -58,7 +58,7 @@ struct Config<'a> {
 #[derive(Serialize)]
 struct Device<'a> {
     rank: usize,
-    group: usize,
+    group: u32,
     pid: u32,
     hostname: &'a str,
     device: usize,
@@ -177,7 +177,7 @@ impl<'a> Config<'a> {
         };
         let devices = facts.ranks.iter().map(|rank| Device {
             rank: rank.peer.rank,
-            group: 0,
+            group: rank.group,
             pid: rank.peer.pid,
             hostname: &rank.peer.host,
             device: rank.gpu.as_ref().map_or(rank.local_rank, |gpu| gpu.ordinal),
@@ -185,21 +185,21 @@ impl<'a> Config<'a> {
             device_info: rank.gpu.as_ref().map_or(&rank.processor, |gpu| &gpu.name),
         });
         Self {
-            nthreads: 1,
-            ngpus: usize::from(facts.on.is_device()),
+            nthreads: settings.threads.unwrap_or(1),
+            ngpus: super::gpus_of_thread(settings, facts),
             minimum_bytes: settings.sizes.iter().copied().min().unwrap_or(0),
             maximum_bytes: settings.sizes.iter().copied().max().unwrap_or(0),
             step_factor,
             step_bytes,
             warmup_iters: settings.warmup,
             iterations: settings.iterations,
-            aggregated_iterations: 1,
+            aggregated_iterations: settings.aggregated,
             validation: settings.check,
             graph: settings.device.graph,
             blocking_collectives: word(settings.blocking != Blocking::No),
             per_iter_timing: word(settings.columns.per_iteration),
             per_iter_skip: settings.skip,
-            parallel_init: "false",
+            parallel_init: word(settings.parallel_init),
             plane: facts.on.name(),
             transport: facts.on.links(settings),
             ranks: facts.ranks.len(),
@@ -306,7 +306,9 @@ mod tests {
 
     #[test]
     fn fields_are_those_of_version_3() {
-        let settings = Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-J", "x.json"]), None).unwrap();
+        let settings =
+            Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-J", "x.json"]), &crate::environment::Environment::default())
+                .unwrap();
         let facts = RunFacts::example(2);
         let half = Half {
             samples: vec![1.0, 2.0],

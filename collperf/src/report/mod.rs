@@ -3,8 +3,11 @@
 mod accuracy;
 mod axis;
 mod csv;
+mod html;
 mod json;
+mod markdown;
 pub(crate) mod plot;
+mod prometheus;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -20,6 +23,7 @@ use crate::settings::{Blocking, Destination, Settings};
 use crate::sizes::human;
 use crate::table;
 use accuracy::Accuracy;
+use prometheus::Textfile;
 
 /// Everything that goes out.
 pub(crate) struct Report<'a> {
@@ -29,6 +33,7 @@ pub(crate) struct Report<'a> {
     has_table: bool,
     csv: Option<Box<dyn Write>>,
     json: Option<File>,
+    prometheus: Option<Textfile>,
     bar: ProgressBar,
     /// Kept for the files that are written at the end.
     rows: Vec<Row>,
@@ -72,13 +77,14 @@ impl Tally {
 impl<'a> Report<'a> {
     /// Opens the files and says how many rows there will be.
     pub(crate) fn open(settings: &'a Settings, facts: RunFacts, row_count: usize) -> Result<Self, Failure> {
-        let has_table = settings.csv != Some(Destination::Stdout) && settings.cell.is_none();
+        let has_table = settings.csv != Some(Destination::Stdout) && settings.cell.is_none() && !settings.markdown;
         let mut report = Self {
             settings,
             facts,
             has_table,
             csv: None,
             json: None,
+            prometheus: None,
             bar: progress(row_count, settings.cycles),
             rows: vec![],
             errors: vec![],
@@ -94,9 +100,13 @@ impl<'a> Report<'a> {
                 report.print(&format!("# Writing JSON output to {}\n", path.display()))?;
             }
         }
-        if let Some(path) = &settings.plot {
+        for path in settings.plot.iter().chain(&settings.html) {
             // Found out now rather than at the end.
             File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
+        }
+        if let Some(path) = &settings.prometheus {
+            let file = Textfile::open(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
+            report.prometheus = Some(file);
         }
         report.csv = match &settings.csv {
             None => None,
@@ -113,6 +123,9 @@ impl<'a> Report<'a> {
     /// Prints what stands above the rows of a collective.
     pub(crate) fn begin(&mut self, collective: Collective) -> Result<(), Failure> {
         self.here = Tally::default();
+        if self.settings.markdown {
+            return self.print(&markdown::heading(self.settings, &self.facts, collective));
+        }
         if !self.has_table {
             return Ok(());
         }
@@ -131,6 +144,9 @@ impl<'a> Report<'a> {
         self.total.add(&row);
         self.accuracy.add(&row);
         self.bar.inc(1);
+        if self.settings.markdown {
+            self.print(&markdown::row(&row))?;
+        }
         if self.has_table {
             let timestamp = if self.settings.columns.timestamps { now() } else { String::new() };
             self.print(&table::row(&row, self.settings.columns, &timestamp))?;
@@ -140,10 +156,16 @@ impl<'a> Report<'a> {
         let lines =
             if self.settings.cell.is_some() { csv::cell(&row, transport, predictions) } else { csv::sweep(&row, transport, predictions) };
         self.write_csv(&lines)?;
-        if self.settings.json.is_some() || self.settings.plot.is_some() {
+        if self.keeps_rows() {
             self.rows.push(row);
         }
         Ok(())
+    }
+
+    /// Whether a file is written at the end that shows all rows.
+    fn keeps_rows(&self) -> bool {
+        let Settings { json, plot, html, prometheus, .. } = self.settings;
+        [json, plot, html, prometheus].iter().any(|file| file.is_some())
     }
 
     /// Remembers a combination that the library refused.
@@ -155,17 +177,21 @@ impl<'a> Report<'a> {
 
     /// Prints what stands below the rows of a collective.
     pub(crate) fn end(&mut self, collective: Collective) -> Result<(), Failure> {
+        let here = self.here;
+        if self.settings.markdown {
+            return self.print(&markdown::footer(here.failed_checks, here.mean_busbw(), here.reached(self.settings)));
+        }
         if !self.has_table {
             return Ok(());
         }
-        let here = self.here;
         self.print(&table::footer(collective.name(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
     }
 
     /// Says how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
     pub(crate) fn memory(&mut self, bytes: [usize; 3]) -> Result<(), Failure> {
         let [buffers, used, total] = bytes.map(human);
-        self.print(&format!("# GPU memory usage     : {buffers} in buffers, {used} of {total} in use\n#\n"))
+        let text = format!("{buffers} in buffers, {used} of {total} in use");
+        self.print(&if self.settings.markdown { format!("GPU memory: {text}.\n") } else { format!("# GPU memory usage     : {text}\n#\n") })
     }
 
     /// Writes the files and returns the exit code.
@@ -181,8 +207,12 @@ impl<'a> Report<'a> {
             if self.has_table { self.print(&format!("# {text}\n"))? } else { say(&text) }
         }
         self.write_files()?;
-        let bad = self.total.failed_checks > 0 || self.total.reached(self.settings) == Some(false);
-        Ok(if bad { CHECK } else { 0 })
+        Ok(if self.is_bad() { CHECK } else { 0 })
+    }
+
+    /// Whether elements were wrong, or the bandwidth is below the floor.
+    fn is_bad(&self) -> bool {
+        self.total.failed_checks > 0 || self.total.reached(self.settings) == Some(false)
     }
 
     /// Writes what there is when a run ends early.
@@ -204,11 +234,34 @@ impl<'a> Report<'a> {
             let document = json::Document::new(self.settings, &self.facts, &self.facts.start_time, &self.rows, &totals, &self.errors);
             document.write(file).map_err(|error| Failure::io("writing JSON", &error))?;
         }
+        if let Some(file) = &self.prometheus {
+            let succeeded = self.errors.is_empty() && !self.is_bad();
+            let text = prometheus::text(self.settings, &self.facts, &self.rows, succeeded);
+            file.write(&text).map_err(|error| Failure::io("writing for Prometheus", &error))?;
+        }
         if let Some(path) = &self.settings.plot {
             let picture = plot::draw(&self.rows, &self.facts, self.facts.on.links(self.settings));
             std::fs::write(path, picture).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
         }
+        if let Some(path) = &self.settings.html {
+            std::fs::write(path, self.page(&totals)).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
+        }
         Ok(())
+    }
+
+    fn page(&self, totals: &json::Totals) -> String {
+        let words = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
+        let page = html::Page {
+            facts: &self.facts,
+            transport: self.facts.on.links(self.settings),
+            rows: &self.rows,
+            totals,
+            errors: &self.errors,
+            refused: &self.refused,
+            command: &html::command(std::env::args_os().map(words)),
+            variables: &html::variables(std::env::vars_os().map(|(name, value)| (words(name), words(value)))),
+        };
+        page.document()
     }
 
     fn write_csv(&mut self, text: &str) -> Result<(), Failure> {
@@ -227,6 +280,12 @@ impl<'a> Report<'a> {
     }
 }
 
+/// Writes a task's answer to standard output.
+pub(crate) fn answer(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::io("writing to standard output", &error))
+}
+
 /// Says something on standard error, in one piece: other processes write there too.
 pub(crate) fn say(text: &str) {
     // There is nobody to tell that nobody listens.
@@ -243,31 +302,42 @@ fn heading(settings: &Settings, facts: &RunFacts, collective: Collective) -> Str
     let (least, most) = (settings.sizes.iter().min().unwrap_or(&0), settings.sizes.iter().max().unwrap_or(&0));
     let mut text = format!(
         "# collperf version {} nccl-headers={} nccl-library={}\n# Collective test starting: {collective}\n\
-         # nThread 1 nGpus {} minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: 1 \
+         # nThread {} nGpus {} minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: {} \
          validation: {} graph: {} unalign: {}\n",
         env!("CARGO_PKG_VERSION"),
         facts.on.headers(),
         facts.on.library(),
-        usize::from(facts.on.is_device()),
+        settings.threads.unwrap_or(1),
+        gpus_of_thread(settings, facts),
         settings.warmup,
         settings.iterations,
+        settings.aggregated,
         settings.check,
         settings.device.graph,
         settings.unalign,
     );
     notes(&mut text, settings, facts, collective);
     text += "#\n# Using devices\n";
-    for RankFacts { peer, local_rank, processor, gpu } in &facts.ranks {
+    for RankFacts { peer, group, local_rank, processor, gpu } in &facts.ranks {
         let (device, bus, name) = match gpu {
             Some(Gpu { ordinal, bus, name }) => (ordinal, &bus[..], name),
             None => (local_rank, "host", processor),
         };
         text += &format!(
             "#  Rank {:>2} Group {:>2} Pid {:>6} on {:>10} device {device:>2} [{bus}] {name}\n",
-            peer.rank, 0, peer.pid, peer.host
+            peer.rank, group, peer.pid, peer.host
         );
     }
     text
+}
+
+/// How many GPUs a thread of rank 0's process has, as nccl-tests counts them; none on the host plane.
+pub(super) fn gpus_of_thread(settings: &Settings, facts: &RunFacts) -> usize {
+    let same_process = |rank: &&RankFacts| (&rank.peer.host, rank.peer.pid) == (&facts.ranks[0].peer.host, facts.ranks[0].peer.pid);
+    match facts.on.is_device() && !facts.ranks.is_empty() {
+        true => facts.ranks.iter().filter(same_process).count() / settings.threads.unwrap_or(1),
+        false => 0,
+    }
 }
 
 /// What is unusual about a run.
@@ -306,7 +376,11 @@ mod tests {
 
     #[test]
     fn the_heading_is_that_of_nccl_tests() {
-        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast", "-b", "8", "-e", "1K"]), None).unwrap();
+        let settings = Settings::new(
+            &Arguments::parse_from(["collperf", "broadcast", "-b", "8", "-e", "1K"]),
+            &crate::environment::Environment::default(),
+        )
+        .unwrap();
         let expected = concat!(
             "# collperf version ",
             env!("CARGO_PKG_VERSION"),
@@ -324,7 +398,11 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn devices_are_named_as_nccl_tests_names_them() {
-        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast", "-G", "4", "-z", "2"]), None).unwrap();
+        let settings = Settings::new(
+            &Arguments::parse_from(["collperf", "broadcast", "-G", "4", "-z", "2"]),
+            &crate::environment::Environment::default(),
+        )
+        .unwrap();
         let text = heading(&settings, &RunFacts::example_on_devices(2), Collective::Broadcast);
         let expected = [
             " nccl-library=22809\n",
@@ -340,7 +418,8 @@ mod tests {
 
     #[test]
     fn a_run_that_fell_back_says_why() {
-        let settings = Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), None).unwrap();
+        let settings =
+            Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), &crate::environment::Environment::default()).unwrap();
         let facts = RunFacts { on: On::Host { why: Some("no driver".to_owned()) }, ..RunFacts::example(1) };
         let text = heading(&settings, &facts, Collective::Broadcast);
         assert!(text.contains("# On the host plane, since there is no device plane: no driver\n"), "{text}");

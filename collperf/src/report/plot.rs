@@ -12,6 +12,7 @@ use crate::row::Row;
 const WIDTH: f64 = 1200.0;
 const PANEL_WIDTH: f64 = 490.0;
 const PANEL_HEIGHT: f64 = 380.0;
+const TITLE_HEIGHT: f64 = 72.0;
 const PANEL_TOP: f64 = 112.0;
 const PANEL_LEFT: [f64; 2] = [76.0, 676.0];
 const LEGEND_TOP: f64 = PANEL_TOP + PANEL_HEIGHT + 74.0;
@@ -46,26 +47,36 @@ type Value = fn(&Point) -> f64;
 /// Draws the rows.
 pub(super) fn draw(rows: &[Row], facts: &RunFacts, transport: &str) -> String {
     let (heading, below) = title(rows, facts, transport);
-    picture(&heading, &below, &series(rows))
+    picture(Some((&heading, &below)), &series(rows))
+}
+
+/// Draws the rows without a title.
+pub(super) fn draw_panels(rows: &[Row]) -> String {
+    picture(None, &series(rows))
 }
 
 /// Draws the results of two runs.
 pub(crate) fn compared(below: &str, series: &[Series]) -> String {
-    picture("two results", below, series)
+    picture(Some(("two results", below)), series)
 }
 
-fn picture(heading: &str, below: &str, series: &[Series]) -> String {
+fn picture(title: Option<(&str, &str)>, series: &[Series]) -> String {
     let left_out = series.len().saturating_sub(MOST_SERIES);
     let series = &series[..series.len() - left_out];
     let legend_lines = (series.len() + usize::from(left_out > 0)).div_ceil(LEGEND_COLUMNS);
     let height = LEGEND_TOP + LEGEND_LINE * legend_lines as f64 + 12.0;
+    // Without a title the picture begins below it.
+    let top = if title.is_some() { 0.0 } else { TITLE_HEIGHT };
+    let height = height - top;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 {top} {WIDTH} {height}\" \
          font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"13\" fill=\"#222\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+         <rect y=\"{top}\" width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    let _ = writeln!(svg, "<text x=\"{}\" y=\"38\" font-size=\"22\" font-weight=\"bold\">{}</text>", PANEL_LEFT[0], escaped(heading));
-    let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" fill=\"#555\">{}</text>", PANEL_LEFT[0], escaped(below));
+    if let Some((heading, below)) = title {
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"38\" font-size=\"22\" font-weight=\"bold\">{}</text>", PANEL_LEFT[0], escaped(heading));
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" fill=\"#555\">{}</text>", PANEL_LEFT[0], escaped(below));
+    }
     let panels: [(&str, Value); 2] = [("time per call (µs)", |point| point.time_us), ("bus bandwidth (GB/s)", |point| point.busbw)];
     for (left, (name, value)) in PANEL_LEFT.into_iter().zip(panels) {
         panel(&mut svg, left, name, series, value);
@@ -108,7 +119,7 @@ fn label(row: &Row, in_place: bool) -> String {
 }
 
 /// What was measured, and on what, in two lines.
-fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String, String) {
+pub(super) fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String, String) {
     let mut names: Vec<_> = rows.iter().map(|row| row.collective.name()).collect();
     names.dedup();
     let what = match names.as_slice() {
@@ -123,9 +134,10 @@ fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String, String) {
     let machine = &facts.machine;
     let cores = plural(machine.cores, "core");
     let below = format!(
-        "{}, {cores}, {} · host plane, transport {transport} · collectives {} · {} UTC",
+        "{}, {cores}, {} · {} plane, transport {transport} · collectives {} · {} UTC",
         machine.processor,
         machine.kernel,
+        facts.on.name(),
         env!("CARGO_PKG_VERSION"),
         facts.start_time
     );
@@ -210,7 +222,7 @@ fn legend(svg: &mut String, series: &[Series], left_out: usize) {
 }
 
 /// Text as XML has it.
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

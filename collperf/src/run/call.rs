@@ -1,11 +1,53 @@
 //! The calls that are measured.
 
-use collectives::{Communicator, ReduceOp, Result};
+use collectives::{Buffer, BufferMut, Communicator, Group, ReduceOp, Result};
 
 use super::plane::Memory;
 use crate::collective::Collective;
 use crate::inputs::{Sample, premultiplier};
 use crate::layout::Layout;
+
+/// A collective with two buffers, on a communicator or in a group of it: both have methods of the same names.
+macro_rules! two_buffers {
+    ($on:ident, $call:expr, $root:expr, $source:expr, $target:expr) => {{
+        let (op, counts, is_root) = ($call.op, &$call.counts[..], $call.rank == $root);
+        match $call.collective {
+            Collective::AllReduce => $on.all_reduce_into($source, $target, op),
+            Collective::Reduce => $on.reduce_into($source, is_root.then_some($target), $root, op),
+            Collective::Broadcast => $on.broadcast_into(is_root.then_some($source), $target, $root),
+            Collective::AllGather => $on.all_gather_into($source, $target),
+            Collective::ReduceScatter => $on.reduce_scatter_into($source, $target, op),
+            Collective::Gather => $on.gather_into($source, is_root.then_some($target), $root),
+            Collective::Scatter => $on.scatter_into(is_root.then_some($source), $target, $root),
+            Collective::AllToAll => $on.all_to_all_into($source, $target),
+            Collective::AllGatherV => $on.all_gather_v_into($source, $target, counts),
+            Collective::ReduceScatterV => $on.reduce_scatter_v_into($source, $target, counts, op),
+            Collective::GatherV => $on.gather_v_into($source, is_root.then_some(($target, counts)), $root),
+            Collective::ScatterV => $on.scatter_v_into(is_root.then_some(($source, counts)), $target, $root),
+            Collective::AllToAllV => $on.all_to_all_v_into($source, counts, $target, counts),
+            // Made of messages, or of nothing: their callers see to them.
+            Collective::SendRecv | Collective::Barrier | Collective::Hypercube => Ok(()),
+        }
+    }};
+}
+
+/// The same with one buffer.
+macro_rules! one_buffer {
+    ($on:ident, $call:expr, $root:expr, $buffer:expr) => {{
+        match $call.collective {
+            Collective::AllReduce => $on.all_reduce($buffer, $call.op),
+            Collective::Reduce => $on.reduce($buffer, $root, $call.op),
+            Collective::Broadcast => $on.broadcast($buffer, $root),
+            Collective::AllGather => $on.all_gather($buffer),
+            Collective::ReduceScatter => $on.reduce_scatter($buffer, $call.op),
+            Collective::Gather => $on.gather($buffer, $root),
+            Collective::Scatter => $on.scatter($buffer, $root),
+            Collective::AllToAll => $on.all_to_all($buffer),
+            // The others have no such form.
+            _ => Ok(()),
+        }
+    }};
+}
 
 /// One collective of one size. Buffers may be longer than it needs.
 pub(super) struct Call<'a> {
@@ -50,59 +92,119 @@ impl<'a> Call<'a> {
         self.whole
     }
 
-    /// With two buffers.
-    pub(super) fn out_of_place<T: Sample>(&self, root: usize, source: &impl Memory<T>, target: &mut impl Memory<T>) -> Result<()> {
-        let (comm, op, whole, counts) = (self.comm, self.op, self.whole, &self.counts[..]);
-        let (one, mine) = (self.count, counts[self.rank]);
-        let is_root = self.rank == root;
+    /// The elements that a rank hands in, and those that it gets.
+    fn lengths(&self) -> (usize, usize) {
+        use Collective::*;
+        let (one, whole, mine) = (self.count, self.whole, self.counts[self.rank]);
         match self.collective {
-            Collective::AllReduce => comm.all_reduce_into(&source.part(one), &mut target.part_mut(one), op),
-            Collective::Reduce => comm.reduce_into(&source.part(one), is_root.then(|| target.part_mut(one)).as_mut(), root, op),
-            Collective::Broadcast => comm.broadcast_into(is_root.then(|| source.part(one)).as_ref(), &mut target.part_mut(one), root),
-            Collective::AllGather => comm.all_gather_into(&source.part(one), &mut target.part_mut(whole)),
-            Collective::ReduceScatter => comm.reduce_scatter_into(&source.part(whole), &mut target.part_mut(one), op),
-            Collective::Gather => comm.gather_into(&source.part(one), is_root.then(|| target.part_mut(whole)).as_mut(), root),
-            Collective::Scatter => comm.scatter_into(is_root.then(|| source.part(whole)).as_ref(), &mut target.part_mut(one), root),
-            Collective::AllToAll => comm.all_to_all_into(&source.part(whole), &mut target.part_mut(whole)),
-            Collective::AllGatherV => comm.all_gather_v_into(&source.part(mine), &mut target.part_mut(whole), counts),
-            Collective::ReduceScatterV => comm.reduce_scatter_v_into(&source.part(whole), &mut target.part_mut(mine), counts, op),
-            Collective::GatherV => {
-                let mut target = is_root.then(|| target.part_mut(whole));
-                comm.gather_v_into(&source.part(mine), target.as_mut().map(|target| (target, counts)), root)
-            }
-            Collective::ScatterV => {
-                let source = is_root.then(|| source.part(whole));
-                comm.scatter_v_into(source.as_ref().map(|source| (source, counts)), &mut target.part_mut(mine), root)
-            }
-            Collective::AllToAllV => comm.all_to_all_v_into(&source.part(whole), counts, &mut target.part_mut(whole), counts),
-            Collective::SendRecv => {
-                let (source, mut target) = (source.part(one), target.part_mut(one));
-                let received = comm.group(|group| {
-                    group.send(&source, self.next)?;
-                    group.recv(&mut target, self.previous)
-                });
-                received.map(drop)
-            }
-            Collective::Barrier => comm.barrier(),
+            AllReduce | Reduce | Broadcast | SendRecv | Barrier => (one, one),
+            AllGather | Gather | Hypercube => (one, whole),
+            ReduceScatter | Scatter => (whole, one),
+            AllToAll | AllToAllV => (whole, whole),
+            AllGatherV | GatherV => (mine, whole),
+            ReduceScatterV | ScatterV => (whole, mine),
         }
     }
 
-    /// With one buffer, where the collective has such a form.
-    pub(super) fn in_place<T: Sample>(&self, root: usize, buffer: &mut impl Memory<T>) -> Result<()> {
-        let (comm, count, whole) = (self.comm, self.count, self.whole);
-        let is_root = self.rank == root;
-        match self.collective {
-            Collective::AllReduce => comm.all_reduce(&mut buffer.part_mut(count), self.op),
-            Collective::Reduce => comm.reduce(&mut buffer.part_mut(count), root, self.op),
-            Collective::Broadcast => comm.broadcast(&mut buffer.part_mut(count), root),
-            Collective::AllGather => comm.all_gather(&mut buffer.part_mut(whole)),
-            Collective::ReduceScatter => comm.reduce_scatter(&mut buffer.part_mut(whole), self.op),
-            Collective::Gather => comm.gather(&mut buffer.part_mut(if is_root { whole } else { count }), root),
-            Collective::Scatter => comm.scatter(&mut buffer.part_mut(if is_root { whole } else { count }), root),
-            Collective::AllToAll => comm.all_to_all(&mut buffer.part_mut(whole)),
-            // The others have no such form; `Collective::has_in_place` keeps them away.
-            _ => comm.barrier(),
+    /// With two buffers.
+    pub(super) fn out_of_place<T: Sample, M: Memory<T>>(&self, root: usize, source: &M, target: &mut M) -> Result<()> {
+        if self.collective == Collective::Hypercube {
+            return self.hypercube(Some(source), target);
         }
+        let (hands_in, gets) = self.lengths();
+        let (source, mut target) = (source.part(hands_in), target.part_mut(gets));
+        let on = self.comm;
+        match self.collective {
+            Collective::SendRecv => on.group(|group| self.ring(group, &source, &mut target)).map(drop),
+            Collective::Barrier => on.barrier(),
+            _ => two_buffers!(on, self, root, &source, &mut target),
+        }
+    }
+
+    /// So many such calls, in a group where there can be one.
+    pub(super) fn out_of_place_together<T: Sample, M: Memory<T>>(
+        &self,
+        times: usize,
+        root: usize,
+        source: &M,
+        target: &mut M,
+    ) -> Result<()> {
+        let (hands_in, gets) = self.lengths();
+        if times == 1 || !M::HAS_GROUPS {
+            return (0..times).try_for_each(|_| self.out_of_place(root, source, target));
+        }
+        let mut targets = target.parts_mut(gets, times);
+        let source = source.part(hands_in);
+        let recorded = self.comm.group(|group| {
+            targets.iter_mut().try_for_each(|target| match self.collective {
+                Collective::SendRecv => self.ring(group, &source, target),
+                _ => two_buffers!(group, self, root, &source, target),
+            })
+        });
+        recorded.map(drop)
+    }
+
+    /// With one buffer, where the collective has such a form.
+    pub(super) fn in_place<T: Sample, M: Memory<T>>(&self, root: usize, buffer: &mut M) -> Result<()> {
+        if self.collective == Collective::Hypercube {
+            return self.hypercube(None, buffer);
+        }
+        if !self.collective.has_in_place() {
+            return self.comm.barrier();
+        }
+        let mut buffer = buffer.part_mut(self.length_in_place(root));
+        let on = self.comm;
+        one_buffer!(on, self, root, &mut buffer)
+    }
+
+    /// So many such calls, in a group where there can be one.
+    pub(super) fn in_place_together<T: Sample, M: Memory<T>>(&self, times: usize, root: usize, buffer: &mut M) -> Result<()> {
+        if times == 1 || !M::HAS_GROUPS {
+            return (0..times).try_for_each(|_| self.in_place(root, buffer));
+        }
+        let mut parts = buffer.parts_mut(self.length_in_place(root), times);
+        let recorded = self.comm.group(|group| parts.iter_mut().try_for_each(|part| one_buffer!(group, self, root, part)));
+        recorded.map(drop)
+    }
+
+    /// The elements of a rank's one buffer.
+    fn length_in_place(&self, root: usize) -> usize {
+        match self.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => self.count,
+            Collective::Gather | Collective::Scatter if self.rank != root => self.count,
+            _ => self.whole,
+        }
+    }
+
+    /// A message to the next rank and one from the previous.
+    fn ring<'buffers, S: Buffer, D: BufferMut>(
+        &self,
+        group: &mut Group<'buffers, '_>,
+        source: &'buffers S,
+        target: &'buffers mut D,
+    ) -> Result<()> {
+        group.send(source, self.next)?;
+        group.recv(target, self.previous)
+    }
+
+    /// An all-gather in which ranks double what they have with one message each: in step k with the rank whose number differs in bit k.
+    /// `target` has this rank's block unless it is in `source`.
+    fn hypercube<T: Sample, M: Memory<T>>(&self, source: Option<&M>, target: &mut M) -> Result<()> {
+        if let Some(source) = source {
+            target.copy_from(source, self.count, self.rank * self.count)?;
+        }
+        let steps = self.comm.world_size().trailing_zeros();
+        (0..steps).map(|step| 1_usize << step).try_for_each(|blocks| {
+            let mine = self.rank & !(blocks - 1);
+            let range = |first: usize| first * self.count..(first + blocks) * self.count;
+            let (read, mut written) = target.apart(range(mine), range(mine ^ blocks));
+            let peer = self.rank ^ blocks;
+            let exchanged = self.comm.group(|group| {
+                group.send(&read, peer)?;
+                group.recv(&mut written, peer)
+            });
+            exchanged.map(drop)
+        })
     }
 
     /// A message from rank 0 to rank 1 and back; nothing on the others.

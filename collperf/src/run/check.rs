@@ -16,13 +16,18 @@ use crate::report::say;
 const MOST_COMPLAINTS: usize = 5;
 
 /// The checks of a run, each with inputs of its own.
-#[derive(Default)]
-pub(super) struct Checks {
+pub(super) struct Checks<'a> {
+    /// All ranks, those of other groups among them.
+    world: &'a Communicator,
     made: u64,
     complaints: usize,
 }
 
-impl Checks {
+impl<'a> Checks<'a> {
+    pub(super) fn new(world: &'a Communicator) -> Self {
+        Self { world, made: 0, complaints: 0 }
+    }
+
     /// Calls with two buffers and counts wrong elements over all ranks.
     pub(super) fn out_of_place<P: Plane, T: Sample>(
         &mut self,
@@ -83,7 +88,7 @@ impl Checks {
         for (run, values) in expected {
             found.compare(*run, values, &mut complain)?;
         }
-        Ok(share(call.comm, &[wrong])?.into_iter().sum())
+        Ok(share(self.world, &[wrong])?.into_iter().sum())
     }
 
     /// Enters a barrier at a time of each rank's own, and counts the ranks that left before the last of their host had entered.
@@ -103,7 +108,10 @@ impl Checks {
                 (0..times.len() / 2).filter(|other| peers.get(*other).map(|peer| &peer.host) == peers.get(*rank).map(|peer| &peer.host));
             here.map(|other| times[2 * other]).max() > Some(times[2 * rank + 1])
         };
-        Ok((0..times.len() / 2).filter(left_early).count() as u64)
+        let wrong = (0..times.len() / 2).filter(left_early).count() as u64;
+        // Every rank of a group finds the same: the first speaks for all.
+        let mine = if comm.rank() == 0 { wrong } else { 0 };
+        Ok(share(self.world, &[mine])?.into_iter().sum())
     }
 }
 

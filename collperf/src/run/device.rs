@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "memory of a device is known by its address")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -313,6 +314,31 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
         self.view(length)
     }
 
+    fn apart(&mut self, read: Range<usize>, written: Range<usize>) -> (RawDeviceSlice<'_, T>, RawDeviceSlice<'_, T>) {
+        assert!(read.end <= self.length && written.end <= self.length, "{read:?} and {written:?} of {} elements", self.length);
+        // SAFETY: as in `view`; both ranges lie in the memory.
+        let slice = |range: Range<usize>| unsafe { RawDeviceSlice::new(self.stream.context(), self.at(range.start), range.len()) };
+        (slice(read), slice(written))
+    }
+
+    const HAS_GROUPS: bool = true;
+
+    fn parts_mut(&mut self, length: usize, times: usize) -> Vec<RawDeviceSlice<'_, T>> {
+        (0..times).map(|_| self.view(length)).collect()
+    }
+
+    fn copy_from(&mut self, from: &Self, length: usize, to: usize) -> Result<()> {
+        assert!(length <= from.length && to + length <= self.length, "{length} elements to {to} of {}", self.length);
+        let bytes = length * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let bound = self.stream.context().bind_to_thread();
+        // SAFETY: both ranges lie in memory of this device, and apart, since they are two buffers; the stream keeps the order.
+        let copied = bound.and_then(|()| unsafe { result::memcpy_dtod_async(self.at(to), from.address, bytes, self.stream.cu_stream()) });
+        copied.map_err(|error| cuda("copying a rank's own block", error))
+    }
+
     fn clear(&mut self, length: usize) -> Result<()> {
         assert!(length <= self.length, "{length} of {} elements", self.length);
         let bytes = length * size_of::<T>();
@@ -381,7 +407,9 @@ mod tests {
             simgpu::install();
         }
         let comm = Communicator::builder().require_device(DeviceChoice::Local).local(1).unwrap().remove(0);
-        let settings = Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-e", "1M"]), None).unwrap();
+        let settings =
+            Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-e", "1M"]), &crate::environment::Environment::default())
+                .unwrap();
         let device = comm.device().unwrap();
         let plane = OnDevice::new(&comm, &device, device.stream(), &settings).unwrap();
         let [mut buffer, _] = plane.buffers::<u16>(200_000, 3).unwrap();

@@ -45,7 +45,7 @@ impl<P: Plane> Session<'_, P> {
             return Ok(Curve::default());
         }
         if collective == Collective::Barrier {
-            let cell = timing::sample(self.plane, comm, TIME, 0, || comm.barrier())?;
+            let cell = timing::sample(self.plane, self.world, TIME, 0, || comm.barrier())?;
             return Ok(Curve(Spread::of(&cell.samples).map(|spread| (1.0, spread.p50)).into_iter().collect()));
         }
         let counts = SIZES.map(|bytes| collective.count(bytes, element, ranks));
@@ -63,7 +63,7 @@ impl<P: Plane> Session<'_, P> {
                 root = (root + 1) % ranks;
                 call.out_of_place(root, &source, &mut target)
             };
-            let cell = timing::sample(self.plane, comm, TIME, bytes, once)?;
+            let cell = timing::sample(self.plane, self.world, TIME, bytes, once)?;
             curve.0.extend(Spread::of(&cell.samples).map(|spread| (bytes as f64, spread.p50)));
         }
         curve.0.dedup_by_key(|(bytes, _)| *bytes);

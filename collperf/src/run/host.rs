@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::convert::Infallible;
+use std::ops::Range;
 use std::time::Instant;
 
 use collectives::{Communicator, Error, Result};
@@ -128,6 +129,28 @@ impl<T: Sample> Memory<T> for Kept<'_, T> {
 
     fn part_mut(&mut self, length: usize) -> &mut [T] {
         &mut self.elements_mut()[..length]
+    }
+
+    fn apart(&mut self, read: Range<usize>, written: Range<usize>) -> (&[T], &mut [T]) {
+        let elements = self.elements_mut();
+        if read.end <= written.start {
+            let (low, high) = elements.split_at_mut(written.start);
+            (&low[read], &mut high[..written.end - written.start])
+        } else {
+            let (low, high) = elements.split_at_mut(read.start);
+            (&high[..read.end - read.start], &mut low[written])
+        }
+    }
+
+    const HAS_GROUPS: bool = false;
+
+    fn parts_mut(&mut self, length: usize, _times: usize) -> Vec<&mut [T]> {
+        vec![self.part_mut(length)]
+    }
+
+    fn copy_from(&mut self, from: &Self, length: usize, to: usize) -> Result<()> {
+        self.elements_mut()[to..to + length].copy_from_slice(&from.elements()[..length]);
+        Ok(())
     }
 
     fn clear(&mut self, length: usize) -> Result<()> {

@@ -17,6 +17,8 @@ use collectives::{Communicator, DType, Data, ReduceOp};
 
 use crate::arguments::Plane as PlaneChoice;
 use crate::collective::Collective;
+#[cfg(feature = "cuda")]
+use crate::contradictions::EXPLAIN_ON_DEVICE;
 use crate::facts::{Gpu, On, RankFacts, RunFacts};
 use crate::failure::{CHECK, Failure};
 #[cfg(not(feature = "cuda"))]
@@ -25,8 +27,6 @@ use crate::inputs::with_element;
 use crate::machine::{Machine, available_memory, now, pin};
 use crate::report::{Report, say};
 use crate::row::Row;
-#[cfg(feature = "cuda")]
-use crate::settings::EXPLAIN_ON_DEVICE;
 use crate::settings::Settings;
 use crate::sizes::human;
 use check::Checks;
@@ -37,58 +37,96 @@ use sweep::{EXTRA_TYPES, Subject};
 
 /// What a rank carries through its run.
 struct Session<'a, P> {
+    /// All ranks.
+    world: &'a Communicator,
+    /// Those that calls are made by: all, or a group of them.
     comm: &'a Communicator,
     plane: &'a P,
     settings: &'a Settings,
     /// On rank 0.
     report: Option<Report<'a>>,
-    checks: Checks,
+    checks: Checks<'a>,
     /// What calls of the collective at hand cost here, where that was asked for.
     curve: Curve,
     /// Sampled cells whose check failed, and which have no row.
     wrong_cells: usize,
 }
 
-/// Runs this rank and returns its exit code. A rank other than 0 leaves it to rank 0 to say that something was wrong.
-pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<u8, Failure> {
+/// Runs this rank and returns its exit code. A rank other than 0 leaves it to rank 0 to say that something was wrong. `number` is what the
+/// rank's group goes by, where ranks are divided into groups.
+pub(crate) fn run(world: &Communicator, number: usize, settings: &Settings) -> Result<u8, Failure> {
     if settings.pin {
-        pin(comm.local_rank()).map_err(|error| Failure::io("binding this rank to a core", &error))?;
+        pin(world.local_rank()).map_err(|error| Failure::io("binding this rank to a core", &error))?;
     }
-    settings.check_root(comm.world_size())?;
+    let color = settings.subset.map(|subset| subset.color(number));
+    let group = color.map(|color| world.split(Some(color), 0)).transpose()?.flatten();
+    let ranks = Ranks { world, comm: group.as_ref().unwrap_or(world), color: color.unwrap_or(0) };
+    ranks.check(settings)?;
     #[cfg(feature = "cuda")]
-    if let Some(device) = comm.device() {
-        return on_device(comm, device, settings);
+    if let Some(device) = world.device() {
+        return on_device(&ranks, device, settings);
     }
-    on_host(comm, settings)
+    on_host(&ranks, settings)
+}
+
+/// All ranks, and those that this one makes its calls with.
+struct Ranks<'a> {
+    world: &'a Communicator,
+    comm: &'a Communicator,
+    color: u32,
+}
+
+impl Ranks<'_> {
+    /// Whether groups of such sizes can do what is asked for: all walk one list of calls.
+    fn check(&self, settings: &Settings) -> Result<(), Failure> {
+        let sizes = share(self.world, &[self.comm.world_size() as u64])?;
+        let least = sizes.iter().copied().min().unwrap_or(1) as usize;
+        settings.check_root(least)?;
+        let rooted = settings.collectives.iter().any(|collective| collective.is_rooted());
+        if rooted && settings.root.is_none() && sizes.iter().any(|size| *size != sizes[0]) {
+            return Err(Failure::usage("-r -1: the groups of NCCL_TESTS_SPLIT differ in size, so they have no roots in common"));
+        }
+        let refusal = |collective: &Collective| sizes.iter().find_map(|size| collective.check_ranks(*size as usize).err());
+        settings.collectives.iter().find_map(refusal).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
+    }
+
+    /// The same with another communicator for the calls.
+    #[cfg(feature = "cuda")]
+    fn with<'b>(&'b self, comm: &'b Communicator) -> Ranks<'b> {
+        Ranks { world: self.world, comm, color: self.color }
+    }
 }
 
 /// Runs on ordinary memory.
-fn on_host(comm: &Communicator, settings: &Settings) -> Result<u8, Failure> {
+fn on_host(ranks: &Ranks<'_>, settings: &Settings) -> Result<u8, Failure> {
+    let comm = ranks.comm;
     let asked_of_device = settings.device.refusal.as_ref();
-    let why = (settings.plane == PlaneChoice::Auto).then(|| why_no_device(comm));
+    let why = (settings.plane == PlaneChoice::Auto).then(|| why_no_device(ranks.world));
     match (asked_of_device, &why) {
         (Some(asked), Some(why)) => return Err(Failure::unsupported(format!("{asked}, and there is no device: {why}"))),
         (Some(asked), None) => return Err(Failure::unsupported(asked)),
         (None, _) => {}
     }
-    check_room(comm, settings)?;
-    let facts = RunFacts { on: On::Host { why }, ..facts(comm, "")? };
-    measure(comm, &Host::new(comm, settings.device.register), settings, facts)
+    check_room(ranks, settings)?;
+    let facts = RunFacts { on: On::Host { why }, ..facts(ranks, "")? };
+    measure(ranks, &Host::new(comm, settings.device.register), settings, facts)
 }
 
 /// Runs on device memory.
 #[cfg(feature = "cuda")]
-fn on_device(comm: &Communicator, device: collectives::Device, settings: &Settings) -> Result<u8, Failure> {
+fn on_device(ranks: &Ranks<'_>, device: collectives::Device, settings: &Settings) -> Result<u8, Failure> {
     if settings.columns.predictions {
         return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
     }
+    // A group's communicator has the device of its ranks, and a stream of its own there.
+    let device = ranks.comm.device().unwrap_or(device);
     let null_stream = device.context().default_stream();
-    let on_null_stream = settings.device.null_stream.then(|| comm.with_stream(&null_stream));
-    let comm = on_null_stream.as_ref().unwrap_or(comm);
+    let on_null_stream = settings.device.null_stream.then(|| ranks.comm.with_stream(&null_stream));
+    let ranks = ranks.with(on_null_stream.as_ref().unwrap_or(ranks.comm));
     let stream = if settings.device.null_stream { &null_stream } else { device.stream() };
-    let plane = device::OnDevice::new(comm, &device, stream, settings)?;
-    let facts = RunFacts { on: On::Device { nccl: plane.nccl_version() }, ..facts(comm, &plane.describe())? };
-    let code = measure(comm, &plane, settings, facts)?;
+    let plane = device::OnDevice::new(ranks.comm, &device, stream, settings)?;
+    let facts = RunFacts { on: On::Device { nccl: plane.nccl_version() }, ..facts(&ranks, &plane.describe())? };
+    let code = measure(&ranks, &plane, settings, facts)?;
     plane.close()?;
     Ok(code)
 }
@@ -102,9 +140,9 @@ fn why_no_device(comm: &Communicator) -> String {
 }
 
 /// Whether this host has room for all its ranks' buffers.
-fn check_room(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
-    let largest = largest_buffer(settings, comm.world_size());
-    let needed = largest.saturating_mul(2 * comm.local_world_size());
+fn check_room(ranks: &Ranks<'_>, settings: &Settings) -> Result<(), Failure> {
+    let largest = largest_buffer(settings, ranks.comm.world_size());
+    let needed = largest.saturating_mul(2 * ranks.world.local_world_size());
     match available_memory().filter(|available| needed > *available) {
         Some(available) => {
             Err(Failure::internal(format!("this host's ranks need {}, and {} are free; use a smaller -e", human(needed), human(available))))
@@ -124,9 +162,11 @@ fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
 }
 
 /// Everything that was asked for, on a plane.
-fn measure<P: Plane>(comm: &Communicator, plane: &P, settings: &Settings, facts: RunFacts) -> Result<u8, Failure> {
-    let report = if comm.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
-    let mut session = Session { comm, plane, settings, report, checks: Checks::default(), curve: Curve::default(), wrong_cells: 0 };
+fn measure<P: Plane>(ranks: &Ranks<'_>, plane: &P, settings: &Settings, facts: RunFacts) -> Result<u8, Failure> {
+    let Ranks { world, comm, .. } = *ranks;
+    let report = if world.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
+    let checks = Checks::new(world);
+    let mut session = Session { world, comm, plane, settings, report, checks, curve: Curve::default(), wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
     let result = result.and_then(|()| if settings.device.memory { session.tell_memory() } else { Ok(()) });
     match (result, session.report) {
@@ -177,7 +217,7 @@ impl<P: Plane> Session<'_, P> {
 
     /// Has the report say how much memory is in use on the device that has the most of it in use.
     fn tell_memory(&mut self) -> Result<(), Failure> {
-        let all = share(self.comm, &self.plane.memory_use()?)?;
+        let all = share(self.world, &self.plane.memory_use()?)?;
         let most = all.chunks_exact(3).max_by_key(|of_rank| of_rank[1]);
         match (&mut self.report, most) {
             (Some(report), Some([buffers, used, total])) => report.memory([*buffers, *used, *total].map(|bytes| bytes as usize)),
@@ -254,13 +294,15 @@ fn share<T: Data + Default>(comm: &Communicator, mine: &[T]) -> collectives::Res
 const NAME_BYTES: usize = 128;
 
 /// Who takes part. Every rank tells its processor and, in `gpu`, its device; the rest is known.
-fn facts(comm: &Communicator, gpu: &str) -> Result<RunFacts, Failure> {
+fn facts(ranks: &Ranks<'_>, gpu: &str) -> Result<RunFacts, Failure> {
     let machine = Machine::here();
-    let all = share(comm, &[name(&machine.processor), name(gpu)].concat())?;
+    let all = share(ranks.world, &[name(&machine.processor), name(gpu)].concat())?;
+    let groups = share(ranks.world, &[ranks.color])?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-    let peers = comm.peers();
+    let peers = ranks.world.peers();
     let ranks = peers.iter().zip(all.chunks_exact(2 * NAME_BYTES)).enumerate().map(|(rank, (peer, said))| RankFacts {
         peer: peer.clone(),
+        group: groups[rank],
         local_rank: peers[..rank].iter().filter(|other| other.host == peer.host).count(),
         processor: text(&said[..NAME_BYTES]),
         gpu: Gpu::from_words(&text(&said[NAME_BYTES..])),
@@ -285,7 +327,11 @@ mod tests {
     use crate::arguments::Arguments;
 
     fn settings(line: &str) -> Settings {
-        Settings::new(&Arguments::parse_from(std::iter::once("collperf").chain(line.split(' '))), None).unwrap()
+        Settings::new(
+            &Arguments::parse_from(std::iter::once("collperf").chain(line.split(' '))),
+            &crate::environment::Environment::default(),
+        )
+        .unwrap()
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What a run needs of a plane: memory, and the ends and times of calls on it.
 
+use std::ops::Range;
+
 use collectives::{Buffer, BufferMut, Result};
 
 use crate::failure::Failure;
@@ -60,6 +62,18 @@ pub(super) trait Memory<T: Sample> {
 
     /// The first elements, to be written by a call.
     fn part_mut(&mut self, length: usize) -> Self::PartMut<'_>;
+
+    /// Two ranges that lie apart: one to be read by a call, one to be written.
+    fn apart(&mut self, read: Range<usize>, written: Range<usize>) -> (Self::Part<'_>, Self::PartMut<'_>);
+
+    /// Whether calls that are recorded together, and run one after the other, may write the same elements.
+    const HAS_GROUPS: bool;
+
+    /// The first elements so many times, for such calls; once where there are none.
+    fn parts_mut(&mut self, length: usize, times: usize) -> Vec<Self::PartMut<'_>>;
+
+    /// Copies the first elements of another buffer to a place in this one, in the order of calls.
+    fn copy_from(&mut self, from: &Self, length: usize, to: usize) -> Result<()>;
 
     /// Writes zeros into the first elements.
     fn clear(&mut self, length: usize) -> Result<()>;

@@ -24,10 +24,13 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// The element counts of the sizes that were asked for, none twice in a row.
-    pub(super) fn counts(&self, sizes: &[usize], element_bytes: usize, world_size: usize) -> Vec<usize> {
+    /// The element counts of the sizes that were asked for, none twice in a row unless ranks are divided into groups.
+    pub(super) fn counts(&self, sizes: &[usize], element_bytes: usize, world_size: usize, is_divided: bool) -> Vec<usize> {
         let mut counts: Vec<_> = sizes.iter().map(|bytes| self.collective.count(*bytes, element_bytes, world_size)).collect();
-        counts.dedup();
+        if !is_divided {
+            // Groups of unequal size would not leave out the same ones.
+            counts.dedup();
+        }
         counts
     }
 }
@@ -36,7 +39,7 @@ impl<P: Plane> Session<'_, P> {
     /// Measures every size, or all of them several times.
     pub(super) fn sweep<T: Sample>(&mut self, subject: Subject) -> Result<(), Failure> {
         let world_size = self.comm.world_size();
-        let counts = subject.counts(&self.settings.sizes, size_of::<T>(), world_size);
+        let counts = subject.counts(&self.settings.sizes, size_of::<T>(), world_size, self.settings.subset.is_some());
         let most = subject.collective.bytes(counts.iter().copied().max().unwrap_or(0), 1, world_size);
         let mut buffers = self.plane.buffers::<T>(most, self.settings.unalign)?;
         if self.settings.cell.is_some() {
@@ -74,18 +77,18 @@ impl<P: Plane> Session<'_, P> {
         let mut row = self.empty_row::<T>(subject, count);
         self.announce(&row);
         let call = Call::new(self.comm, subject.collective, subject.op, count);
-        let root = subject.root;
+        let (root, together) = (subject.root, self.settings.aggregated);
         let [source, target] = buffers;
         // What was left by an earlier check, products above all, could drift into numbers that are slow to compute with.
         source.clear(call.whole())?;
-        let half = self.timed(&row, || call.out_of_place(root, source, target))?;
+        let half = self.timed(&row, || call.out_of_place_together(together, root, source, target))?;
         let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
             checks.out_of_place::<P, T>(plane, &call, layout, recipe, root, [&mut *source, &mut *target])
         })?;
         row.out_of_place = Some(Half { wrong, ..half });
         if subject.collective.has_in_place() {
             target.clear(call.whole())?;
-            let half = self.timed(&row, || call.in_place(root, target))?;
+            let half = self.timed(&row, || call.in_place_together(together, root, target))?;
             let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
                 checks.in_place::<P, T>(plane, &call, layout, recipe, root, target)
             })?;
@@ -96,13 +99,13 @@ impl<P: Plane> Session<'_, P> {
 
     /// Times a call, and, where that is wanted, each call by itself.
     fn timed(&self, row: &Row, mut once: impl FnMut() -> collectives::Result<()>) -> Result<Half, Failure> {
-        let mean = timing::mean(self.plane, self.comm, self.settings, &mut once)?;
+        let mean = timing::mean(self.plane, self.world, self.settings, &mut once)?;
         let mut half = Half::new(row.collective, row.ranks, row.bytes, mean.time);
         if self.settings.device.issue_time {
             half.time_us = mean.issue;
         }
         if self.settings.wants_samples() {
-            half.samples = timing::single(self.plane, self.comm, self.settings, &mut once)?.split_off(self.settings.skip);
+            half.samples = timing::single(self.plane, self.world, self.settings, &mut once)?.split_off(self.settings.skip);
             half.spread = Spread::of(&half.samples);
         }
         Ok(half)
@@ -166,7 +169,7 @@ impl<P: Plane> Session<'_, P> {
             self.tell(&format!("WRONG RESULT {} {} {bytes} B: {} elements", row.collective, row.op_name(), wrong.unwrap_or(0)));
             return Ok(None);
         };
-        let mut cell = timing::sample(self.plane, self.comm, time, row.bytes, once)?;
+        let mut cell = timing::sample(self.plane, self.world, time, row.bytes, once)?;
         if row.collective == Collective::SendRecv {
             cell.samples.iter_mut().for_each(|round_trip| *round_trip /= 2.0);
         }
@@ -207,7 +210,7 @@ impl<P: Plane> Session<'_, P> {
             ranks: self.comm.world_size(),
             count,
             bytes: collective.bytes(count, size_of::<T>(), self.comm.world_size()),
-            iterations: self.settings.iterations as u64,
+            iterations: (self.settings.iterations * self.settings.aggregated) as u64,
             out_of_place: None,
             in_place: None,
         }
@@ -227,7 +230,7 @@ impl<P: Plane> Session<'_, P> {
             }
             row.out_of_place = match self.settings.cell {
                 Some(_) => self.sampled(&mut row, wrong, || comm.barrier())?,
-                None => Some(Half { wrong, ..self.timed(&row, || comm.barrier())? }),
+                None => Some(Half { wrong, ..self.timed(&row, || (0..self.settings.aggregated).try_for_each(|_| comm.barrier()))? }),
             };
             if row.out_of_place.is_some() {
                 self.give(row)?;
@@ -281,6 +284,7 @@ mod tests {
     #[test]
     fn sizes_that_come_to_the_same_count_are_one_row() {
         let subject = Subject { collective: Collective::AllGather, op: None, root: 0 };
-        assert_eq!(subject.counts(&[0, 4, 8, 16, 32, 64], 4, 4), [0, 1, 2, 4]);
+        assert_eq!(subject.counts(&[0, 4, 8, 16, 32, 64], 4, 4, false), [0, 1, 2, 4]);
+        assert_eq!(subject.counts(&[0, 4, 8, 16, 32, 64], 4, 4, true), [0, 1, 1, 1, 2, 4]);
     }
 }

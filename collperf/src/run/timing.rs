@@ -17,7 +17,7 @@ pub(super) struct Mean {
     pub(super) issue: f64,
 }
 
-/// Times calls back to back, or launches of a graph of them.
+/// Times iterations back to back, or launches of a graph of them. `once` makes as many calls as each has.
 pub(super) fn mean<P: Plane>(plane: &P, comm: &Communicator, settings: &Settings, mut once: impl FnMut() -> Result<()>) -> Result<Mean> {
     once()?;
     plane.finish()?;
@@ -27,7 +27,8 @@ pub(super) fn mean<P: Plane>(plane: &P, comm: &Communicator, settings: &Settings
         _ => Some(plane.capture(&mut || (0..settings.iterations).try_for_each(|_| once()))?),
     };
     let mut round = || graph.as_ref().map_or_else(&mut once, |graph| plane.launch(graph));
-    let (rounds, calls) = if launches == 0 { (settings.iterations, 1) } else { (launches, settings.iterations) };
+    let (rounds, iterations) = if launches == 0 { (settings.iterations, 1) } else { (launches, settings.iterations) };
+    let calls = iterations * settings.aggregated;
     comm.barrier()?;
     let mut excluded = Duration::ZERO;
     let began = Instant::now();
@@ -58,7 +59,7 @@ fn between_calls<P: Plane>(plane: &P, comm: &Communicator, blocking: Blocking) -
     }
 }
 
-/// Microseconds of every single call, the slowest rank's.
+/// Microseconds per call of every single iteration, the slowest rank's.
 pub(super) fn single<P: Plane>(
     plane: &P,
     comm: &Communicator,
@@ -79,7 +80,8 @@ pub(super) fn single<P: Plane>(
         }
     }
     plane.finish()?;
-    let times = marks.iter().map(|(began, ended)| plane.between(began, ended)).collect::<Result<Vec<f64>>>()?;
+    let times =
+        marks.iter().map(|(began, ended)| Ok(plane.between(began, ended)? / settings.aggregated as f64)).collect::<Result<Vec<f64>>>()?;
     Ok(slowest(&share(comm, &times)?, settings.iterations))
 }
 

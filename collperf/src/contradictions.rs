@@ -1,0 +1,96 @@
+//! Command lines that ask for what does not go together, or for what is not here: all of them are refused.
+
+use crate::arguments::{Arguments, Plane, RankKind};
+use crate::collective::Collective;
+use crate::environment::Environment;
+use crate::failure::Failure;
+
+/// Why there are no predictions for devices.
+pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: on devices NCCL chooses, and has no prediction; use --plane host";
+
+/// The most ranks of one process.
+const MOST_RANKS: usize = 4096;
+
+/// Refuses flags that do not go together. `asks_for_device` says which of them asks for one, and why the host plane has no meaning for it.
+pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_device: Option<&String>) -> Result<(), Failure> {
+    if arguments.plane == Plane::Device && !cfg!(feature = "cuda") {
+        return Err(Failure::unsupported("--plane device: this build of collperf has no device plane; use --plane host"));
+    }
+    if let Some(refusal) = asks_for_device.filter(|_| arguments.plane == Plane::Host || !cfg!(feature = "cuda")) {
+        return Err(Failure::unsupported(refusal));
+    }
+    if arguments.explain && arguments.plane == Plane::Device {
+        return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
+    }
+    if arguments.explain && arguments.device.register != 0 {
+        return Err(Failure::unsupported(format!(
+            "--explain -R {}: it tells of calls on ordinary buffers alone",
+            arguments.device.register
+        )));
+    }
+    let graph = arguments.device.graph;
+    if graph > 0 && arguments.device.null_stream == 1 {
+        return Err(Failure::usage(format!("-G {graph} -y 1: the null stream cannot be captured")));
+    }
+    if graph > 0 && arguments.per_iteration == 1 {
+        return Err(Failure::usage(format!("-G {graph} -I 1: calls inside a graph cannot be timed by themselves")));
+    }
+    if graph > 0 && arguments.cell_ms.is_some() {
+        return Err(Failure::usage(format!("-G {graph} --cell-ms: cells are sampled call by call")));
+    }
+    if let (Some(threads), Some(RankKind::Process)) = (arguments.threads, arguments.ranks) {
+        return Err(Failure::usage(format!("-t {threads} --ranks process: -t counts threads, which are the ranks then")));
+    }
+    let ranks = usize::from(arguments.threads.unwrap_or(1)) * usize::from(arguments.ranks_here.unwrap_or(1));
+    if ranks > MOST_RANKS {
+        return Err(Failure::usage(format!("-t and -g ask for {ranks} ranks in one process; there can be {MOST_RANKS}")));
+    }
+    if let (Some(subset), Some(_)) = (environment.subset, arguments.cell_ms) {
+        return Err(Failure::usage(format!("NCCL_TESTS_SPLIT={subset} --cell-ms: cells are sampled in one group of all ranks")));
+    }
+    if let Some(other) = other_than_markdown(arguments).filter(|_| arguments.markdown) {
+        return Err(Failure::usage(format!("--markdown {other}: its tables have no room for that; use --csv FILE, or -J")));
+    }
+    let at_the_end = [("--prometheus", &arguments.prometheus), ("--html", &arguments.html), ("--plot", &arguments.plot)];
+    if let Some((name, _)) = at_the_end.iter().find(|(_, file)| file.is_some() && arguments.cycles == 0) {
+        return Err(Failure::usage(format!("{name} -N 0: the file is written at the end, which does not come")));
+    }
+    if arguments.skip > 0 && arguments.per_iteration == 0 && arguments.json.is_none() && arguments.csv.is_none() {
+        return Err(Failure::usage(format!("-K {}: no calls are timed by themselves; ask for that with -I 1", arguments.skip)));
+    }
+    if arguments.skip >= arguments.iterations {
+        return Err(Failure::usage(format!("-K {}: of {} calls (-n), none would be left", arguments.skip, arguments.iterations)));
+    }
+    Ok(())
+}
+
+/// What asks for columns that tables of Markdown do not have, or for another form of output.
+fn other_than_markdown(arguments: &Arguments) -> Option<&'static str> {
+    let is_csv = arguments.csv.as_deref() == Some(std::path::Path::new("-"));
+    let others = [
+        ("-I 1", arguments.per_iteration == 1),
+        ("-S 1", arguments.timestamps == 1),
+        ("-C 1", arguments.device.issue_time == 1),
+        ("--explain", arguments.explain),
+        ("--cell-ms", arguments.cell_ms.is_some()),
+        ("--csv -", is_csv),
+    ];
+    others.into_iter().find(|(_, is_asked)| *is_asked).map(|(name, _)| name)
+}
+
+/// Refuses several calls in a group where there is no such group, and variables that a collective would have to ignore.
+pub(crate) fn refuse_of(arguments: &Arguments, environment: &Environment, collectives: &[Collective]) -> Result<(), Failure> {
+    let aggregated = arguments.aggregated;
+    if aggregated > 1 && arguments.cell_ms.is_some() {
+        return Err(Failure::usage(format!("-m {aggregated} --cell-ms: cells are sampled call by call")));
+    }
+    if aggregated > 1 && collectives.contains(&Collective::Hypercube) {
+        return Err(Failure::usage(format!("-m {aggregated} of hypercube: its steps wait for each other, so they are no group")));
+    }
+    match &environment.other_shares {
+        Some(variable) if collectives.contains(&Collective::AllToAllV) => {
+            Err(Failure::usage(format!("{variable}: the shares of all_to_all_v are its own; unset it")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,217 @@
+//! What the system says of itself. Whatever it does not say is told as not known, and is no fault.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, getrlimit};
+
+use super::finding::Finding;
+use crate::sizes::human;
+
+/// Descriptors that let a rank talk to this many others and keep some files open.
+const ENOUGH_DESCRIPTORS: u64 = 4096;
+const LEAST_DESCRIPTORS: u64 = 256;
+/// Bytes of /dev/shm that NCCL's ranks on one host want.
+const ENOUGH_SHM: u64 = 1 << 30;
+/// Bytes that a frame should carry on a fast link, and from how many megabits per second one is fast.
+const LARGE_MTU: u64 = 9000;
+const FAST_LINK: u64 = 10_000;
+
+/// Looks at a system whose files are below `root`.
+pub(super) fn look(root: &Path) -> Vec<Finding> {
+    let text = |path: &str| fs::read_to_string(root.join(path)).map(|text| text.trim().to_owned()).ok();
+    let has_infiniband = fs::read_dir(root.join("sys/class/infiniband")).is_ok_and(|mut entries| entries.next().is_some());
+    let mut findings = vec![
+        cores(text("sys/fs/cgroup/cpu.max").as_deref()),
+        memory(text("proc/meminfo").as_deref(), text("sys/fs/cgroup/memory.max").as_deref()),
+        descriptors(limit(Resource::Nofile)),
+        locked_memory(limit(Resource::Memlock), has_infiniband),
+        shared_memory(&root.join("dev/shm")),
+        huge_pages(text("sys/kernel/mm/transparent_hugepage/shmem_enabled").as_deref()),
+        identity(text("proc/sys/kernel/random/boot_id").as_deref()),
+    ];
+    findings.extend(links(&root.join("sys/class/net")));
+    findings
+}
+
+/// A soft limit; `u64::MAX` where there is none.
+fn limit(resource: Resource) -> u64 {
+    getrlimit(resource).current.unwrap_or(u64::MAX)
+}
+
+fn cores(quota: Option<&str>) -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let allowed = quota.and_then(|quota| {
+        let (most, period) = quota.split_once(' ')?;
+        Some(most.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+    });
+    match allowed {
+        Some(allowed) if allowed < cores as f64 => Finding::note(
+            "processors",
+            format!("{cores}, of which the container may use {allowed:.1}"),
+            "give the container as many as it sees: a rank that is held back is waited for by all",
+        ),
+        _ => Finding::judged("processors", cores, cores > 1, "ranks wait in turns here; two ranks want two"),
+    }
+}
+
+fn memory(meminfo: Option<&str>, limit: Option<&str>) -> Finding {
+    let kilobytes = |line: &str| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok();
+    let Some(free) = meminfo.and_then(|text| text.lines().find_map(kilobytes)).map(|kilobytes| kilobytes.saturating_mul(1024)) else {
+        return Finding::note("memory", "not known: /proc/meminfo does not say", "mount /proc");
+    };
+    match limit.and_then(|limit| limit.parse::<usize>().ok()) {
+        Some(limit) if limit < free => Finding::note(
+            "memory",
+            format!("{} free, of which the container may use {}", human(free), human(limit)),
+            "shared memory of ranks counts against the container's limit: leave room for it",
+        ),
+        _ => Finding::good("memory", format!("{} free", human(free))),
+    }
+}
+
+fn descriptors(limit: u64) -> Finding {
+    let advice = "ulimit -n 65536: a rank has a descriptor for each peer on another host, and rank 0 one for each rank";
+    let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
+    match limit {
+        ..LEAST_DESCRIPTORS => Finding::bad("open files (ulimit -n)", found, advice),
+        _ => Finding::judged("open files (ulimit -n)", found, limit >= ENOUGH_DESCRIPTORS, advice),
+    }
+}
+
+fn locked_memory(limit: u64, has_infiniband: bool) -> Finding {
+    let subject = "memlock (ulimit -l)";
+    let found = if limit == u64::MAX { "unlimited".to_owned() } else { human(limit as usize) };
+    if limit == u64::MAX || !has_infiniband {
+        let why = if has_infiniband { "" } else { "; it matters where there is InfiniBand, and here is none" };
+        return Finding::good(subject, format!("{found}{why}"));
+    }
+    Finding::note(subject, found, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service: NCCL registers memory with InfiniBand")
+}
+
+fn shared_memory(path: &Path) -> Finding {
+    match rustix::fs::statvfs(path) {
+        Ok(facts) => {
+            let free = facts.f_bavail.saturating_mul(facts.f_frsize);
+            let advice =
+                "docker run --shm-size=2g (or an emptyDir of medium Memory): NCCL has its buffers there; the host plane does without";
+            Finding::judged("/dev/shm", format!("{} free", human(free as usize)), free >= ENOUGH_SHM, advice)
+        }
+        Err(error) => Finding::note("/dev/shm", error, "mount a tmpfs there: NCCL has its buffers there; the host plane does without"),
+    }
+}
+
+fn huge_pages(shmem: Option<&str>) -> Finding {
+    let chosen = shmem.and_then(|text| text.split('[').nth(1)?.split(']').next());
+    let advice = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled: buffers of `alloc` have huge pages then";
+    match chosen {
+        Some(chosen) => {
+            Finding::judged("huge pages (shared)", chosen, ["advise", "always", "within_size", "force"].contains(&chosen), advice)
+        }
+        None => Finding::note(
+            "huge pages (shared)",
+            "the kernel has none",
+            "a kernel with transparent huge pages; buffers of `alloc` are slower without",
+        ),
+    }
+}
+
+/// By which the library finds out that ranks share a host.
+fn identity(boot: Option<&str>) -> Finding {
+    match boot {
+        Some(_) => Finding::good("identity of the host", "known"),
+        None => Finding::note(
+            "identity of the host",
+            "not known",
+            "mount /proc: ranks of other processes on this host are reached over TCP otherwise",
+        ),
+    }
+}
+
+/// Every interface that is up and not the loopback one.
+fn links(folder: &Path) -> Vec<Finding> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect()).unwrap_or_default();
+    paths.sort();
+    let findings: Vec<Finding> = paths.iter().filter_map(|path| link(path)).collect();
+    if findings.is_empty() {
+        return vec![Finding::note("network", "no interface but the loopback one", "bring one up, for jobs of several hosts")];
+    }
+    findings
+}
+
+fn link(path: &Path) -> Option<Finding> {
+    let text = |name: &str| fs::read_to_string(path.join(name)).map(|text| text.trim().to_owned()).ok();
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    // Some kinds do not know whether they are up, and work.
+    let is_up = text("operstate").is_some_and(|state| state == "up" || state == "unknown");
+    if name == "lo" || !is_up {
+        return None;
+    }
+    let mtu: u64 = text("mtu")?.parse().ok()?;
+    // Virtual ones have no speed, or say -1.
+    let speed = text("speed").and_then(|speed| speed.parse::<u64>().ok());
+    let found = speed.map_or_else(|| format!("mtu {mtu}"), |speed| format!("mtu {mtu}, {speed} Mbit/s"));
+    let is_enough = mtu >= LARGE_MTU || speed.is_none_or(|speed| speed < FAST_LINK);
+    let advice = format!("ip link set {name} mtu 9000, where all switches between the hosts allow it");
+    Some(Finding::judged(&format!("network {name}"), found, is_enough, &advice))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::State;
+    use super::*;
+
+    #[test]
+    fn a_machine_that_says_nothing_is_looked_at() {
+        let nothing = tempfile::tempdir().unwrap();
+        let findings = look(nothing.path());
+        assert_eq!(findings.len(), 8);
+        assert!(
+            findings.iter().all(|finding| finding.state != State::Bad && (finding.state == State::Good || !finding.advice.is_empty())),
+            "{findings:?}"
+        );
+        assert_eq!(look(Path::new("/")).iter().filter(|finding| finding.subject == "memory").count(), 1);
+    }
+
+    #[test]
+    fn limits_are_judged() {
+        for (limit, state) in [(0, State::Bad), (255, State::Bad), (1024, State::Note), (65_536, State::Good), (u64::MAX, State::Good)] {
+            assert_eq!(descriptors(limit).state, state, "{limit}");
+        }
+        assert_eq!(locked_memory(64 << 10, true).state, State::Note);
+        assert_eq!(locked_memory(64 << 10, false).state, State::Good);
+        assert_eq!(locked_memory(u64::MAX, true).found, "unlimited");
+    }
+
+    #[test]
+    fn files_of_the_system_are_understood() {
+        assert_eq!(huge_pages(Some("always within_size [advise] never deny force")).state, State::Good);
+        assert_eq!(huge_pages(Some("always within_size advise [never] deny force")).found, "never");
+        assert_eq!(huge_pages(Some("nonsense")).state, State::Note);
+        assert_eq!(cores(Some("max 100000")).state, cores(None).state);
+        assert!(cores(Some("50000 100000")).found.contains("may use 0.5"));
+        assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, of which the container may use 1 MiB"));
+        assert_eq!(memory(Some("MemAvailable: 99999999999999999999 kB"), None).state, State::Note);
+    }
+
+    #[test]
+    fn links_are_judged_by_speed_and_mtu() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, state, mtu, speed) in [
+            ("lo", "unknown", "65536", ""),
+            ("eth0", "up", "1500", "100000"),
+            ("eth1", "up", "9000", "100000"),
+            ("eth2", "up", "1500", "-1"),
+            ("eth3", "down", "1500", ""),
+        ] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            for (file, value) in [("operstate", state), ("mtu", mtu), ("speed", speed)] {
+                fs::write(folder.path().join(name).join(file), value).unwrap();
+            }
+        }
+        let states: Vec<_> = links(folder.path()).into_iter().map(|finding| (finding.subject, finding.state)).collect();
+        let expected = [("network eth0", State::Note), ("network eth1", State::Good), ("network eth2", State::Good)];
+        assert_eq!(states, expected.map(|(name, state)| (name.to_owned(), state)));
+    }
+}

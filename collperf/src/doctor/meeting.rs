@@ -1,0 +1,72 @@
+//! The store at which ranks meet, without a communicator: that would not start where a firewall is between two of them.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives::Secret;
+use collectives::store::{PrefixStore, TcpStore, TcpStoreServer};
+
+use crate::failure::Failure;
+use crate::job::variable;
+use crate::process::address_towards;
+
+/// The rank and the number of ranks, as launchers tell them.
+const NUMBERS: [(&str, &[&str]); 5] = [
+    ("RANK", &["WORLD_SIZE"]),
+    ("OMPI_COMM_WORLD_RANK", &["OMPI_COMM_WORLD_SIZE"]),
+    ("PMI_RANK", &["PMI_SIZE"]),
+    ("SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]),
+    ("JOB_COMPLETION_INDEX", &["WORLD_SIZE"]),
+];
+/// The port of a launcher that names none.
+const DEFAULT_PORT: u16 = 29_500;
+
+/// This rank, and what it can say to the others.
+pub(super) struct Meeting {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    /// How long others may take.
+    pub(super) timeout: Duration,
+    pub(super) store: PrefixStore,
+    /// The address by which this host reaches the store.
+    pub(super) address: IpAddr,
+    /// Kept until the others have left.
+    _server: Option<TcpStoreServer>,
+}
+
+impl Meeting {
+    /// Goes by the launcher's variables. `timeout` is how long others may take.
+    pub(super) fn join(timeout: Duration) -> Result<Self, Failure> {
+        let (rank, world_size) = numbers()?;
+        let host = variable("MASTER_ADDR").unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string());
+        let port = match variable("MASTER_PORT") {
+            None => DEFAULT_PORT,
+            Some(port) => port.parse().map_err(|_| Failure::usage(format!("MASTER_PORT={port:?}: not a port")))?,
+        };
+        let is_served = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+        let secret = Secret::from_env()?;
+        let server = (rank == 0 && !is_served).then(|| match &secret {
+            Some(secret) => TcpStoreServer::bind_with_secret((host.as_str(), port), secret),
+            None => TcpStoreServer::bind((host.as_str(), port)),
+        });
+        let server = server.transpose()?;
+        let store = match &secret {
+            Some(secret) => TcpStore::connect_with_secret(&host, port, timeout, secret)?,
+            None => TcpStore::connect(&host, port, timeout)?,
+        };
+        let address = address_towards(&host).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        Ok(Self { rank, world_size, timeout, store: PrefixStore::new("collperf doctor", store as Arc<_>), address, _server: server })
+    }
+}
+
+/// What the launcher says, where both numbers are there.
+fn numbers() -> Result<(usize, usize), Failure> {
+    let number = |name: &str| variable(name).and_then(|value| value.trim().parse::<usize>().ok());
+    let found = NUMBERS.into_iter().find_map(|(rank, sizes)| Some((number(rank)?, sizes.iter().find_map(|size| number(size))?)));
+    match found {
+        Some((rank, size)) if rank < size => Ok((rank, size)),
+        Some((rank, size)) => Err(Failure::usage(format!("doctor: rank {rank} of {size}, as the launcher's variables say, cannot be"))),
+        None => Err(Failure::usage("doctor: the launcher's variables do not say which of how many ranks this is; set RANK and WORLD_SIZE")),
+    }
+}

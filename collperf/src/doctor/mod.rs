@@ -1,0 +1,80 @@
+//! What a machine has and lacks for jobs of this library, and what to do about it.
+
+#[cfg(feature = "cuda")]
+mod devices;
+mod finding;
+mod host;
+mod meeting;
+mod reach;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use clap::Parser;
+
+use crate::failure::{CHECK, Failure};
+use crate::job;
+use crate::report::answer;
+use finding::{Finding, OfHost, State};
+use meeting::Meeting;
+
+/// Looks at what this machine has and lacks: driver, NCCL, peer access, NVLink, memory, huge pages, limits, MTU, and whether ranks
+/// reach each other. Says what to do about each.
+///
+/// Alone it looks at this machine. Under a launcher, or with -g, it also has one rank of each host connect to those of all others, and
+/// says of other hosts what is different there. Exit code 7 where something would stop a job: a warning is none.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "collperf doctor", bin_name = "collperf doctor", max_term_width = 110, args_override_self = true)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    job: job::Flags,
+}
+
+/// Looks, and prints what was found.
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    if arguments.job.are_ranks() { job::run_as(&arguments.job, |_| among_ranks(&arguments.job)) } else { alone() }
+}
+
+fn alone() -> Result<u8, Failure> {
+    let findings = look();
+    answer(&findings.iter().map(Finding::to_string).collect::<String>())?;
+    Ok(code(&findings))
+}
+
+/// Everything that can be seen of this machine.
+fn look() -> Vec<Finding> {
+    let mut findings = host::look(Path::new("/"));
+    #[cfg(feature = "cuda")]
+    findings.extend(devices::look());
+    #[cfg(not(feature = "cuda"))]
+    findings.push(Finding::note("device plane", "not in this build of collperf", "build it with the feature cuda, where there are GPUs"));
+    findings
+}
+
+/// The exit code.
+fn code(findings: &[Finding]) -> u8 {
+    if findings.iter().any(|finding| finding.state == State::Bad) { CHECK } else { 0 }
+}
+
+/// One rank's part: rank 0 prints what all have found.
+fn among_ranks(flags: &job::Flags) -> Result<u8, Failure> {
+    let meeting = Meeting::join(flags.timeout())?;
+    let others = reach::Others::meet(&meeting)?;
+    let findings = if others.speaks_for_host() { look().into_iter().chain(others.probe()).collect() } else { vec![] };
+    others.gather(&findings)?.map_or(Ok(0), |all| tell(&all))
+}
+
+/// Prints what was found on the first host, and on the others what is different there.
+fn tell(all: &[OfHost]) -> Result<u8, Failure> {
+    let mut text = String::new();
+    let first: BTreeMap<&str, &Finding> =
+        all.iter().take(1).flat_map(|(_, findings)| findings.iter().map(|finding| (&finding.subject[..], finding))).collect();
+    for (number, (host, findings)) in all.iter().enumerate() {
+        let is_new = |finding: &&Finding| number == 0 || first.get(&finding.subject[..]) != Some(finding);
+        let new: Vec<&Finding> = findings.iter().filter(is_new).collect();
+        text += &format!("{host}:{}\n", if new.is_empty() { " as the first" } else { "" });
+        text.extend(new.iter().map(|finding| finding.to_string()));
+    }
+    answer(&text)?;
+    Ok(all.iter().map(|(_, findings)| code(findings)).max().unwrap_or(0))
+}

@@ -1,0 +1,101 @@
+//! The variables of nccl-tests, of which none is ignored: what cannot be done is refused.
+
+use crate::failure::Failure;
+use crate::subset::Subset;
+
+/// What they say.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Environment {
+    /// The mean bus bandwidth to reach, in 10^9 bytes per second.
+    pub(crate) least_busbw: Option<f64>,
+    /// How ranks are divided into groups that run at the same time.
+    pub(crate) subset: Option<Subset>,
+    /// The device of the first rank of a process.
+    pub(crate) first_device: Option<usize>,
+    /// A variable that asks for shares of `alltoallv` which are not made here, and its value.
+    pub(crate) other_shares: Option<String>,
+}
+
+/// Those of nccl-tests' `alltoallv` alone.
+const SHARES: [&str; 4] = [
+    "NCCL_TESTS_ALLTOALLV_MATRIX_FILE",
+    "NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
+    "NCCL_TESTS_ALLTOALLV_SPREAD",
+    "NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY",
+];
+
+impl Environment {
+    /// Reads them through `read`; one that is set to nothing is as one that is not set.
+    pub(crate) fn read(read: &dyn Fn(&str) -> Option<String>) -> Result<Self, Failure> {
+        let text = |name: &str| read(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let other_shares = SHARES.into_iter().find_map(|name| text(name).map(|value| format!("{name}={value:?}")));
+        Ok(Self {
+            least_busbw: text("NCCL_TESTS_MIN_BW").map(|value| bandwidth(&value)).transpose()?,
+            subset: subset(text("NCCL_TESTS_SPLIT"), text("NCCL_TESTS_SPLIT_MASK"))?,
+            first_device: text("NCCL_TESTS_DEVICE").map(|value| device(&value)).transpose()?.flatten(),
+            other_shares,
+        })
+    }
+}
+
+fn bandwidth(text: &str) -> Result<f64, Failure> {
+    let bandwidth = text.parse::<f64>().ok().filter(|bandwidth| *bandwidth >= 0.0);
+    bandwidth.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_MIN_BW={text:?}: not a bandwidth in GB/s")))
+}
+
+fn subset(split: Option<String>, mask: Option<String>) -> Result<Option<Subset>, Failure> {
+    let wrong = |name: &str, value: &str, reason: String| Failure::usage(format!("{name}={value:?}: {reason}"));
+    match (split, mask) {
+        (None, None) => Ok(None),
+        (Some(split), None) => Subset::parse(&split).map(Some).map_err(|reason| wrong("NCCL_TESTS_SPLIT", &split, reason)),
+        (None, Some(mask)) => Subset::masked(&mask).map(Some).map_err(|reason| wrong("NCCL_TESTS_SPLIT_MASK", &mask, reason)),
+        (Some(_), Some(mask)) => Err(wrong("NCCL_TESTS_SPLIT_MASK", &mask, "NCCL_TESTS_SPLIT is set too, and only one can be".to_owned())),
+    }
+}
+
+/// A device's number; -1 is none in particular.
+fn device(text: &str) -> Result<Option<usize>, Failure> {
+    let number = if text == "-1" { Some(None) } else { text.parse::<u16>().ok().map(|number| Some(number.into())) };
+    number.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_DEVICE={text:?}: not the number of a device, from 0")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, String> {
+        let variable = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned());
+        Environment::read(&variable).map_err(|failure| {
+            assert_eq!(failure.code, 6);
+            failure.message
+        })
+    }
+
+    #[test]
+    fn what_is_set_is_understood() {
+        assert_eq!(read(&[("NCCL_TESTS_SPLIT", " "), ("NCCL_TESTS_DEVICE", "")]), Ok(Environment::default()));
+        let all = read(&[("NCCL_TESTS_MIN_BW", "2.5"), ("NCCL_TESTS_DEVICE", "3"), ("NCCL_TESTS_ALLTOALLV_SPREAD", "0")]).unwrap();
+        assert_eq!((all.least_busbw, all.first_device), (Some(2.5), Some(3)));
+        assert_eq!(all.other_shares.as_deref(), Some("NCCL_TESTS_ALLTOALLV_SPREAD=\"0\""));
+        assert_eq!(read(&[("NCCL_TESTS_DEVICE", "-1")]), Ok(Environment::default()));
+        assert_eq!(read(&[("NCCL_TESTS_SPLIT_MASK", "7")]).unwrap().subset, read(&[("NCCL_TESTS_SPLIT", "& 0x7")]).unwrap().subset);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_an_error() {
+        for (name, value) in [
+            ("NCCL_TESTS_MIN_BW", "x"),
+            ("NCCL_TESTS_MIN_BW", "-1"),
+            ("NCCL_TESTS_MIN_BW", "NaN"),
+            ("NCCL_TESTS_DEVICE", "two"),
+            ("NCCL_TESTS_DEVICE", "-2"),
+            ("NCCL_TESTS_DEVICE", "70000"),
+            ("NCCL_TESTS_SPLIT", "XOR 1"),
+            ("NCCL_TESTS_SPLIT_MASK", "g"),
+        ] {
+            let said = read(&[(name, value)]).unwrap_err();
+            assert!(said.starts_with(&format!("{name}={value:?}: ")), "{said}");
+        }
+        assert!(read(&[("NCCL_TESTS_SPLIT", "MOD 2"), ("NCCL_TESTS_SPLIT_MASK", "1")]).is_err());
+    }
+}

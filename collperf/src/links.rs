@@ -1,0 +1,122 @@
+//! The names that nccl-tests has for its tests: called by one, this program is that test.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use clap::Parser;
+
+use crate::arguments::IS_ONE_RANK;
+use crate::collective::Collective;
+use crate::failure::Failure;
+use crate::report::answer;
+
+/// What nccl-tests calls its tests, and what they are here.
+const NAMES: [(&str, Collective); 11] = [
+    ("all_reduce_perf", Collective::AllReduce),
+    ("all_gather_perf", Collective::AllGather),
+    ("alltoall_perf", Collective::AllToAll),
+    ("alltoallv_perf", Collective::AllToAllV),
+    ("broadcast_perf", Collective::Broadcast),
+    ("gather_perf", Collective::Gather),
+    ("hypercube_perf", Collective::Hypercube),
+    ("reduce_perf", Collective::Reduce),
+    ("reduce_scatter_perf", Collective::ReduceScatter),
+    ("scatter_perf", Collective::Scatter),
+    ("sendrecv_perf", Collective::SendRecv),
+];
+
+/// The command line, with this program's name in the place of a test's: `all_reduce_perf -g 2` becomes `collperf --nccl-tests-defaults
+/// all_reduce -g 2`.
+pub(crate) fn words() -> Vec<OsString> {
+    renamed(std::env::args_os().collect())
+}
+
+fn renamed(words: Vec<OsString>) -> Vec<OsString> {
+    // A rank of a program that was copied to such a name has its words already.
+    let is_made = words.get(1).is_some_and(|word| word == IS_ONE_RANK);
+    match words.first().and_then(|program| test_of(program)).filter(|_| !is_made) {
+        Some(test) => {
+            ["collperf", "--nccl-tests-defaults", test.name()].into_iter().map(OsString::from).chain(words.into_iter().skip(1)).collect()
+        }
+        None => words,
+    }
+}
+
+/// The test that a program's name is of. What comes after `_perf`, nccl-tests' `NAME_SUFFIX`, is anything that begins with `_`.
+fn test_of(program: &OsStr) -> Option<Collective> {
+    let name = Path::new(program).file_name()?.to_str()?;
+    let is_it = |known: &str| name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    NAMES.into_iter().find(|(known, _)| is_it(known)).map(|(_, collective)| collective)
+}
+
+/// Makes links with nccl-tests' names for its tests, so that scripts find them: all_reduce_perf, alltoall_perf and so on.
+///
+/// Called by one of these names, collperf is that test, with nccl-tests' defaults.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "collperf install-links", bin_name = "collperf install-links", max_term_width = 110)]
+pub(crate) struct Arguments {
+    /// Where they are to be; it must be there. What lies there under such a name is kept, unless it is a link
+    folder: PathBuf,
+    /// At the end of each name, as nccl-tests' NAME_SUFFIX: for example _mpi
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    suffix: String,
+}
+
+/// Makes the links.
+pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
+    let Arguments { folder, suffix } = arguments;
+    if !suffix.is_empty() && (!suffix.starts_with('_') || suffix.contains('/')) {
+        return Err(Failure::usage(format!("--suffix {suffix}: it must begin with _ and stay in the folder")));
+    }
+    if !folder.is_dir() {
+        return Err(Failure::usage(format!("{}: not a folder; make it first", folder.display())));
+    }
+    let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to link to it", &error))?;
+    let paths: Vec<PathBuf> = NAMES.iter().map(|(name, _)| folder.join(format!("{name}{suffix}"))).collect();
+    // All or none: what is in the way is found first.
+    if let Some(taken) = paths.iter().find(|path| fs::symlink_metadata(path).is_ok_and(|there| !there.is_symlink())) {
+        return Err(Failure::usage(format!("{}: there is a file that is no link; move it away first", taken.display())));
+    }
+    for path in &paths {
+        link(&program, path).map_err(|error| Failure::io(format!("linking {}", path.display()), &error))?;
+    }
+    answer(&format!("{}: {} links to {}\n", folder.display(), paths.len(), program.display()))?;
+    Ok(0)
+}
+
+/// Makes one link, in the place of one that is there.
+fn link(program: &Path, path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::os::unix::fs::symlink(program, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> String {
+        let words = renamed(text.split(' ').map(OsString::from).collect());
+        words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn names_of_tests_are_understood() {
+        assert_eq!(line("./build/all_reduce_perf -b 8 -g 8"), "collperf --nccl-tests-defaults all_reduce -b 8 -g 8");
+        assert_eq!(line("/opt/alltoallv_perf_mpi"), "collperf --nccl-tests-defaults all_to_all_v");
+        for text in [
+            "all_reduce_perf --is-one-rank --nccl-tests-defaults all_reduce",
+            "collperf all_reduce",
+            "all_reduce_performance",
+            "my_all_reduce_perf",
+            "all_reduce_perf.bak",
+            "perf",
+            "",
+        ] {
+            assert_eq!(line(text), text);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Every pair of hosts, measured one against one, and which of them are out of line.
+
+mod exchange;
+mod matrix;
+mod rounds;
+
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use collectives::Communicator;
+
+use crate::failure::{CHECK, Failure};
+use crate::job;
+use crate::report::answer;
+use crate::sizes;
+use exchange::Exchange;
+use matrix::Matrix;
+
+/// Measures every pair of hosts, and names pairs and hosts that are out of line with the rest.
+///
+/// One rank of each host takes part, and half as many pairs as hosts are measured at a time, so that every host is in one of them:
+/// messages there and back for latency, then a stream of messages in each direction for bandwidth. In host memory, over what the host
+/// plane uses between hosts.
+///
+/// A host is out of line where most of what it sends (or gets) is slower than what the others exchange, and a pair where it is while its
+/// hosts are not. Exit code 7 where --threshold is given and something is.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "collperf pairs", bin_name = "collperf pairs", max_term_width = 110, args_override_self = true)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    job: job::Flags,
+    /// What pairs are made of
+    #[arg(long, value_enum, default_value_t = Of::Hosts)]
+    of: Of,
+    /// Bytes of the messages of a stream
+    #[arg(short = 'b', long = "bytes", value_name = "SIZE", default_value = "1M", value_parser = sizes::parse)]
+    bytes: usize,
+    /// For about how long each stream runs
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    stream_ms: u32,
+    /// By how many percent something has to be slower to be out of line [default: 50]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
+    threshold: Option<u8>,
+}
+
+/// What pairs are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Of {
+    /// Hosts, by their first ranks
+    Hosts,
+    /// Ranks
+    Ranks,
+}
+
+/// The largest message: a pair holds two of them.
+const MOST_BYTES: usize = 1 << 30;
+/// What is out of line where nothing is said.
+const DEFAULT_THRESHOLD: u8 = 50;
+
+/// Measures all pairs; rank 0 prints what came of it.
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    if !(1..=MOST_BYTES).contains(&arguments.bytes) {
+        return Err(Failure::usage(format!("-b {}: a message has 1 byte to 1G", arguments.bytes)));
+    }
+    job::run(&arguments.job, |comm| {
+        let members = members(comm, arguments.of)?;
+        let measured = measure(comm, &members, arguments)?;
+        if comm.rank() != 0 {
+            return Ok(0);
+        }
+        let names = members.iter().map(|rank| (comm.peers()[*rank].host.clone(), *rank)).collect();
+        let threshold = arguments.threshold.unwrap_or(DEFAULT_THRESHOLD);
+        let matrix = Matrix::new(names, &measured, f64::from(threshold) / 100.0);
+        answer(&matrix.to_string())?;
+        Ok(if arguments.threshold.is_some() && !matrix.findings().is_empty() { CHECK } else { 0 })
+    })
+}
+
+/// The ranks that take part.
+fn members(comm: &Communicator, of: Of) -> Result<Vec<usize>, Failure> {
+    let mut local = vec![0_u64; comm.world_size()];
+    comm.all_gather_into(&(comm.local_rank() as u64), &mut local[..])?;
+    let members: Vec<usize> = (0..local.len()).filter(|rank| of == Of::Ranks || local[*rank] == 0).collect();
+    match (members.len(), of) {
+        (1, Of::Hosts) => Err(Failure::usage(format!(
+            "pairs: all ranks ({}) are on one host, which makes no pair; --of ranks measures pairs of ranks",
+            comm.world_size()
+        ))),
+        (1, Of::Ranks) => Err(Failure::usage("pairs: one rank makes no pair; start more, with -g or a launcher")),
+        _ => Ok(members),
+    }
+}
+
+/// All rounds. What each member has found, as rows of pairs of 10^6 bytes per second and microseconds; zeros for itself.
+fn measure(comm: &Communicator, members: &[usize], arguments: &Arguments) -> Result<Vec<[f64; 2]>, Failure> {
+    let count = members.len();
+    let me = members.iter().position(|rank| *rank == comm.rank());
+    let mut mine = vec![[0.0_f64; 2]; count];
+    let mut exchange = Exchange::new(comm, arguments.bytes, Duration::from_millis(arguments.stream_ms.into()))?;
+    for round in rounds::all(count) {
+        comm.barrier()?;
+        let Some((first, second)) = me.and_then(|me| round.into_iter().find(|pair| pair.0 == me || pair.1 == me)) else { continue };
+        let other = if Some(first) == me { second } else { first };
+        mine[other] = exchange.measure(members[other], Some(first) == me)?;
+    }
+    let mut all = vec![[0.0; 2]; count * comm.world_size()];
+    comm.all_gather_into(&mine[..], &mut all[..])?;
+    Ok(members.iter().flat_map(|rank| all[rank * count..(rank + 1) * count].to_vec()).collect())
+}

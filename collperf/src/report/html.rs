@@ -1,0 +1,258 @@
+//! A page of one file for a ticket or an archive: verdict, pictures, table, ranks and environment. It needs nothing else, and runs nothing.
+
+use std::fmt::Write as _;
+
+use super::json::Totals;
+use super::plot;
+use crate::arguments::IS_ONE_RANK;
+use crate::facts::{Gpu, RankFacts, RunFacts};
+use crate::row::{Half, Row};
+
+/// Dark text on white, also where the browser prefers otherwise: the picture is so.
+const STYLE: &str = "\
+body { font: 14px/1.5 Helvetica, Arial, 'DejaVu Sans', sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto; padding: 0 1em }\n\
+h1 { font-size: 22px; margin: 0 } h2 { font-size: 16px; margin: 2em 0 .5em }\n\
+p.below { color: #555; margin: .2em 0 1em } p.verdict { border-left: 5px solid; padding: .4em .8em; margin: 1em 0 }\n\
+p.good { border-color: #009e73; background: #eefaf6 } p.bad { border-color: #b3003c; background: #fdeef2 }\n\
+svg { width: 100%; height: auto } div.wide { overflow-x: auto }\n\
+table { border-collapse: collapse; font-size: 13px } th, td { padding: .2em .8em; border-bottom: 1px solid #e4e4e4; text-align: left; white-space: nowrap }\n\
+th { border-bottom: 1px solid #888 } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums } td.bad { background: #fdeef2; font-weight: bold }\n\
+pre { background: #f6f6f6; padding: .6em .8em; white-space: pre-wrap; overflow-wrap: anywhere }\n";
+
+/// What a page is made of.
+pub(super) struct Page<'a> {
+    pub(super) facts: &'a RunFacts,
+    pub(super) transport: &'a str,
+    pub(super) rows: &'a [Row],
+    pub(super) totals: &'a Totals,
+    /// What ended the run early.
+    pub(super) errors: &'a [String],
+    /// What was left out, with the reasons.
+    pub(super) refused: &'a [String],
+    /// How to measure this again.
+    pub(super) command: &'a str,
+    /// Those that change what is measured, without secrets.
+    pub(super) variables: &'a [(String, String)],
+}
+
+impl Page<'_> {
+    /// The whole page.
+    pub(super) fn document(&self) -> String {
+        let (heading, below) = plot::title(self.rows, self.facts, self.transport);
+        let (heading, below) = (plot::escaped(&heading), plot::escaped(&below));
+        let mut page = format!(
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{heading}</title>\n<style>\n{STYLE}</style>\n</head>\n\
+             <body>\n<h1>{heading}</h1>\n<p class=\"below\">{below}</p>\n"
+        );
+        self.verdict(&mut page);
+        page += &plot::draw_panels(self.rows);
+        self.results(&mut page);
+        self.ranks(&mut page);
+        let _ = writeln!(page, "<h2>Command</h2>\n<pre>{}</pre>", plot::escaped(self.command));
+        self.environment(&mut page);
+        page + "</body>\n</html>\n"
+    }
+
+    fn verdict(&self, page: &mut String) {
+        let mut paragraph = |good: bool, text: &str| {
+            let class = if good { "good" } else { "bad" };
+            let _ = writeln!(page, "<p class=\"verdict {class}\">{}</p>", plot::escaped(text));
+        };
+        self.errors.iter().for_each(|error| paragraph(false, &format!("The run ended early: {error}")));
+        let Totals { failed_checks, mean_busbw, reached } = *self.totals;
+        match failed_checks {
+            _ if !self.halves().any(|(_, half, _)| half.wrong.is_some()) => paragraph(true, "No answer was checked."),
+            0 => paragraph(true, "All answers that were checked are right."),
+            count => paragraph(false, &format!("Wrong answers in {count} of the results below.")),
+        }
+        let floor = match reached {
+            None => "",
+            Some(true) => ", which reaches the floor that was asked for",
+            Some(false) => ", below the floor that was asked for",
+        };
+        paragraph(reached != Some(false), &format!("Mean bus bandwidth {mean_busbw:.4} GB/s{floor}."));
+        self.refused.iter().for_each(|refusal| paragraph(false, &format!("Not run, since it cannot be: {refusal}")));
+    }
+
+    fn halves(&self) -> impl Iterator<Item = (&Row, &Half, bool)> {
+        self.rows.iter().flat_map(|row| row.halves().map(move |(half, in_place)| (row, half, in_place)))
+    }
+
+    fn results(&self, page: &mut String) {
+        let spread = self.halves().any(|(_, half, _)| half.spread.is_some());
+        let mut names = vec!["collective", "op", "type", "root", "buffers"];
+        let words = names.len();
+        names.extend(["bytes", "elements", "time (µs)", "algbw (GB/s)", "busbw (GB/s)", "wrong"]);
+        names.extend(spread.then_some(["least (µs)", "p50 (µs)", "p95 (µs)", "p99 (µs)", "most (µs)"]).iter().flatten());
+        let _ = writeln!(page, "<h2>Results</h2>\n<div class=\"wide\"><table>\n{}", heads(&names, words));
+        for (row, half, in_place) in self.halves() {
+            let _ = writeln!(page, "{}", result(row, half, in_place, spread));
+        }
+        *page += "</table></div>\n";
+    }
+
+    fn ranks(&self, page: &mut String) {
+        let _ = writeln!(
+            page,
+            "<h2>Ranks</h2>\n<div class=\"wide\"><table>\n{}",
+            heads(&["rank", "host", "process", "on its host", "processor or GPU"], 5)
+        );
+        for RankFacts { peer, local_rank, processor, gpu, .. } in &self.facts.ranks {
+            let device = match gpu {
+                Some(Gpu { ordinal, bus, name }) => format!("{name}, device {ordinal} at {bus}"),
+                None => processor.clone(),
+            };
+            let cells = [peer.rank.to_string(), peer.host.clone(), peer.pid.to_string(), local_rank.to_string(), device];
+            let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", plot::escaped(cell))).collect();
+            let _ = writeln!(page, "<tr>{cells}</tr>");
+        }
+        *page += "</table></div>\n";
+    }
+
+    fn environment(&self, page: &mut String) {
+        if self.variables.is_empty() {
+            return;
+        }
+        *page += "<h2>Environment</h2>\n<pre>";
+        for (name, value) in self.variables {
+            let _ = writeln!(page, "{}={}", plot::escaped(name), plot::escaped(value));
+        }
+        *page += "</pre>\n";
+    }
+}
+
+/// The heads of columns, of which the first hold words.
+fn heads(names: &[&str], words: usize) -> String {
+    let head = |(column, name): (usize, &&str)| {
+        let class = if column < words { "" } else { " class=\"number\"" };
+        format!("<th{class}>{name}</th>")
+    };
+    let cells: String = names.iter().enumerate().map(head).collect();
+    format!("<tr>{cells}</tr>")
+}
+
+fn result(row: &Row, half: &Half, in_place: bool, spread: bool) -> String {
+    let root = row.root.map_or("–".to_owned(), |root| root.to_string());
+    let words = [row.collective.name(), row.op_name(), row.type_name(), &root, if in_place { "one" } else { "two" }];
+    let mut cells: String = words.iter().map(|word| format!("<td>{word}</td>")).collect();
+    let mut number = |text: String, class: &str| {
+        let _ = write!(cells, "<td class=\"number{class}\">{text}</td>");
+    };
+    number(row.bytes.to_string(), "");
+    number(row.count.to_string(), "");
+    number(format!("{:.2}", half.time_us), "");
+    number(format!("{:.3}", half.algbw), "");
+    number(format!("{:.3}", half.busbw), "");
+    let is_wrong = half.wrong.is_some_and(|wrong| wrong > 0);
+    number(half.wrong.map_or("–".to_owned(), |wrong| wrong.to_string()), if is_wrong { " bad" } else { "" });
+    if spread {
+        let figures = half.spread.as_ref().map(|spread| [spread.min, spread.p50, spread.p95, spread.p99, spread.max]);
+        (0..5).for_each(|place| number(figures.map_or("–".to_owned(), |figures| format!("{:.2}", figures[place])), ""));
+    }
+    format!("<tr>{cells}</tr>")
+}
+
+/// A command as a shell takes it and its user gave it.
+pub(super) fn command(words: impl Iterator<Item = String>) -> String {
+    let is_plain =
+        |word: &str| !word.is_empty() && word.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_./=:,+@%".contains(letter));
+    let quoted = |word: String| if is_plain(&word) { word } else { format!("'{}'", word.replace('\'', r"'\''")) };
+    let given = words.filter(|word| word != IS_ONE_RANK).enumerate();
+    let short = given.map(|(place, word)| if place == 0 { word.rsplit('/').next().map(str::to_owned).unwrap_or(word) } else { word });
+    short.map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// The variables that libraries of collectives go by, in order; of those that hold secrets, that they do.
+pub(super) fn variables(all: impl Iterator<Item = (String, String)>) -> Vec<(String, String)> {
+    let prefixes = ["COLLECTIVES_", "NCCL_", "CUDA_", "OMP_NUM_THREADS"];
+    let is_secret = |name: &str| ["SECRET", "TOKEN", "PASSWORD", "KEY"].iter().any(|part| name.contains(part));
+    let mut kept: Vec<_> = all
+        .filter(|(name, _)| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+        .map(|(name, value)| if is_secret(&name) { (name, "(not shown)".to_owned()) } else { (name, value) })
+        .collect();
+    kept.sort();
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use collectives::{DType, ReduceOp};
+
+    use super::*;
+    use crate::collective::Collective;
+
+    fn row(wrong: Option<u64>) -> Row {
+        let half = Half { wrong, ..Half::new(Collective::AllReduce, 2, 1024, 2.0) };
+        Row {
+            collective: Collective::AllReduce,
+            op: Some(ReduceOp::Sum),
+            dtype: Some(DType::F32),
+            root: None,
+            ranks: 2,
+            count: 256,
+            bytes: 1024,
+            iterations: 20,
+            out_of_place: Some(half),
+            in_place: None,
+        }
+    }
+
+    fn document(rows: &[Row], failed_checks: usize, errors: &[String]) -> String {
+        let totals = Totals { failed_checks, mean_busbw: 0.512, reached: None };
+        let variables = [("NCCL_ALGO".to_owned(), "<Ring>".to_owned())];
+        let facts = RunFacts::example(2);
+        Page {
+            facts: &facts,
+            transport: "shm",
+            rows,
+            totals: &totals,
+            errors,
+            refused: &[],
+            command: "collperf all_reduce",
+            variables: &variables,
+        }
+        .document()
+    }
+
+    #[test]
+    fn a_page_has_all_that_was_measured_and_where() {
+        let page = document(&[row(Some(0))], 0, &[]);
+        for part in [
+            "<title>all_reduce over 2 ranks on 1 host</title>",
+            "All answers that were checked are right.",
+            "<svg ",
+            "<td>all_reduce</td><td>sum</td><td>float</td><td>–</td><td>two</td><td class=\"number\">1024</td>",
+            "<td class=\"number\">0.512</td>",
+            "<td>desk</td><td>101</td>",
+            "<pre>collperf all_reduce</pre>",
+            "NCCL_ALGO=&lt;Ring&gt;",
+        ] {
+            assert!(page.contains(part), "{part:?} is not in\n{page}");
+        }
+        assert!(
+            !page.contains("<script") && !page.contains("http://")
+                || page.matches("http").count() == page.matches("http://www.w3.org/2000/svg").count()
+        );
+    }
+
+    #[test]
+    fn wrong_answers_and_early_ends_are_seen_first() {
+        let page = document(&[row(Some(3))], 1, &["rank 1 of 2 is gone".to_owned()]);
+        let at = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part:?} is not in\n{page}"));
+        assert!(at("The run ended early: rank 1 of 2 is gone") < at("Wrong answers in 1 of the results below."));
+        assert!(at("Wrong answers") < at("<svg ") && at("<svg ") < at("<td class=\"number bad\">3</td>"));
+        assert!(document(&[row(None)], 0, &[]).contains("No answer was checked."));
+        assert!(document(&[], 0, &[]).contains("nothing measured"));
+    }
+
+    #[test]
+    fn commands_can_be_pasted_and_secrets_are_not_shown() {
+        let words = ["/bin/collperf", "--is-one-rank", "all reduce", "it's", "", "-b", "8"].map(str::to_owned);
+        assert_eq!(command(words.into_iter()), r"collperf 'all reduce' 'it'\''s' '' -b 8");
+        let pairs = [("PATH", "/bin"), ("NCCL_ALGO", "Ring"), ("COLLECTIVES_SECRET", "5"), ("COLLECTIVES_TIMEOUT", "9")];
+        let shown = variables(pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
+        let expected = [("COLLECTIVES_SECRET", "(not shown)"), ("COLLECTIVES_TIMEOUT", "9"), ("NCCL_ALGO", "Ring")];
+        assert_eq!(shown, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+}

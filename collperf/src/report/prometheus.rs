@@ -1,0 +1,93 @@
+//! Results as Prometheus reads them from a file (the node exporter's textfile collector).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::facts::RunFacts;
+use crate::row::{Half, Row};
+use crate::settings::Settings;
+
+/// A file that is there in whole or as it was before: it is written beside, and then renamed.
+#[derive(Debug)]
+pub(super) struct Textfile {
+    path: PathBuf,
+    beside: PathBuf,
+}
+
+impl Textfile {
+    /// Finds out now whether it can be written, rather than at the end.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let mut name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+        // The collector leaves files alone that do not end in .prom.
+        name.push(format!(".{}.part", std::process::id()));
+        let beside = path.with_file_name(name);
+        std::fs::write(&beside, "")?;
+        Ok(Self { path: path.to_owned(), beside })
+    }
+
+    pub(super) fn write(&self, text: &str) -> io::Result<()> {
+        std::fs::write(&self.beside, text)?;
+        std::fs::rename(&self.beside, &self.path)
+    }
+}
+
+impl Drop for Textfile {
+    fn drop(&mut self) {
+        // There only where nothing was written.
+        let _ = std::fs::remove_file(&self.beside);
+    }
+}
+
+/// What a figure is called, what it is, and how it is had.
+type Metric = (&'static str, &'static str, fn(&Half) -> Option<f64>);
+
+const METRICS: [Metric; 4] = [
+    ("time_seconds", "Time of one call", |half| Some(half.time_us / 1e6)),
+    ("algbw_bytes_per_second", "Bytes over time", |half| Some(half.algbw * 1e9)),
+    ("busbw_bytes_per_second", "What each link carries", |half| Some(half.busbw * 1e9)),
+    ("wrong_elements", "Wrong elements over all ranks", |half| half.wrong.map(|wrong| wrong as f64)),
+];
+
+/// All figures; `succeeded` says whether the run came to its end with every check right.
+pub(super) fn text(settings: &Settings, facts: &RunFacts, rows: &[Row], succeeded: bool) -> String {
+    let mut text = String::new();
+    for (name, what, value) in METRICS {
+        let name = if settings.device.issue_time && name == "time_seconds" { "issue_time_seconds" } else { name };
+        let _ = writeln!(text, "# HELP collperf_{name} {what}\n# TYPE collperf_{name} gauge");
+        // The last of several cycles counts: a series has one value.
+        let mut series = BTreeMap::new();
+        for row in rows {
+            for (half, in_place) in row.halves() {
+                series.extend(value(half).map(|value| (labels(settings, facts, row, in_place), value)));
+            }
+        }
+        text.extend(series.iter().map(|(labels, value)| format!("collperf_{name}{{{labels}}} {value}\n")));
+    }
+    let ended = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    for (name, what, value) in [
+        ("ranks", "Ranks of the run", facts.ranks.len() as u64),
+        ("success", "Whether the run came to its end and every check was right", u64::from(succeeded)),
+        ("end_timestamp_seconds", "When the run ended", ended),
+    ] {
+        let _ = writeln!(text, "# HELP collperf_{name} {what}\n# TYPE collperf_{name} gauge\ncollperf_{name} {value}");
+    }
+    text
+}
+
+fn labels(settings: &Settings, facts: &RunFacts, row: &Row, in_place: bool) -> String {
+    let root = row.root.map_or(String::new(), |root| root.to_string());
+    // All of them are this program's own words, without anything to be escaped.
+    format!(
+        "collective=\"{}\",op=\"{}\",type=\"{}\",bytes=\"{}\",root=\"{root}\",in_place=\"{in_place}\",ranks=\"{}\",plane=\"{}\",transport=\"{}\"",
+        row.collective,
+        row.op_name(),
+        row.type_name(),
+        row.bytes,
+        row.ranks,
+        facts.on.name(),
+        facts.on.links(settings),
+    )
+}

@@ -1,0 +1,47 @@
+//! A piece of work that takes as long on each processor of a kind.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// What is copied in a unit, in bytes: more than most first caches have.
+const BYTES: usize = 128 << 10;
+/// Steps of arithmetic in a unit, each of which needs the last one's result.
+const STEPS: u64 = 4_000;
+/// The most units, should a clock stand still.
+const MOST_UNITS: u64 = 1 << 30;
+
+/// Memory to work on.
+pub(super) struct Work {
+    from: Vec<u8>,
+    to: Vec<u8>,
+    number: u64,
+}
+
+impl Work {
+    pub(super) fn new() -> Self {
+        Self { from: vec![1; BYTES], to: vec![0; BYTES], number: 1 }
+    }
+
+    /// Does so many units.
+    pub(super) fn perform(&mut self, units: u64) {
+        for _ in 0..units {
+            for _ in 0..STEPS {
+                self.number = black_box(self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) ^ 0x5bd1_e995);
+            }
+            self.to.copy_from_slice(black_box(&self.from));
+            black_box(&mut self.to);
+        }
+    }
+
+    /// How many units take so long here: by the fastest of a few tries.
+    pub(super) fn units_in(&mut self, time: Duration) -> u64 {
+        let mut least = Duration::MAX;
+        for _ in 0..20 {
+            let began = Instant::now();
+            self.perform(4);
+            least = least.min(began.elapsed());
+        }
+        let units = time.as_secs_f64() / (least.as_secs_f64() / 4.0).max(1e-9);
+        (units as u64).clamp(1, MOST_UNITS)
+    }
+}

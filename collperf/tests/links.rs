@@ -1,0 +1,82 @@
+//! `collperf install-links`, and collperf called by nccl-tests' names.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output};
+
+const COLLPERF: &str = env!("CARGO_BIN_EXE_collperf");
+
+fn run(program: impl AsRef<Path>, arguments: &str) -> Output {
+    Command::new(program.as_ref()).args(arguments.split_whitespace()).output().unwrap()
+}
+
+#[track_caller]
+fn succeeded(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[track_caller]
+fn refused(output: &Output, code: i32, words: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), said.contains(words)), (Some(code), true), "{words:?} is not in {output:?}");
+}
+
+#[test]
+fn every_test_has_a_link_and_is_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = succeeded(&run(COLLPERF, &format!("install-links {}", folder.path().display())));
+    assert!(said.contains(": 11 links to "), "{said}");
+    // Once more: links are replaced.
+    succeeded(&run(COLLPERF, &format!("install-links {}", folder.path().display())));
+    let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names.len(), 11);
+    for name in names {
+        let text = succeeded(&run(folder.path().join(&name), "-b 8 -e 1K -f 8 -g 2 --plane host -n 2"));
+        let test = name.strip_suffix("_perf").unwrap().replace("alltoall", "all_to_all").replace("all_to_allv", "all_to_all_v");
+        assert!(text.contains(&format!("# Collective test starting: {test}\n")), "{text}");
+    }
+}
+
+#[test]
+fn a_link_has_the_defaults_of_nccl_tests() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("all_reduce_perf_mpi");
+    symlink(COLLPERF, &link).unwrap();
+    let text = succeeded(&run(&link, "--plane host -n 1 -c 0"));
+    assert!(text.contains("minBytes 33554432 maxBytes 33554432 step: 1048576(bytes)") && !text.contains("#  Rank  1 "), "{text}");
+    // A smallest size above the largest one is an error there, too.
+    refused(&run(&link, "-b 64M"), 6, "invalid sizes for 'minbytes' and 'maxbytes'");
+    // Ranks that are processes are this test, too.
+    let text = succeeded(&run(&link, "--plane host -n 1 -g 3 -b 4 -e 12 -i 4"));
+    assert_eq!(text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count(), 3, "{text}");
+}
+
+#[test]
+fn links_that_cannot_be_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |path: &Path, more: &str| run(COLLPERF, &format!("install-links {} {more}", path.display()));
+    refused(&at(&folder.path().join("absent"), ""), 6, "not a folder");
+    refused(&at(folder.path(), "--suffix mpi"), 6, "must begin with _");
+    refused(&at(folder.path(), "--suffix _a/b"), 6, "must begin with _");
+    refused(&run(COLLPERF, "install-links"), 6, "FOLDER");
+    // What is no link is kept, and nothing is half done.
+    fs::write(folder.path().join("gather_perf"), "mine").unwrap();
+    refused(&at(folder.path(), ""), 6, "gather_perf: there is a file that is no link");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    // Nobody can write there, root included.
+    refused(&at(Path::new("/proc"), ""), 1, "linking /proc/");
+}
+
+#[test]
+fn a_name_that_is_no_test_is_collperf() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("broadcasts_perf");
+    symlink(COLLPERF, &link).unwrap();
+    refused(&run(&link, "-b 8"), 6, "COLLECTIVE");
+    refused(&run(COLLPERF, "broadcasts_perf"), 6, "collective \"broadcasts_perf\": not known");
+}

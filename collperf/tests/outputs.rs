@@ -1,0 +1,54 @@
+//! Results for Prometheus and as Markdown.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn collperf(arguments: &str, folder: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
+    command.args(arguments.split_whitespace()).args(["--plane", "host", "-g", "2", "-n", "2"]).current_dir(folder).output().unwrap()
+}
+
+#[test]
+fn prometheus_gets_one_value_for_each_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = collperf("all -N 2 -r -1 --sizes 8,1000 --prometheus out.prom", folder.path());
+    assert!(output.status.success(), "{output:?}");
+    let text = std::fs::read_to_string(folder.path().join("out.prom")).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let series: BTreeSet<&str> = lines.iter().map(|line| line.rsplit_once(' ').unwrap().0).collect();
+    assert!(series.len() == lines.len() && lines.len() > 100, "{text}");
+    assert!(lines.iter().all(|line| line.starts_with("collperf_") && line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok()), "{text}");
+    let wanted = "collperf_wrong_elements{collective=\"reduce\",op=\"sum\",type=\"float\",bytes=\"1000\",root=\"1\",in_place=\"true\",ranks=\"2\",plane=\"host\",transport=\"auto\"} 0";
+    assert!(lines.contains(&wanted) && lines.contains(&"collperf_success 1") && lines.contains(&"collperf_ranks 2"), "{text}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+}
+
+#[test]
+fn a_file_that_cannot_be_is_found_out_before_measuring() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in ["absent/out.prom", "/", "/proc/out.prom"] {
+        let output = collperf(&format!("all_reduce --sizes 8 --prometheus {path}"), folder.path());
+        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(1), true), "{output:?}");
+    }
+    let output = collperf("all_reduce --sizes 8 -N 0 --prometheus out.prom", folder.path());
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+}
+
+#[test]
+fn markdown_takes_the_place_of_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = collperf("all --colls reduce,sendrecv,barrier --sizes 8,64 --markdown", folder.path());
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let titles: Vec<&str> = text.lines().filter(|line| line.starts_with('#')).collect();
+    assert_eq!(titles, ["## reduce", "## sendrecv", "## barrier"]);
+    let cells: BTreeSet<usize> = text.lines().filter(|line| line.starts_with('|')).map(|line| line.matches('|').count()).collect();
+    assert_eq!(cells.into_iter().collect::<Vec<_>>(), [14], "{text}");
+    for other in ["-I 1", "-S 1", "--explain", "--cell-ms 5", "--csv -"] {
+        let output = collperf(&format!("all_reduce --sizes 8 --markdown {other}"), folder.path());
+        assert!(output.status.code() == Some(6) && String::from_utf8_lossy(&output.stderr).contains("--markdown"), "{output:?}");
+    }
+}
