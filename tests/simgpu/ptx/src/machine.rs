@@ -319,11 +319,14 @@ impl Machine<'_> {
             }
             Callee::Pointer { register, prototype, targets } => {
                 let number = self.program.pointed_by(thread.slot(*register)).map_err(FaultKind::Call)?;
-                self.fits(number, call, prototype.as_ref(), targets)?;
+                self.fits(number, prototype.as_ref(), targets)?;
                 number
             }
         };
         let callee = self.program.ready(number)?;
+        if (callee.parameters.len(), callee.results.len()) != (call.arguments.len(), call.results.len()) {
+            return Err(self.other_form(number));
+        }
         let values: Vec<Vec<u8>> = call.arguments.iter().map(|&carrier| take(thread, carrier)).collect();
         let (base, local) = (thread.base + caller.slots, thread.local + caller.local);
         if thread.callers.len() >= DEEPEST || local + callee.local > LARGEST_LOCAL {
@@ -340,24 +343,23 @@ impl Machine<'_> {
     }
 
     /// Whether a function is of the form that a call through a pointer names, or one of its targets.
-    fn fits(&self, number: usize, call: &CallSite, prototype: Option<&Prototype>, targets: &[usize]) -> Result<(), FaultKind> {
+    fn fits(&self, number: usize, prototype: Option<&Prototype>, targets: &[usize]) -> Result<(), FaultKind> {
         let name = &self.program.functions[number].name;
         if prototype.is_none() && !targets.contains(&number) {
             return Err(FaultKind::Call(format!("the call leads to {name}, which is not among its targets")));
         }
         let callee = self.program.ready(number)?;
         let bytes = |carriers: &[Carrier]| carriers.iter().map(|carrier| carrier.bytes()).collect::<Vec<_>>();
-        let fits = |own: &[Carrier], wanted: Option<&Vec<usize>>, given: &[Carrier]| match wanted {
-            Some(wanted) => {
-                own.len() == wanted.len() && bytes(own).iter().zip(wanted).all(|(own, &wanted)| own.is_none_or(|own| own == wanted))
-            }
-            None => own.len() == given.len(),
+        let fits = |own: &[Carrier], wanted: &[usize]| {
+            own.len() == wanted.len() && bytes(own).iter().zip(wanted).all(|(own, &wanted)| own.is_none_or(|own| own == wanted))
         };
-        let parameters = fits(&callee.parameters, prototype.map(|prototype| &prototype.parameters), &call.arguments);
-        if parameters && fits(&callee.results, prototype.map(|prototype| &prototype.results), &call.results) {
-            return Ok(());
-        }
-        Err(FaultKind::Call(format!("the call leads to {name}, whose parameters or results are not those of the call")))
+        let has_form = |form: &Prototype| fits(&callee.parameters, &form.parameters) && fits(&callee.results, &form.results);
+        if prototype.is_none_or(has_form) { Ok(()) } else { Err(self.other_form(number)) }
+    }
+
+    fn other_form(&self, number: usize) -> FaultKind {
+        let name = &self.program.functions[number].name;
+        FaultKind::Call(format!("the call leads to {name}, whose parameters or results are not those of the call"))
     }
 
     fn back(&self, callee: &Function, thread: &mut Thread) -> Result<bool, FaultKind> {

@@ -55,6 +55,16 @@ fn calls_carry_registers_and_memory() {
 }
 
 #[test]
+fn calls_with_other_arguments_or_results_are_faults() {
+    let before = ".func (.reg .b32 out) twice(.reg .b32 in) { add.s32 out, in, in; ret; }\n";
+    for body in ["call (%r1), twice;", "call (%r1), twice, (%r1, %r1);", "call twice, (%r1);", "call (%r1, %r2), twice, (%r1);"] {
+        let module = module(before, "", &format!("mov.u32 %r1, 0; {body}"));
+        let fault = run(&module, "k", &size(1, 1), Arguments::default(), &mut Device::default()).unwrap_err();
+        assert!(fault.to_string().contains("twice, whose parameters or results"), "{body}: {fault}");
+    }
+}
+
+#[test]
 fn recursion_without_end_is_a_fault() {
     let before = ".func down() { .local .b64 frame[100]; call down; }\n";
     let module = module(before, "", "call down;");

@@ -65,8 +65,9 @@ impl<'a> Builder<'a, '_> {
                 self.pointer(register, list, arguments.len(), results.len())?
             }
             (Ok(_), ..) => return Err(self.error(format!("a call through {name} needs a register of 64 bits and a prototype"))),
-            (_, Some(Some(number)), _) => Callee::Defined(*number),
-            (_, Some(None), _) => Callee::External((*name).to_owned()),
+            (_, Some(_), [_, ..]) => return Err(self.error(format!("a call of {name} by its name has no prototype"))),
+            (_, Some(Some(number)), []) => Callee::Defined(*number),
+            (_, Some(None), []) => Callee::External((*name).to_owned()),
             (_, None, _) => return Err(self.error(format!("function {name} is not declared"))),
         };
         self.function.calls.push(CallSite { callee, arguments, results });
