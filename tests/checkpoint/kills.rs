@@ -86,7 +86,8 @@ fn run_until_killed(name: &str, folder: &Path, random: &mut Random, trial: usize
     let victim = random.below(WORLD_SIZE);
     let at_a_byte = trial % 3 == 2;
     if at_a_byte {
-        let bytes = SHAPE[0] * SHAPE[1] * 4 / WORLD_SIZE;
+        // The least that a rank writes: its own rows, of which some ranks have one fewer.
+        let bytes = SHAPE[0] / WORLD_SIZE * SHAPE[1] * 4;
         variables.extend([(VICTIM, victim.to_string()), (LIMIT, random.below(bytes).to_string())]);
     }
     let mut ranks = Ranks::spawn_with(name, WORLD_SIZE, &variables);
