@@ -2,7 +2,10 @@
 //!
 //! All of them give the same bits: the compiler neither reorders nor fuses operations on floats.
 
-#![expect(unsafe_code, reason = "a function compiled for an instruction set may be called only where the processor has it")]
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "a function compiled for an instruction set may be called only where the processor has it")
+)]
 
 use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
