@@ -226,36 +226,3 @@ fn ranks_of_a_launcher_use_devices_too() {
     assert!(ended.iter().all(|rank| rank.status.success()), "{ended:?}");
     assert!(text.contains(" nGpus 1 ") && text.contains("Out of bounds values : 0 OK"), "{ended:?}");
 }
-
-/// The quick examples of nccl-tests' README with what it calls its programs, on a host without devices and with eight. What is less than there: the
-/// largest sizes, 128 MiB and 8 GiB, and 64 processes on 8 hosts.
-#[test]
-fn quick_examples_of_nccl_tests_run_by_their_names() {
-    if is_real() {
-        println!("skipped: a real machine has as many devices as it has");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let build = folder.path().join("build");
-    std::fs::create_dir(&build).unwrap();
-    let output = command(&format!("install-links {}", build.display())).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let example = |arguments: &str| {
-        let mut command = Command::new("./build/all_reduce_perf");
-        command.args(arguments.split_whitespace()).current_dir(folder.path()).stdin(Stdio::null());
-        command
-    };
-    for with_devices in [false, true] {
-        let on = |command| if with_devices { on_devices(command) } else { command };
-        let alone = on(example("-b 8 -e 64K -f 2 -g 8")).output().unwrap();
-        let launched = run_ranks(4, || on(example("-b 8 -e 64K -f 2 -g 1")));
-        for (output, ranks) in [(&alone, 8), (&launched[0], 4)] {
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert_eq!(output.status.code(), Some(0), "{output:?}");
-            assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
-            let count = |begins: &dyn Fn(&str) -> bool| text.lines().filter(|line| begins(line)).count();
-            assert_eq!(count(&|line| line.starts_with("#  Rank ")), ranks, "{text}");
-            assert_eq!(count(&|line| !line.is_empty() && !line.starts_with('#')), 14, "{text}");
-        }
-    }
-}
