@@ -1,6 +1,8 @@
 //! Says where the images of the device's kernels are: the committed ones, which need no compiler, or, where `COLLECTIVES_NVCC`
 //! names one, those that it makes of `kernels/`. A compiler that fails fails the build: there is no silent way back.
 //!
+//! Says whether the simulated GPU is there (`cfg(simgpu)`), which some of the library's tests run on: a published package leaves it out.
+//!
 //! With `COLLECTIVES_LOOM` the library's tests are built for its models, and nothing else can be. The flag is set here, not in
 //! `RUSTFLAGS`, which would have every dependency compiled once more.
 
@@ -12,6 +14,7 @@ use std::{env, fs};
 const FAMILIES: [&str; 6] = ["bits", "average", "sum", "premul", "train", "check"];
 /// The ends of the images' names, and the architectures that they are for.
 const TARGETS: [(&str, &str); 2] = [("sm70", "compute_70"), ("sm80", "compute_80")];
+const SIMULATED_GPU: &str = "tests/simgpu/Cargo.toml";
 const NVCC: &str = "COLLECTIVES_NVCC";
 const LOOM: &str = "COLLECTIVES_LOOM";
 
@@ -22,7 +25,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     if env::var_os(LOOM).is_some_and(|value| !value.is_empty()) {
         println!("cargo::rustc-cfg=loom");
     }
-    let sources = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("kernels");
+    let package = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
+    if package.join(SIMULATED_GPU).exists() {
+        println!("cargo::rustc-cfg=simgpu");
+    }
+    let sources = package.join("kernels");
     let images = match env::var_os(NVCC) {
         Some(nvcc) if !nvcc.is_empty() => {
             println!("cargo::rerun-if-changed=kernels");

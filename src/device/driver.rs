@@ -419,7 +419,7 @@ pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError>
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, simgpu))]
 mod tests {
     use super::*;
 

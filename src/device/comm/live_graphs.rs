@@ -125,7 +125,7 @@ impl LiveGraphs {
     }
 
     /// The value of the first record's word, which is another one from then on where one is given.
-    #[cfg(test)]
+    #[cfg(all(test, simgpu))]
     pub(super) fn first_word(&self, new: Option<u32>) -> u32 {
         let word = &self.living()[0].word;
         new.map_or_else(|| word.value().load(Ordering::Acquire), |new| word.value().swap(new, Ordering::AcqRel))

@@ -38,7 +38,7 @@ mod state;
 mod stream_position;
 mod stream_tracker;
 mod teardown;
-#[cfg(test)]
+#[cfg(all(test, simgpu))]
 mod tests;
 mod timekeeper;
 mod watchdog;

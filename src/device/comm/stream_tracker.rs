@@ -194,7 +194,7 @@ impl StreamTracker {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, simgpu))]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -271,7 +271,7 @@ fn address<T>(parameter: &mut T) -> *mut c_void {
     std::ptr::from_mut(parameter).cast()
 }
 
-#[cfg(test)]
+#[cfg(all(test, simgpu))]
 mod tests {
     //! What is loaded, and when, on the simulated GPU.
 

@@ -8,7 +8,7 @@ mod exchange;
 mod kept_plan;
 mod scratch;
 mod teardown;
-#[cfg(test)]
+#[cfg(all(test, simgpu))]
 mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
