@@ -342,6 +342,11 @@ pub(crate) fn nvtx_injection() -> Option<PathBuf> {
     std::env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
+/// Where this rank's launcher reads why it failed.
+pub(crate) fn error_file() -> Option<PathBuf> {
+    std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 /// A variable's text that a setting could not be read from, as the setting says it.
 fn of_variable(name: &str, value: &str, error: Error) -> Error {
     match error {

@@ -42,6 +42,7 @@ mod deadline;
 mod device;
 mod element;
 mod error;
+mod error_file;
 mod event;
 pub mod flight;
 mod float8;
@@ -76,6 +77,7 @@ pub use config::{Config, Transport};
 pub use cudarc;
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
+pub use error_file::record_failure;
 pub use half::{self, bf16, f16};
 pub use op::{CustomOp, ReduceOp, Reduction};
 pub use proof::Secret;
@@ -126,6 +128,7 @@ mod guide {
         #[cfg(feature = "cuda")]
         from_nccl = "../docs/src/from-nccl.md";
         from_torch = "../docs/src/from-torch.md";
+        from_torchrun = "../docs/src/from-torchrun.md";
         pytorch_backend = "../docs/src/pytorch-backend.md";
         #[cfg(feature = "cuda")]
         gpu = "../docs/src/gpu.md";

@@ -92,17 +92,9 @@ pub(crate) fn child_number() -> usize {
 /// Starts so many ranks as processes that run this program with the same command line, and waits for them.
 pub(crate) fn processes(ranks: usize) -> Result<u8, Failure> {
     let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to start ranks", &error))?;
-    let job = Job {
-        program: program.into(),
-        arguments: std::iter::once(IS_ONE_RANK.into()).chain(words().into_iter().skip(1)).collect(),
-        local_world_size: ranks,
-        nodes: 1,
-        node: 0,
-        output: Output::FirstRank,
-        grace: GRACE,
-        verdict: Some(CHECK),
-        keep_going: false,
-    };
-    let store = Store::local(Secret::from_env()?.as_ref())?;
-    launch::run("collperf", &job, &store).map_err(|refused| Failure::internal(refused.message))
+    let arguments = std::iter::once(IS_ONE_RANK.into()).chain(words().into_iter().skip(1)).collect();
+    let job = Job { output: Output::FirstRank, grace: GRACE, verdict: Some(CHECK), ..Job::new(program.into(), arguments, ranks) };
+    let secret = Secret::from_env()?;
+    let store = Store::local(secret.as_ref())?;
+    launch::run("collperf", &job, &store, secret.as_ref()).map(|end| end.code).map_err(|refused| Failure::internal(refused.message))
 }

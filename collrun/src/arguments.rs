@@ -1,33 +1,97 @@
-//! What the user asks of `collrun`.
+//! What the user asks of `collrun`, in torchrun's words and some of its own.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
+use collectives_launch::Streams;
+
+use crate::count::Count;
 
 /// Starts the ranks of a job and stops them together.
 ///
 /// Every rank is a process with torchrun's variables in its environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so
 /// on) and a store to meet at. When one rank fails, collrun says which, stops the others and exits with its code. Signals
-/// are passed on. No rank outlives collrun.
+/// are passed on. No rank outlives collrun. Flags are torchrun's, with - or _ between words.
 #[derive(Debug, Parser)]
 #[command(name = "collrun", version, max_term_width = 110)]
 pub(crate) struct Arguments {
-    /// Ranks to start on this host
-    #[arg(long, alias = "nproc_per_node", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub(crate) nproc_per_node: u16,
+    /// Ranks to start on this host: a number; gpu: one for each GPU; cpu: one for each processor; auto: for each GPU, else processor
+    #[arg(long, value_name = "N|auto|gpu|cpu", default_value = "1")]
+    pub(crate) nproc_per_node: Count,
     /// Hosts in the job; collrun is started once on each
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, value_name = "M", default_value = "1", value_parser = nodes)]
     pub(crate) nnodes: u16,
-    /// This host's number, from 0; needed with several hosts
-    #[arg(long, alias = "node_rank", value_name = "R")]
+    /// This host's number, from 0; needed with several hosts, unless --rdzv-endpoint says where they meet
+    #[arg(long, value_name = "R")]
     pub(crate) node_rank: Option<u16>,
     /// Address of host 0, where the ranks meet; needed with several hosts
-    #[arg(long, alias = "master_addr", value_name = "A")]
+    #[arg(long, value_name = "A")]
     pub(crate) master_addr: Option<String>,
     /// Port on host 0; needed with several hosts, else one that is free
-    #[arg(long, alias = "master_port", value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) master_port: Option<u16>,
+    /// Where several hosts meet and find out who is which: the host whose address this is serves the store
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) rdzv_endpoint: Option<String>,
+    /// What is at --rdzv-endpoint: c10d, or static, which takes --node-rank
+    #[arg(long, value_name = "NAME", value_parser = backend)]
+    pub(crate) rdzv_backend: Option<String>,
+    /// The job's name, the same on every host
+    #[arg(long, value_name = "NAME")]
+    pub(crate) rdzv_id: Option<String>,
+    /// join_timeout=SECONDS: how long the other hosts may take to come
+    #[arg(long, value_name = "KEY=VALUE", value_parser = rendezvous)]
+    pub(crate) rdzv_conf: Option<Duration>,
+    /// A job of this host alone at a free port, whatever else is said of where hosts meet
+    #[arg(long)]
+    pub(crate) standalone: bool,
+    /// The address at which other hosts reach this one's ranks
+    #[arg(long, value_name = "A")]
+    pub(crate) local_addr: Option<String>,
+    /// How often all ranks, on every host, are started anew after a failure
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) max_restarts: u32,
+    /// Where log files and the ranks' error files are kept, each run in a folder of its own; without it, log files lie in TMPDIR/collrun
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Streams that go to log files instead of the terminal: 1 stdout, 2 stderr, 3 both; or by local rank, as 0:1,1:2
+    #[arg(short, long, value_name = "STREAMS", default_value = "0")]
+    pub(crate) redirects: Streams,
+    /// Streams that go to log files and to the terminal
+    #[arg(short, long, value_name = "STREAMS", default_value = "0")]
+    pub(crate) tee: Streams,
+    /// Show these local ranks' output alone
+    #[arg(long, value_name = "R,R", value_delimiter = ',')]
+    pub(crate) local_ranks_filter: Option<Vec<usize>>,
+    /// What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} filled in
+    #[arg(long, value_name = "TEXT", default_value = "[${rank}] ")]
+    pub(crate) log_line_prefix_template: String,
+    /// What all ranks are told they are
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub(crate) role: String,
+    /// The program is a module of Python's
+    #[arg(short, long, conflicts_with = "no_python")]
+    pub(crate) module: bool,
+    /// Run the program as it is, also where its name ends in .py
+    #[arg(long)]
+    pub(crate) no_python: bool,
+    /// The program is a script of Python's, whatever its name
+    #[arg(long)]
+    pub(crate) run_path: bool,
+    /// Each rank sees one GPU, and 0 as its local rank
+    #[arg(long)]
+    pub(crate) virtual_local_rank: bool,
+    /// Signals that are passed on to the ranks
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = signal, default_value = "SIGTERM,SIGINT,SIGHUP")]
+    pub(crate) signals_to_handle: Vec<i32>,
+    /// As torchrun has it; ends are noticed at once
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) monitor_interval: Option<Duration>,
+    /// As torchrun has it: ranks that are programs are always started alike
+    #[arg(long, value_name = "METHOD", value_parser = ["spawn", "fork", "forkserver"])]
+    pub(crate) start_method: Option<String>,
     /// Let in only those who know a secret that is made for this job and told to its ranks, which have to be programs of this crate;
     /// no effect where COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE says one, as they have to with several hosts
     #[arg(long)]
@@ -37,14 +101,48 @@ pub(crate) struct Arguments {
     pub(crate) no_prefix: bool,
     /// Let the others go on when a rank fails, as programs do that call Communicator::shrink; exit with 0 if one of them succeeds. The store
     /// is collrun's, so any rank may fail
-    #[arg(long)]
+    #[arg(long, conflicts_with = "max_restarts")]
     pub(crate) keep_going: bool,
     /// How long ranks may take to stop when another has failed, before they are killed
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    #[arg(long, aliases = ["shutdown-timeout", "shutdown_timeout"], value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub(crate) grace: Duration,
+    #[command(flatten)]
+    pub(crate) refused: Refused,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<OsString>,
+}
+
+/// torchrun's flags that are not served, each with what to do instead.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Refused {
+    #[arg(long, hide = true, action = ArgAction::Set)]
+    event_log_handler: Option<String>,
+    #[arg(long, hide = true, action = ArgAction::Set)]
+    logs_specs: Option<String>,
+    #[arg(long, hide = true, action = ArgAction::Set)]
+    numa_binding: Option<String>,
+    #[arg(long, hide = true, action = ArgAction::Set)]
+    duplicate_stdout_filters: Option<String>,
+    #[arg(long, hide = true, action = ArgAction::Set)]
+    duplicate_stderr_filters: Option<String>,
+    #[arg(long, hide = true, action = ArgAction::Set)]
+    print_completion: Option<String>,
+}
+
+impl Refused {
+    /// Why one that was given is refused.
+    fn reason(&self) -> Option<&'static str> {
+        let all = [
+            (&self.event_log_handler, "--event-log-handler: handlers are Python's; what collrun notices it says on standard error"),
+            (&self.logs_specs, "--logs-specs: they are classes of Python's; --log-dir, --redirects and --tee say where output goes"),
+            (&self.numa_binding, "--numa-binding: put numactl, or a script that calls it by LOCAL_RANK, in front of the program"),
+            (&self.duplicate_stdout_filters, "--duplicate-stdout-filters: tee standard output with -t 1 and search the files"),
+            (&self.duplicate_stderr_filters, "--duplicate-stderr-filters: tee standard error with -t 2 and search the files"),
+            (&self.print_completion, "--print-completion: there are no completions; collrun --help lists the flags"),
+        ];
+        all.into_iter().find_map(|(value, reason)| value.is_some().then_some(reason))
+    }
 }
 
 /// Where this host stands in its job.
@@ -54,26 +152,129 @@ pub(crate) enum Place {
     Alone { address: Option<String>, port: Option<u16> },
     /// One of several hosts.
     Among { node: u16, address: String, port: u16 },
+    /// One of several hosts, whose number is found out where they meet.
+    Unnumbered { address: String, port: u16 },
 }
 
+/// torchrun's port.
+const PORT: u16 = 29500;
+
 impl Arguments {
+    /// Reads a command line; with _ for - in names of flags, too. What cannot be read is said, and ends the program with code 2.
+    pub(crate) fn read() -> Self {
+        let matches = Self::spelled_both_ways().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
+    fn spelled_both_ways() -> clap::Command {
+        Self::command().mut_args(|argument| match argument.get_long().map(|name| name.replace('-', "_")) {
+            Some(name) if name.contains('_') => argument.alias(name),
+            _ => argument,
+        })
+    }
+
     /// Checks what belongs together.
     pub(crate) fn place(&self) -> Result<Place, String> {
+        if let Some(reason) = self.refused.reason() {
+            return Err(reason.to_owned());
+        }
+        if self.standalone {
+            let several = format!("--standalone --nnodes {}: it is a job of one host", self.nnodes);
+            return if self.nnodes == 1 { Ok(Place::Alone { address: None, port: None }) } else { Err(several) };
+        }
+        let endpoint = self.rdzv_endpoint.as_deref().map(|endpoint| address_and_port(endpoint, self.master_port)).transpose()?;
         if self.nnodes == 1 {
-            return match self.node_rank {
-                None | Some(0) => Ok(Place::Alone { address: self.master_addr.clone(), port: self.master_port }),
-                Some(node) => Err(format!("--node-rank {node}: there is one host, whose number is 0; give --nnodes")),
+            return match (self.node_rank, endpoint) {
+                (None | Some(0), Some((address, port))) => Ok(Place::Alone { address: Some(address), port: Some(port) }),
+                (None | Some(0), None) => Ok(Place::Alone { address: self.master_addr.clone(), port: self.master_port }),
+                (Some(node), _) => Err(format!("--node-rank {node}: there is one host, whose number is 0; give --nnodes")),
             };
         }
+        if let Some((address, 0)) = &endpoint {
+            return Err(format!("--rdzv-endpoint {address}:0: other hosts could not find a port that is chosen here; name one"));
+        }
         let missing = |flag: &str| format!("--nnodes {}: {flag} is needed with several hosts", self.nnodes);
-        let node = self.node_rank.ok_or_else(|| missing("--node-rank"))?;
+        let is_static = self.rdzv_backend.as_deref() == Some("static");
+        if let (Some((address, port)), None, false) = (&endpoint, self.node_rank, is_static) {
+            return Ok(Place::Unnumbered { address: address.clone(), port: *port });
+        }
+        let node = self.node_rank.ok_or_else(|| missing("--node-rank, or --rdzv-endpoint alone,"))?;
         if node >= self.nnodes {
             return Err(format!("--node-rank {node}: the hosts of --nnodes {} are numbered from 0", self.nnodes));
         }
-        let address = self.master_addr.clone().ok_or_else(|| missing("--master-addr"))?;
-        let port = self.master_port.ok_or_else(|| missing("--master-port"))?;
+        let (address, port) = match (endpoint, &self.master_addr) {
+            (Some(endpoint), _) => endpoint,
+            (None, Some(address)) => (unbracketed(address).to_owned(), self.master_port.ok_or_else(|| missing("--master-port"))?),
+            (None, None) => return Err(missing("--master-addr")),
+        };
         Ok(Place::Among { node, address, port })
     }
+
+    /// The program that a rank is, and its arguments.
+    pub(crate) fn program(&self) -> (OsString, Vec<OsString>) {
+        let mut words = self.command.iter().cloned();
+        let program = words.next().unwrap_or_default();
+        let is_script = self.run_path || (!self.no_python && std::path::Path::new(&program).extension().is_some_and(|end| end == "py"));
+        if !self.module && !is_script {
+            return (program, words.collect());
+        }
+        let python = std::env::var_os("PYTHON_EXEC").filter(|python| !python.is_empty()).unwrap_or_else(|| "python3".into());
+        let mut arguments: Vec<OsString> = vec!["-u".into()];
+        arguments.extend(self.module.then(|| "-m".into()));
+        arguments.extend(std::iter::once(program).chain(words));
+        (python, arguments)
+    }
+}
+
+/// `HOST`, `HOST:PORT`, and `[V6]:PORT`.
+fn address_and_port(endpoint: &str, port: Option<u16>) -> Result<(String, u16), String> {
+    let is_bare = endpoint.parse::<std::net::Ipv6Addr>().is_ok();
+    match endpoint.rsplit_once(':').filter(|(address, _)| !is_bare && !(address.starts_with('[') && !address.ends_with(']'))) {
+        None => Ok((unbracketed(endpoint).to_owned(), port.unwrap_or(PORT))),
+        Some((address, number)) => match number.parse() {
+            Ok(number) if !address.is_empty() => Ok((unbracketed(address).to_owned(), number)),
+            _ => Err(format!("--rdzv-endpoint {endpoint}: not a host and a port, as in 10.0.0.1:29500")),
+        },
+    }
+}
+
+fn unbracketed(address: &str) -> &str {
+    address.strip_prefix('[').and_then(|address| address.strip_suffix(']')).unwrap_or(address)
+}
+
+/// A number of hosts; torchrun's range only where its ends are the same.
+fn nodes(text: &str) -> Result<u16, String> {
+    let count = |text: &str| text.parse().ok().filter(|count| (1..=4096).contains(count)).ok_or("not a number from 1 to 4096");
+    let Some((least, most)) = text.split_once(':') else { return Ok(count(text)?) };
+    let (least, most) = (count(least)?, count(most)?);
+    if least == most {
+        return Ok(least);
+    }
+    Err(format!(
+        "the number of hosts does not change while a job runs: give --nnodes {most}. Where ranks are lost, programs that call \
+         Communicator::shrink go on under --keep-going, and --max-restarts starts all of them anew"
+    ))
+}
+
+fn backend(text: &str) -> Result<String, String> {
+    match text {
+        "c10d" | "static" => Ok(text.to_owned()),
+        _ => Err("there are c10d and static: hosts meet at a store that one of them serves, and need no other program".to_owned()),
+    }
+}
+
+fn rendezvous(text: &str) -> Result<Duration, String> {
+    match text.split_once('=') {
+        Some(("join_timeout" | "timeout", value)) => seconds(value),
+        _ => Err("there is join_timeout=SECONDS alone".to_owned()),
+    }
+}
+
+fn signal(text: &str) -> Result<i32, String> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+    let known = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+    let named = known.into_iter().find(|signal| signal_hook::low_level::signal_name(*signal) == Some(text));
+    named.ok_or_else(|| "one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2".to_owned())
 }
 
 /// A time in seconds, fractions allowed.
@@ -83,43 +284,4 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed(line: &str) -> Arguments {
-        Arguments::try_parse_from(line.split(' ')).unwrap()
-    }
-
-    #[test]
-    fn the_program_keeps_its_flags() {
-        for line in ["collrun --nproc-per-node 3 prog -x --nnodes 7", "collrun --nproc_per_node=3 -- prog -x --nnodes 7"] {
-            let arguments = parsed(line);
-            assert_eq!(arguments.command, ["prog", "-x", "--nnodes", "7"]);
-            assert_eq!((arguments.nproc_per_node, arguments.nnodes), (3, 1));
-        }
-    }
-
-    #[test]
-    fn several_hosts_need_to_know_where_they_meet() {
-        let place = |line: &str| parsed(&format!("collrun {line} p")).place();
-        assert_eq!(
-            place("--nnodes 2 --node-rank 1 --master-addr a --master-port 5"),
-            Ok(Place::Among { node: 1, address: "a".into(), port: 5 })
-        );
-        assert!(place("--nnodes 2 --master-addr a --master-port 5").unwrap_err().contains("--node-rank"));
-        assert!(place("--nnodes 2 --node-rank 0 --master-port 5").unwrap_err().contains("--master-addr"));
-        assert!(place("--nnodes 2 --node-rank 0 --master-addr a").unwrap_err().contains("--master-port"));
-        assert!(place("--nnodes 2 --node-rank 2 --master-addr a --master-port 5").is_err());
-        assert!(place("--node-rank 1").is_err());
-    }
-
-    #[test]
-    fn nonsense_is_refused() {
-        for line in
-            ["", "--nproc-per-node 0 p", "--nproc-per-node -1 p", "--grace -1 p", "--grace x p", "--grace 1e99 p", "--master-port 0 p"]
-        {
-            let words = std::iter::once("collrun").chain(line.split_whitespace());
-            assert!(Arguments::try_parse_from(words).is_err(), "{line}");
-        }
-    }
-}
+mod tests;

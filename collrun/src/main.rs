@@ -1,16 +1,21 @@
 //! Starts the ranks of a job on this host.
 
 mod arguments;
+mod count;
+mod meeting;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use arguments::{Arguments, Place};
-use clap::Parser;
 use collectives::Secret;
-use collectives_launch::{Job, Output, Refused, Store};
+use collectives_launch::{Job, Logs, Output, Refused, Store};
+
+/// How long the other hosts may take to come, as torchrun has it for its ranks.
+const PATIENCE: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
-    match run(Arguments::parse()) {
+    match run(&Arguments::read()) {
         Ok(code) => ExitCode::from(code),
         Err(refused) => {
             eprintln!("collrun: {}", refused.message);
@@ -19,54 +24,64 @@ fn main() -> ExitCode {
     }
 }
 
+fn usage(message: String) -> Refused {
+    Refused { message, code: 2 }
+}
+
 /// Serves the store where it is this host's to serve, and runs the job.
-fn run(arguments: Arguments) -> Result<u8, Refused> {
-    let place = arguments.place().map_err(|message| Refused { message, code: 2 })?;
-    let node = match &place {
-        Place::Alone { .. } => 0,
-        Place::Among { node, .. } => usize::from(*node),
-    };
-    let given = Secret::from_env().map_err(|error| Refused { message: error.to_string(), code: 2 })?;
-    let store = match given {
-        Some(secret) => store(&place, Some(&secret)),
+fn run(arguments: &Arguments) -> Result<u8, Refused> {
+    let place = arguments.place().map_err(usage)?;
+    let local_world_size = arguments.nproc_per_node.ranks().map_err(usage)?;
+    let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
+    let patience = arguments.rdzv_conf.unwrap_or(PATIENCE);
+    let met = match given {
         None if arguments.secret => with_new_secret(&place)?,
-        None => store(&place, None),
+        secret => meeting::meet(&place, secret.as_ref(), patience),
     };
-    let store = store.map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
-    let mut command = arguments.command.into_iter();
-    let job = Job {
-        program: command.next().unwrap_or_default(),
-        arguments: command.collect(),
-        local_world_size: usize::from(arguments.nproc_per_node),
+    let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
+    let job = job(arguments, local_world_size, node);
+    let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
+    let end = collectives_launch::run("collrun", &job, &store, given.as_ref())?;
+    if let Some(failure) = &end.failure {
+        eprintln!("collrun: first failure: {failure}");
+    }
+    Ok(end.code)
+}
+
+/// What is to be started here.
+fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
+    let (program, words) = arguments.program();
+    let has_files = !(arguments.redirects.is_empty() && arguments.tee.is_empty());
+    let listen = arguments.local_addr.iter().map(|address| ("COLLECTIVES_LISTEN_ADDRESS".into(), address.into()));
+    Job {
+        variables: listen.collect(),
         nodes: usize::from(arguments.nnodes),
         node,
+        run_id: arguments.rdzv_id.clone().filter(|_| !arguments.standalone),
+        role: arguments.role.clone(),
+        virtual_local_rank: arguments.virtual_local_rank,
         output: if arguments.no_prefix { Output::Inherited } else { Output::Prefixed },
+        logs: Logs { redirects: arguments.redirects.clone(), tee: arguments.tee.clone(), shown: arguments.local_ranks_filter.clone() },
+        log_folder: arguments.log_dir.clone().or_else(|| has_files.then(|| std::env::temp_dir().join("collrun"))),
+        prefix: if arguments.no_prefix { String::new() } else { arguments.log_line_prefix_template.clone() },
+        signals: arguments.signals_to_handle.clone(),
         grace: arguments.grace,
-        verdict: None,
+        patience: arguments.rdzv_conf.unwrap_or(PATIENCE),
+        most_restarts: arguments.max_restarts,
         keep_going: arguments.keep_going,
-    };
-    collectives_launch::run("collrun", &job, &store)
+        ..Job::new(program, words, local_world_size)
+    }
 }
 
 /// A store that lets in the ranks of this host alone.
-fn with_new_secret(place: &Place) -> Result<collectives::Result<Store>, Refused> {
-    if let Place::Among { .. } = place {
-        let message = "--secret: the other hosts could not know it; give COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each".to_owned();
-        return Err(Refused { message, code: 2 });
-    }
+fn with_new_secret(place: &Place) -> Result<collectives::Result<(usize, Store)>, Refused> {
+    let Place::Alone { .. } = place else {
+        let message = "--secret: the other hosts could not know it; give COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each";
+        return Err(usage(message.to_owned()));
+    };
     Ok(Secret::random().and_then(|secret| {
-        let mut store = store(place, Some(&secret))?;
+        let (node, mut store) = meeting::meet(place, Some(&secret), PATIENCE)?;
         store.secret = Some(secret);
-        Ok(store)
+        Ok((node, store))
     }))
-}
-
-/// The job's store, served here by host 0.
-fn store(place: &Place, secret: Option<&Secret>) -> collectives::Result<Store> {
-    match place {
-        Place::Alone { address: None, port: None } => Store::local(secret),
-        Place::Alone { address, port } => Store::serve(address.as_deref().unwrap_or("127.0.0.1"), port.unwrap_or(0), secret),
-        Place::Among { node: 0, address, port } => Store::serve(address, *port, secret),
-        Place::Among { address, port, .. } => Ok(Store::elsewhere(address, *port)),
-    }
 }

@@ -10,6 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+#[path = "../../tests/common/ports.rs"]
+#[allow(unreachable_pub, reason = "tests of other packages are made of it, too")]
+mod ports;
+
 /// `collrun` with flags (split at blanks) and a shell script for every rank.
 fn collrun(flags: &str, script: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
@@ -91,7 +95,9 @@ fn a_failed_rank_stops_the_others_and_gives_its_code() {
     assert_eq!(run.status.code(), Some(7), "{run:?}");
     let message = String::from_utf8_lossy(&run.stderr);
     assert!(message.contains("rank 1 ") && message.contains("exit code 7") && message.contains("stopping the others"), "{message}");
-    assert_eq!(message.lines().count(), 1, "the ranks that were stopped are no news: {message}");
+    let last = message.lines().last().unwrap();
+    assert!(last.starts_with("collrun: first failure: rank 1 (local rank 1) on ") && last.ends_with(": exit code 7"), "{message}");
+    assert_eq!(message.lines().count(), 2, "the ranks that were stopped are no news: {message}");
     assert!(began.elapsed() < Duration::from_secs(20));
 }
 
@@ -216,4 +222,160 @@ fn the_others_go_on_without_a_rank_that_fails_where_they_may() {
     );
     let run = output("--nproc-per-node 2 --keep-going", "exit 4");
     assert_eq!(run.status.code(), Some(4), "nobody succeeded: {run:?}");
+}
+
+/// A folder, and what a script does in it.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// The files below a folder, by their paths in it, without the name of the run.
+fn files(folder: &std::path::Path) -> Vec<(String, String)> {
+    let run = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+    let (mut found, mut left) = (vec![], vec![run.clone()]);
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else {
+            found.push((path.strip_prefix(&run).unwrap().display().to_string(), std::fs::read_to_string(&path).unwrap()));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn all_ranks_are_started_anew_as_often_as_they_may_be() {
+    // Rank 1 fails once rank 0 has said that it is there.
+    let folder = folder();
+    let script = format!(
+        "echo $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS; touch {0}/$RANK.$TORCHELASTIC_RESTART_COUNT; \
+        if [ $TORCHELASTIC_RESTART_COUNT -ge 2 ]; then exit 0; fi; if [ $RANK = 0 ]; then exec sleep 60; fi; \
+        while [ ! -e {0}/0.$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.01; done; exit 7",
+        folder.path().display()
+    );
+    let run = output("--nproc-per-node 2 --max-restarts 3", &script);
+    assert_eq!(run.status.code(), Some(0), "{run:?}");
+    assert_eq!(sorted_lines(&run.stdout), ["[0] 0/3", "[0] 1/3", "[0] 2/3", "[1] 0/3", "[1] 1/3", "[1] 2/3"]);
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(said.contains("starting all ranks anew, 2 of 3, since failed rank 1 ") && !said.contains("3 of 3"), "{said}");
+    let run = output("--nproc-per-node 2 --max-restarts 1", &script);
+    assert_eq!(run.status.code(), Some(7), "{run:?}");
+    assert!(String::from_utf8_lossy(&run.stderr).lines().last().unwrap().contains("first failure: rank 1 "), "{run:?}");
+}
+
+#[test]
+fn a_job_that_is_told_to_stop_is_not_begun_anew() {
+    let mut child = collrun("--max-restarts 5", "echo $$; exec sleep 60").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    lines.read_line(&mut String::new()).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+/// Two launchers of one job at a port, each with flags and a script of its own.
+fn two_hosts(flags: [&str; 2], script: &str) -> [Output; 2] {
+    let launchers = flags.map(|flags| {
+        let flags = format!("--nnodes 2 --nproc-per-node 2 {flags}");
+        collrun(&flags, script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    launchers.map(|launcher| launcher.wait_with_output().unwrap())
+}
+
+#[test]
+fn ranks_of_every_host_are_started_anew_and_all_say_who_failed_first() {
+    let port = ports::free_port();
+    let flags = |node: usize, more: &str| format!("--node-rank {node} --master-addr 127.0.0.1 --master-port {port} {more}");
+    let script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then if [ $RANK = 3 ]; then exit 9; fi; \
+        if [ $RANK != 0 ]; then exec sleep 60; fi; fi; echo done $TORCHELASTIC_RESTART_COUNT";
+    // Rank 0 succeeds in the first attempt, and waits for the others of its job all the same.
+    let ended = two_hosts([&flags(0, "--max-restarts 2"), &flags(1, "--max-restarts 2")], script);
+    assert!(ended.iter().all(|host| host.status.success()), "{ended:?}");
+    assert!(sorted_lines(&ended[0].stdout).contains(&"[1] done 1".to_owned()), "{ended:?}");
+    for host in &ended {
+        assert!(String::from_utf8_lossy(&host.stderr).contains("starting all ranks anew, 1 of 2, since failed rank 3 "), "{ended:?}");
+    }
+    let port = ports::free_port();
+    let flags = |node: usize| format!("--node-rank {node} --master-addr 127.0.0.1 --master-port {port}");
+    let ended = two_hosts([&flags(0), &flags(1)], "if [ $RANK = 3 ]; then exit 9; fi; exec sleep 60");
+    for host in ended {
+        let said = String::from_utf8_lossy(&host.stderr).into_owned();
+        let last = said.lines().last().unwrap();
+        assert!(host.status.code() == Some(9) && last.contains("first failure: rank 3 (local rank 1) on "), "{said}");
+    }
+}
+
+#[test]
+fn hosts_find_out_their_numbers_where_they_meet() {
+    let flags = format!("--rdzv-backend c10d --rdzv-id job-5 --rdzv-endpoint 127.0.0.1:{}", ports::free_port());
+    // Nobody is done before both hosts have come: the first one serves the store.
+    let folder = folder();
+    let script = format!(
+        "touch {0}/$RANK; while [ $(ls {0} | wc -l) != 4 ]; do sleep 0.01; done; echo $RANK of $WORLD_SIZE in $TORCHELASTIC_RUN_ID",
+        folder.path().display()
+    );
+    let ended = two_hosts([&flags, &flags], &script);
+    assert!(ended.iter().all(|host| host.status.success()), "{ended:?}");
+    let mut lines: Vec<_> = ended.iter().flat_map(|host| sorted_lines(&host.stdout)).collect();
+    lines.sort();
+    assert_eq!(lines, [0, 1, 2, 3].map(|rank| format!("[{rank}] {rank} of 4 in job-5")));
+}
+
+#[test]
+fn output_goes_to_files_and_to_the_terminal_as_it_is_told() {
+    let logs = folder();
+    let flags = format!("--nproc-per-node 2 --log-dir {} --redirects 0:2 --tee 1:1 --rdzv-id a/b", logs.path().display());
+    let run = output(&flags, "echo out $RANK; echo err $RANK >&2");
+    assert_eq!(sorted_lines(&run.stdout), ["[0] out 0", "[1] out 1"]);
+    let said = sorted_lines(&run.stderr);
+    assert!(said.len() == 2 && said[0] == "[1] err 1" && said[1].starts_with("collrun: the ranks' files are in "), "{said:?}");
+    let found = files(logs.path());
+    let expected = [("attempt_0/0/stderr.log", "err 0\n"), ("attempt_0/1/stdout.log", "out 1\n")];
+    assert_eq!(found, expected.map(|(name, text)| (name.to_owned(), text.to_owned())));
+    let run = std::fs::read_dir(logs.path()).unwrap().next().unwrap().unwrap().file_name();
+    assert!(run.to_string_lossy().starts_with("a_b_"), "{run:?}");
+}
+
+#[test]
+fn ranks_are_shown_by_number_and_named_as_the_template_says() {
+    let template = "--log-line-prefix-template ${role_name}${local_rank}/${rank}>";
+    let run = output(&format!("--nproc-per-node 3 --role trainer --local-ranks-filter 0,2 {template}"), "echo x; echo y >&2");
+    assert_eq!(sorted_lines(&run.stdout), ["trainer0/0>x", "trainer2/2>x"]);
+    assert_eq!(sorted_lines(&run.stderr), ["trainer0/0>y", "trainer2/2>y"]);
+}
+
+#[test]
+fn the_first_failure_is_told_with_what_the_rank_said() {
+    // Rank 1 fails first, and says why; rank 0 fails of that, and ends sooner.
+    let folder = folder();
+    let script = format!(
+        r#"trap '' TERM; if [ $RANK = 1 ]; then printf %s '{{"message": {{"message": "no data:\nshard 7", "extraInfo": {{"timestamp": "1"}}}}}}' \
+            >$TORCHELASTIC_ERROR_FILE; touch -d '2020-01-01 00:00:01' $TORCHELASTIC_ERROR_FILE; touch {0}/told; while [ ! -e {0}/ended ]; do sleep 0.01; done; exit 3; fi
+        while [ ! -e {0}/told ]; do sleep 0.01; done; echo '{{"message": "lost rank 1"}}' >$TORCHELASTIC_ERROR_FILE;
+        touch -d '2020-01-01 00:00:02' $TORCHELASTIC_ERROR_FILE; touch {0}/ended; exit 4"#,
+        folder.path().display()
+    );
+    let run = output("--nproc-per-node 2", &script);
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    let (_, last) = said.split_once("first failure: ").unwrap();
+    assert!(last.starts_with("rank 1 (local rank 1) on ") && last.ends_with(": exit code 3\n  no data:\n  shard 7\n"), "{said}");
+    assert!(!last.contains("lost rank 1"), "{said}");
+}
+
+#[test]
+fn scripts_and_modules_of_python_are_run_by_python() {
+    let folder = folder();
+    std::fs::write(folder.path().join("train.py"), "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n").unwrap();
+    let python = |flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
+        command.current_dir(folder.path()).args(flags).stdin(Stdio::null()).output().unwrap()
+    };
+    if Command::new("python3").arg("--version").output().is_err() {
+        return println!("skipped: there is no python3");
+    }
+    for flags in [&["--nproc_per_node=2", "train.py", "--lr", "1"][..], &["--nproc_per_node=2", "-m", "train", "--lr", "1"]] {
+        let run = python(flags);
+        assert_eq!(sorted_lines(&run.stdout), ["[0] 0 ['--lr', '1']", "[1] 1 ['--lr', '1']"], "{run:?}");
+    }
+    assert_eq!(python(&["--no-python", "./train.py"]).status.code(), Some(126), "it is no program");
 }

@@ -3,54 +3,96 @@
 #![expect(unsafe_code, reason = "pre_exec: the death signal must be asked for between fork and exec")]
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 
+use super::output::Ends;
 use super::{Job, Refused, Store};
 
-/// Starts the rank in a process group of its own, so that signals reach all that it starts.
-pub(super) fn spawn(job: &Job, store: &Store, local_rank: usize) -> io::Result<Child> {
-    let (stdout, stderr) = job.output.streams(local_rank);
+/// How many threads OpenMP starts in a rank.
+const THREADS: &str = "OMP_NUM_THREADS";
+/// Which devices are visible.
+const DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Which rank of this host, in which attempt, and where it says why it fails.
+pub(super) struct Place {
+    pub(super) local_rank: usize,
+    pub(super) attempt: u32,
+    pub(super) error_file: PathBuf,
+}
+
+/// Starts the rank in a process group of its own, so that signals reach all that it starts. Gives back the files to which its output is copied.
+pub(super) fn spawn(job: &Job, store: &Store, place: &Place, ends: Ends) -> io::Result<(Child, [Option<File>; 2])> {
     let mut command = Command::new(&job.program);
-    command.args(&job.arguments).envs(variables(job, store, local_rank));
-    command.stdin(stdin(local_rank)).stdout(stdout).stderr(stderr).process_group(0);
+    command.args(&job.arguments).envs(job.variables.iter().cloned()).envs(variables(job, store, place));
+    if job.local_world_size > 1 && std::env::var_os(THREADS).is_none() {
+        // As torchrun has it: a library in each rank that takes every processor for itself would slow all of them down.
+        command.env(THREADS, "1");
+    }
+    command.stdin(stdin(place.local_rank)).stdout(ends.stdout).stderr(ends.stderr).process_group(0);
     let parent = getpid();
     // SAFETY:
     // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls;
     // - it allocates nothing and takes no lock: its errors are made of numbers;
     // - it captures one `Pid`, which is `Copy`, so nothing is dropped in the child.
     unsafe { command.pre_exec(move || die_with(parent)) };
-    command.spawn()
+    Ok((command.spawn()?, ends.copies))
 }
 
 /// What the rank with this number on this host finds in its environment: torchrun's variables, so that its programs run under us and ours
 /// under it.
-fn variables(job: &Job, store: &Store, local_rank: usize) -> Vec<(&'static str, String)> {
+fn variables(job: &Job, store: &Store, place: &Place) -> Vec<(&'static str, String)> {
+    let Place { local_rank, attempt, error_file } = place;
     let rank = (job.node * job.local_world_size + local_rank).to_string();
     let world_size = (job.nodes * job.local_world_size).to_string();
+    // The same on every host of the job, and different from another job's on the same host.
+    let run_id = job.run_id.clone().unwrap_or_else(|| format!("collrun-{}-{}", store.address, store.port));
     let mut variables = vec![
         ("RANK", rank.clone()),
         ("WORLD_SIZE", world_size.clone()),
-        ("LOCAL_RANK", local_rank.to_string()),
+        ("LOCAL_RANK", if job.virtual_local_rank { "0".to_owned() } else { local_rank.to_string() }),
         ("LOCAL_WORLD_SIZE", job.local_world_size.to_string()),
         ("GROUP_RANK", job.node.to_string()),
         ("GROUP_WORLD_SIZE", job.nodes.to_string()),
-        ("ROLE_NAME", "default".to_owned()),
+        ("ROLE_NAME", job.role.clone()),
         ("ROLE_RANK", rank),
         ("ROLE_WORLD_SIZE", world_size),
         ("MASTER_ADDR", store.address.clone()),
         ("MASTER_PORT", store.port.to_string()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
-        ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
-        ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
-        // The same on every host of the job, and different from another job's on the same host.
-        ("TORCHELASTIC_RUN_ID", format!("collrun-{}-{}", store.address, store.port)),
+        ("TORCHELASTIC_RESTART_COUNT", attempt.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", job.most_restarts.to_string()),
+        ("TORCHELASTIC_RUN_ID", run_id),
+        ("TORCHELASTIC_ERROR_FILE", error_file.to_string_lossy().into_owned()),
     ];
+    if job.virtual_local_rank {
+        variables.push((DEVICES, device(std::env::var(DEVICES).ok().as_deref(), *local_rank)));
+    }
     variables.extend(store.secret.as_ref().map(|secret| ("COLLECTIVES_SECRET", String::from_utf8_lossy(secret.expose()).into_owned())));
     variables
+}
+
+/// The device that is a rank's among those that are visible here.
+fn device(visible: Option<&str>, local_rank: usize) -> String {
+    let named = visible.and_then(|devices| devices.split(',').nth(local_rank));
+    named.map_or_else(|| local_rank.to_string(), |device| device.trim().to_owned())
+}
+
+/// What stands before each line of a rank.
+pub(super) fn prefix(job: &Job, local_rank: usize) -> String {
+    let rank = (job.node * job.local_world_size + local_rank).to_string();
+    let filled = job.prefix.replace("${role_name}", &job.role).replace("${local_rank}", &local_rank.to_string());
+    filled.replace("${rank}", &rank).replace("${hostname}", &host_name())
+}
+
+/// This host's name.
+pub(super) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Asks the kernel to kill this process when the thread that forked it ends.
@@ -79,24 +121,15 @@ pub(super) fn refused(program: &OsStr, rank: usize, error: &io::Error) -> Refuse
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
-    use std::time::Duration;
 
-    use super::super::Output;
     use super::*;
 
+    fn of(job: &Job, store: &Store, local_rank: usize) -> HashMap<&'static str, String> {
+        variables(job, store, &Place { local_rank, attempt: 2, error_file: "error.json".into() }).into_iter().collect()
+    }
+
     fn job(local_world_size: usize, nodes: usize, node: usize) -> Job {
-        let grace = Duration::from_secs(5);
-        Job {
-            program: "true".into(),
-            arguments: vec![],
-            local_world_size,
-            nodes,
-            node,
-            output: Output::Prefixed,
-            grace,
-            verdict: None,
-            keep_going: false,
-        }
+        Job { nodes, node, most_restarts: 5, ..Job::new("true".into(), vec![], local_world_size) }
     }
 
     #[test]
@@ -105,12 +138,13 @@ mod tests {
         let mut ranks = Vec::new();
         for node in 0..3 {
             for local_rank in 0..4 {
-                let found: HashMap<_, _> = variables(&job(4, 3, node), &store, local_rank).into_iter().collect();
+                let found = of(&job(4, 3, node), &store, local_rank);
                 assert_eq!(found["WORLD_SIZE"], "12");
                 assert_eq!(found["LOCAL_WORLD_SIZE"], "4");
                 assert_eq!(found["LOCAL_RANK"], local_rank.to_string());
                 assert_eq!(found["GROUP_RANK"], node.to_string());
                 assert_eq!((found["MASTER_ADDR"].as_str(), found["MASTER_PORT"].as_str()), ("head", "29500"));
+                assert_eq!((found["TORCHELASTIC_RESTART_COUNT"].as_str(), found["TORCHELASTIC_MAX_RESTARTS"].as_str()), ("2", "5"));
                 assert_eq!(found["ROLE_RANK"], found["RANK"]);
                 ranks.push(found["RANK"].parse::<usize>().unwrap());
             }
@@ -120,8 +154,23 @@ mod tests {
 
     #[test]
     fn all_hosts_name_the_run_alike() {
-        let id = |node| variables(&job(1, 2, node), &Store::elsewhere("head", 1), 0).pop();
-        assert_eq!(id(0), id(1));
-        assert_ne!(id(0), variables(&job(1, 2, 0), &Store::elsewhere("head", 2), 0).pop());
+        let id = |node, port| of(&job(1, 2, node), &Store::elsewhere("head", port), 0)["TORCHELASTIC_RUN_ID"].clone();
+        assert!(id(0, 1) == id(1, 1) && id(0, 1) != id(0, 2));
+        let named = Job { run_id: Some("mine".to_owned()), ..job(1, 2, 0) };
+        assert_eq!(of(&named, &Store::elsewhere("head", 1), 0)["TORCHELASTIC_RUN_ID"], "mine");
+    }
+
+    #[test]
+    fn a_rank_may_see_its_own_device_alone() {
+        let job = Job { virtual_local_rank: true, ..job(2, 1, 0) };
+        assert_eq!(of(&job, &Store::elsewhere("head", 1), 1)["LOCAL_RANK"], "0");
+        assert_eq!((device(None, 3), device(Some("4, 6"), 1), device(Some("4"), 1)), ("3".into(), "6".into(), "1".into()));
+    }
+
+    #[test]
+    fn prefixes_name_what_they_are_asked_to() {
+        let named = |template: &str| prefix(&Job { prefix: template.to_owned(), ..job(2, 3, 1) }, 1);
+        assert_eq!(named("[${rank}] "), "[3] ");
+        assert_eq!(named("${role_name}${local_rank}@${hostname}: "), format!("default1@{}: ", host_name()));
     }
 }

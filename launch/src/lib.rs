@@ -1,17 +1,23 @@
-//! Starts the ranks of one job on this host, watches them, and leaves none behind.
+//! Starts the ranks of one job on this host, watches them, starts them anew if they may be, and leaves none behind.
 //!
 //! Shared by `collrun`, which starts any program, and `collperf`, which starts itself.
 
+mod attempt;
 mod child;
+mod failure;
+mod hosts;
 mod output;
 mod supervisor;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use collectives::{Secret, store::TcpStoreServer};
-pub use output::Output;
+pub use failure::Failure;
+pub use output::{Logs, Output, Streams};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// What to start, how often, and where in the job this host stands.
 #[derive(Debug, Clone)]
@@ -20,20 +26,67 @@ pub struct Job {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+    /// Variables that all its ranks get beside those that say who they are.
+    pub variables: Vec<(OsString, OsString)>,
     /// Ranks on this host.
     pub local_world_size: usize,
     /// Hosts in the job, each with as many ranks.
     pub nodes: usize,
     /// This host's number among them.
     pub node: usize,
+    /// The job's name, the same on every host (`TORCHELASTIC_RUN_ID`); where there is none, one is made of where its ranks meet.
+    pub run_id: Option<String>,
+    /// What all ranks are (`ROLE_NAME`).
+    pub role: String,
+    /// Each rank sees one device, as the first one, and takes 0 for its local rank.
+    pub virtual_local_rank: bool,
     /// Where the ranks' output goes.
     pub output: Output,
+    /// What of it goes to files.
+    pub logs: Logs,
+    /// Where those files and the ranks' error files lie, in a folder of the job's own; one that is removed at the end where it is none.
+    pub log_folder: Option<PathBuf>,
+    /// What stands before each line, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` filled in.
+    pub prefix: String,
+    /// The signals that are passed on to the ranks, unless they were ignored.
+    pub signals: Vec<i32>,
     /// How long ranks that were asked to stop may take before they are killed.
     pub grace: Duration,
+    /// How long the other hosts may take to come.
+    pub patience: Duration,
+    /// How often all ranks of all hosts are started anew after a failure.
+    pub most_restarts: u32,
     /// An exit code by which a rank tells what it found; it becomes ours, and the other ranks go on.
     pub verdict: Option<u8>,
     /// Whether the others go on when a rank fails, and one that succeeds is enough.
     pub keep_going: bool,
+}
+
+impl Job {
+    /// A job of this host alone, whose ranks are stopped when one fails, and whose output is shown behind `[rank] `.
+    pub fn new(program: OsString, arguments: Vec<OsString>, local_world_size: usize) -> Self {
+        Self {
+            program,
+            arguments,
+            variables: vec![],
+            local_world_size,
+            nodes: 1,
+            node: 0,
+            run_id: None,
+            role: "default".to_owned(),
+            virtual_local_rank: false,
+            output: Output::Prefixed,
+            logs: Logs::default(),
+            log_folder: None,
+            prefix: "[${rank}] ".to_owned(),
+            signals: vec![SIGINT, SIGTERM, SIGHUP],
+            grace: Duration::from_secs(5),
+            patience: Duration::from_secs(1800),
+            most_restarts: 0,
+            verdict: None,
+            keep_going: false,
+        }
+    }
 }
 
 /// Why a job could not be started, and the exit code that says so.
@@ -43,6 +96,16 @@ pub struct Refused {
     pub message: String,
     /// As shells have it: 127 for a program that is not there, 126 for one that cannot be run, else 1.
     pub code: u8,
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub struct End {
+    /// The exit code: that of the rank that failed first, else 0; 0 also where ranks are to go on without those that fail and one has
+    /// succeeded.
+    pub code: u8,
+    /// The rank that failed first, on any host, as far as is known.
+    pub failure: Option<Failure>,
 }
 
 /// Where the ranks of a job meet: the address that every rank is told, and the server while it runs here, as in torchrun's agent.
@@ -86,30 +149,15 @@ impl Store {
     }
 }
 
-/// Starts the job's ranks and waits for all of them. Returns the exit code: that of the rank that failed first, else 0; 0 also
-/// where ranks are to go on without those that fail and one has succeeded. `name`, the program's, stands before what is said of them on
-/// standard error.
+/// Starts the job's ranks and waits for all of them; after a failure once more, as often as the job says.
+/// `name`, the program's, stands before what is said of them on standard error. `secret` is what the store's server knows, where there is one.
 ///
-/// Must be called on a thread that lives as long as the process: the ranks die with it. From here on SIGINT, SIGTERM and SIGHUP are passed on
+/// Must be called on a thread that lives as long as the process: the ranks die with it. From here on the job's signals are passed on
 /// to the ranks, unless they were ignored. Costs a process and up to three threads for each rank.
 ///
 /// # Errors
 ///
 /// When a rank or the means to watch it cannot be started; those already started are killed first.
-pub fn run(name: &str, job: &Job, store: &Store) -> Result<u8, Refused> {
-    // Signals first: from here on none of them can end this process before its ranks have heard of it.
-    let (sender, events) = std::sync::mpsc::channel();
-    supervisor::listen(&sender).map_err(|error| Refused { message: format!("waiting for signals: {error}"), code: 1 })?;
-    let mut supervisor = supervisor::Supervisor::new(name, job, sender, events);
-    let mut forwarders = output::Forwarders::default();
-    for local_rank in 0..job.local_world_size {
-        let rank = job.node * job.local_world_size + local_rank;
-        let mut child = child::spawn(job, store, local_rank).map_err(|error| child::refused(&job.program, rank, &error))?;
-        forwarders.attach(rank, &mut child);
-        supervisor.watch(rank, child).map_err(|error| Refused { message: format!("watching rank {rank}: {error}"), code: 1 })?;
-    }
-    let code = supervisor.wait();
-    drop(supervisor);
-    forwarders.finish();
-    Ok(code)
+pub fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>) -> Result<End, Refused> {
+    attempt::run(name, job, store, secret)
 }

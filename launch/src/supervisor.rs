@@ -5,16 +5,19 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 
-use super::Job;
+use super::failure::{self, Failure, nanoseconds};
+use super::hosts::{Hosts, Settled};
+use super::{Job, child};
 
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,13 +72,32 @@ pub(super) enum Event {
     Ended(usize, ExitReason),
     /// This signal came.
     Signal(i32),
+    /// This attempt has ended for all hosts.
+    Settled(u32, Settled),
+}
+
+/// How an attempt ended here.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// The exit code of the rank that failed first, else of a verdict, else 0.
+    pub(super) code: u8,
+    /// The rank that failed first, here or on another host.
+    pub(super) failure: Option<Failure>,
+    /// A signal ended it: it is not begun anew.
+    pub(super) interrupted: bool,
+}
+
+/// Says something on standard error, in one piece: ranks write there too.
+pub(super) fn say(name: &str, text: &str) {
+    // There is nobody to tell that nobody listens.
+    let _ = io::stderr().write_all(format!("{name}: {text}\n").as_bytes());
 }
 
 /// Sends the signals that are to be passed on to `events`, from a thread of its own.
-pub(super) fn listen(events: &Sender<Event>) -> io::Result<()> {
+pub(super) fn listen(signals: &[i32], events: &Sender<Event>) -> io::Result<()> {
     let ignored = ignored_signals();
     // A launcher under nohup ignores SIGHUP, and so shall it stay.
-    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let wanted = signals.iter().copied().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(wanted)?;
     let events = events.clone();
     thread::Builder::new().name("signals".into()).spawn(move || {
@@ -98,54 +120,73 @@ fn ignored_signals() -> u64 {
 /// One rank.
 struct Watched {
     rank: usize,
+    local_rank: usize,
     child: Child,
     group: Pid,
+    error_file: PathBuf,
     exit: Option<ExitReason>,
+    /// When its end was seen, and whether it had been asked to stop by then.
+    seen: u64,
+    was_stopped: bool,
 }
 
-/// All ranks of this host.
+/// All ranks of this host in one attempt.
 pub(super) struct Supervisor<'a> {
     /// The program's name, before each message.
     name: &'a str,
-    grace: Duration,
+    job: &'a Job,
+    attempt: u32,
+    hosts: Option<Hosts>,
     /// An exit that is a rank's verdict and no failure, and whether there was one.
     verdict: Option<ExitReason>,
     verdict_told: bool,
-    keep_going: bool,
     ranks: Vec<Watched>,
     sender: Sender<Event>,
-    events: Receiver<Event>,
+    events: Option<Receiver<Event>>,
     /// The exit of the rank that failed first.
     failure: Option<ExitReason>,
+    /// How the attempt has ended for all hosts.
+    settled: Option<Settled>,
     /// The last signal that was passed on: ranks that die of it have not failed by themselves.
     passed_on: Option<i32>,
-    /// When ranks that were asked to stop are killed.
+    /// Whether ranks were asked to stop, and when those that do not are killed.
+    stopping: bool,
     patience_ends: Option<Instant>,
 }
 
 impl<'a> Supervisor<'a> {
-    pub(super) fn new(name: &'a str, job: &Job, sender: Sender<Event>, events: Receiver<Event>) -> Self {
+    pub(super) fn new(
+        name: &'a str,
+        job: &'a Job,
+        attempt: u32,
+        hosts: Option<Hosts>,
+        sender: Sender<Event>,
+        events: Receiver<Event>,
+    ) -> Self {
         let verdict = job.verdict.map(|code| ExitReason::Exit(code.into()));
         Self {
             name,
-            grace: job.grace,
+            job,
+            attempt,
+            hosts,
             verdict,
             verdict_told: false,
-            keep_going: job.keep_going,
             ranks: vec![],
             sender,
-            events,
+            events: Some(events),
             failure: None,
+            settled: None,
             passed_on: None,
+            stopping: false,
             patience_ends: None,
         }
     }
 
     /// Takes charge of a rank; a thread waits for its end.
-    pub(super) fn watch(&mut self, rank: usize, child: Child) -> io::Result<()> {
+    pub(super) fn watch(&mut self, rank: usize, local_rank: usize, error_file: PathBuf, child: Child) -> io::Result<()> {
         let group = Pid::from_child(&child);
         let place = self.ranks.len();
-        self.ranks.push(Watched { rank, child, group, exit: None });
+        self.ranks.push(Watched { rank, local_rank, child, group, error_file, exit: None, seen: 0, was_stopped: false });
         let sender = self.sender.clone();
         thread::Builder::new().name(format!("rank {rank}")).spawn(move || {
             let _ = sender.send(Event::Ended(place, wait_for(group)));
@@ -153,55 +194,149 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Waits for all ranks and returns the exit code: that of the rank that failed first, else of a verdict, else 0. Where ranks go on without
-    /// those that fail, 0 if one has succeeded.
-    pub(super) fn wait(&mut self) -> u8 {
+    /// Waits for all ranks of this host, and for the other hosts' where all may have to start anew.
+    pub(super) fn wait(&mut self) -> Outcome {
         while self.ranks.iter().any(|watched| watched.exit.is_none()) {
-            match self.next_event() {
-                Some(Event::Ended(place, exit)) => self.ended(place, exit),
-                Some(Event::Signal(signal)) => self.pass_on(signal),
-                None => self.lose_patience(),
-            }
+            self.handle_one();
         }
-        if self.keep_going && self.ranks.iter().any(|watched| watched.exit.is_some_and(ExitReason::is_success)) {
-            return 0;
+        let succeeded = self.failure.is_none() && self.passed_on.is_none() && self.settled.is_none();
+        if succeeded && self.job.most_restarts > 0 {
+            self.wait_for_other_hosts();
         }
-        let verdict = self.verdict.filter(|_| self.verdict_told);
-        self.failure.or(verdict).map_or(0, ExitReason::code)
+        self.outcome()
+    }
+
+    /// What is left of the events, when all ranks have ended: what they left behind is killed, and they are let go.
+    pub(super) fn close(mut self) -> Receiver<Event> {
+        let events = self.events.take();
+        // It is taken here alone; another one is closed.
+        events.unwrap_or_else(|| std::sync::mpsc::channel().1)
+    }
+
+    fn handle_one(&mut self) {
+        match self.next_event() {
+            Some(Event::Ended(place, exit)) => self.ended(place, exit),
+            Some(Event::Signal(signal)) => self.pass_on(signal),
+            Some(Event::Settled(attempt, settled)) if attempt == self.attempt => self.take(settled),
+            Some(Event::Settled(..)) => {}
+            None => self.lose_patience(),
+        }
     }
 
     /// The next event; `None` when patience ends first.
     fn next_event(&self) -> Option<Event> {
-        let Some(until) = self.patience_ends else {
-            // This struct holds a sender, so the channel cannot be closed.
-            return self.events.recv().ok();
+        // They are there until `close`, and this struct holds a sender, so the channel cannot be closed.
+        let events = self.events.as_ref()?;
+        let Some(until) = self.patience_ends else { return events.recv().ok() };
+        events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+    }
+
+    /// Waits until the ranks of all hosts have succeeded, or one has not.
+    fn wait_for_other_hosts(&mut self) {
+        let Some(hosts) = &self.hosts else { return };
+        if let Err(error) = hosts.succeed(self.attempt) {
+            return self.settled = Some(Settled::Lost(error.to_string()));
+        }
+        while self.settled.is_none() && self.passed_on.is_none() {
+            self.handle_one();
+        }
+    }
+
+    /// Takes in how the attempt has ended for all hosts, and stops this one's ranks if they are not done.
+    fn take(&mut self, settled: Settled) {
+        let failed = match &settled {
+            Settled::Done => None,
+            Settled::Failed(failure) => Some(format!("rank {} on {} failed with {}", failure.rank, failure.host, failure.ended)),
+            // Without restarts the store's host may be done before this one.
+            Settled::Lost(_) if self.job.most_restarts == 0 => return,
+            Settled::Lost(words) => Some(format!("the launcher that serves the store is gone: {words}")),
         };
-        self.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+        let is_first = self.failure.is_none();
+        self.settled = Some(settled);
+        let Some(failed) = failed.filter(|_| is_first && !self.job.keep_going) else { return };
+        let runs = self.ranks.iter().any(|watched| watched.exit.is_none());
+        self.say(&format!("{failed}{}", if runs { "; stopping the ranks of this host" } else { "" }));
+        if runs {
+            self.stop();
+        }
     }
 
     fn ended(&mut self, place: usize, exit: ExitReason) {
+        let was_stopped = self.stopping;
         let Some(watched) = self.ranks.get_mut(place) else { return };
-        watched.exit = Some(exit);
+        (watched.exit, watched.seen, watched.was_stopped) = (Some(exit), nanoseconds(SystemTime::now()), was_stopped);
         self.verdict_told |= Some(exit) == self.verdict;
-        if exit.is_success() || Some(exit) == self.verdict || (self.failure.is_some() && !self.keep_going) {
+        if exit.is_success() || Some(exit) == self.verdict || (self.failure.is_some() && !self.job.keep_going) {
             return;
         }
         self.failure.get_or_insert(exit);
         let (rank, group) = (watched.rank, watched.group);
         let left = self.ranks.iter().filter(|watched| watched.exit.is_none()).count();
-        if self.passed_on.is_none_or(|signal| exit != ExitReason::Signal(signal)) {
-            let stopping = match (left, self.keep_going) {
+        let by_itself = self.passed_on.is_none_or(|signal| exit != ExitReason::Signal(signal));
+        if by_itself && !was_stopped {
+            let stopping = match (left, self.job.keep_going) {
                 (0, _) => "",
                 (_, true) => "; the others go on",
                 (_, false) => "; stopping the others",
             };
             self.say(&format!("rank {rank} (pid {group}) failed with {exit}{stopping}"));
+            self.tell_other_hosts();
         }
-        if self.keep_going {
-            return;
+        if !self.job.keep_going {
+            self.stop();
         }
-        self.signal_all(Signal::TERM);
-        self.patience_ends = Some(Instant::now() + self.grace);
+    }
+
+    /// Tells the other hosts of the first failure here, unless they may go on.
+    fn tell_other_hosts(&self) {
+        if let (Some(hosts), false, Some(failure)) = (&self.hosts, self.job.keep_going, self.first_failure()) {
+            hosts.fail(self.attempt, &failure);
+        }
+    }
+
+    /// The rank of this host that failed first: of those that failed by themselves or said why, by the time when they said it, or ended.
+    fn first_failure(&self) -> Option<Failure> {
+        let failed = self.ranks.iter().filter_map(|watched| {
+            let exit = watched.exit.filter(|exit| !exit.is_success() && Some(*exit) != self.verdict)?;
+            let said = failure::read(&watched.error_file);
+            let of_signal = self.passed_on.is_some_and(|signal| exit == ExitReason::Signal(signal));
+            if said.is_none() && (watched.was_stopped || of_signal) {
+                return None;
+            }
+            let (cause, time) = said.map_or((None, watched.seen), |(cause, written)| (Some(cause), written));
+            Some(Failure {
+                host: child::host_name(),
+                rank: watched.rank,
+                local_rank: watched.local_rank,
+                pid: watched.group.as_raw_nonzero().get().unsigned_abs(),
+                ended: exit.to_string(),
+                code: exit.code(),
+                time,
+                cause,
+            })
+        });
+        failed.min_by_key(|failure| failure.time)
+    }
+
+    /// What came of the attempt.
+    fn outcome(&mut self) -> Outcome {
+        let interrupted = self.passed_on.is_some();
+        if self.job.keep_going && self.ranks.iter().any(|watched| watched.exit.is_some_and(ExitReason::is_success)) {
+            return Outcome { code: 0, failure: None, interrupted };
+        }
+        let is_here = |failure: &Failure| self.ranks.iter().any(|watched| watched.rank == failure.rank);
+        // What another host said first is what this one's ranks died of.
+        let elsewhere = match self.settled.take() {
+            Some(Settled::Failed(failure)) if !is_here(&failure) => Some(*failure),
+            Some(Settled::Lost(_)) if self.job.most_restarts > 0 && self.failure.is_none() => {
+                return Outcome { code: 1, failure: None, interrupted };
+            }
+            _ => None,
+        };
+        let verdict = self.verdict.filter(|_| self.verdict_told);
+        let here = self.failure.or(verdict).map_or(0, ExitReason::code);
+        let code = elsewhere.as_ref().map_or(here, |failure| failure.code);
+        Outcome { code, failure: elsewhere.or_else(|| self.first_failure()), interrupted }
     }
 
     fn pass_on(&mut self, signal: i32) {
@@ -211,18 +346,23 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// Asks all ranks to stop, and bounds how long they may take.
+    fn stop(&mut self) {
+        self.signal_all(Signal::TERM);
+        self.stopping = true;
+        self.patience_ends = Some(Instant::now() + self.job.grace);
+    }
+
     fn lose_patience(&mut self) {
         self.patience_ends = None;
         let late: Vec<_> = self.ranks.iter().filter(|watched| watched.exit.is_none()).map(|watched| watched.rank.to_string()).collect();
-        let (grace, asked) = (self.grace.as_secs_f64(), signal_name(SIGTERM));
+        let (grace, asked) = (self.job.grace.as_secs_f64(), signal_name(SIGTERM));
         self.say(&format!("still running {grace} s after {asked}: rank {}; killing", late.join(", ")));
         self.signal_all(Signal::KILL);
     }
 
-    /// Says something on standard error, in one piece: ranks write there too.
     fn say(&self, text: &str) {
-        // There is nobody to tell that nobody listens.
-        let _ = io::stderr().write_all(format!("{}: {text}\n", self.name).as_bytes());
+        say(self.name, text);
     }
 
     /// Signals the process group of every rank, also of those that have ended: what they started may live on.

@@ -20,7 +20,7 @@ const LAYERS: [&[&str]; 12] = [
     &["flight", "job"],
     &["observe"],
     &["config"],
-    &["device", "host", "rendezvous"],
+    &["device", "error_file", "host", "rendezvous"],
     &["communicator"],
     &["train"],
     &["internals"],

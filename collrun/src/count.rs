@@ -1,0 +1,73 @@
+//! How many ranks a host starts.
+
+use std::str::FromStr;
+
+/// More ranks than this are a mistake.
+const MOST: u16 = 4096;
+
+/// A number, or what there is to be counted on this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Count {
+    Number(u16),
+    Gpus,
+    Processors,
+    /// GPUs; where there are none, processors.
+    Auto,
+}
+
+impl FromStr for Count {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "gpu" => Ok(Self::Gpus),
+            "cpu" => Ok(Self::Processors),
+            "auto" => Ok(Self::Auto),
+            number => match number.parse() {
+                Ok(number @ 1..=MOST) => Ok(Self::Number(number)),
+                _ => Err(format!("a number from 1 to {MOST}, gpu, cpu or auto")),
+            },
+        }
+    }
+}
+
+impl Count {
+    /// How many ranks that is here.
+    pub(crate) fn ranks(self) -> Result<usize, String> {
+        match self {
+            Self::Number(number) => Ok(number.into()),
+            Self::Gpus => gpus(),
+            Self::Processors => processors(),
+            Self::Auto => gpus().or_else(|_| processors()),
+        }
+    }
+}
+
+fn gpus() -> Result<usize, String> {
+    match collectives::device_count() {
+        Ok(count @ 1..) => Ok(count),
+        Ok(_) => Err("--nproc-per-node gpu: there is a driver, but no GPU; give a number".to_owned()),
+        Err(error) => Err(format!("--nproc-per-node gpu: {error}")),
+    }
+}
+
+fn processors() -> Result<usize, String> {
+    let count = std::thread::available_parallelism().map_err(|error| format!("--nproc-per-node cpu: counting processors: {error}"))?;
+    Ok(count.get().min(usize::from(MOST)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_numbers_or_names() {
+        assert_eq!("7".parse(), Ok(Count::Number(7)));
+        assert_eq!(["gpu", "cpu", "auto"].map(str::parse), [Ok(Count::Gpus), Ok(Count::Processors), Ok(Count::Auto)]);
+        for wrong in ["", "0", "-1", "4097", "all", "GPU"] {
+            assert!(wrong.parse::<Count>().is_err(), "{wrong}");
+        }
+        assert_eq!(Count::Number(7).ranks(), Ok(7));
+        assert!(Count::Processors.ranks().unwrap() > 0 && Count::Auto.ranks().unwrap() > 0);
+    }
+}

@@ -1,0 +1,39 @@
+//! Where the hosts of a job meet, and which number each of them has.
+
+use std::time::Duration;
+
+use collectives::store::{Store as _, TcpStore};
+use collectives::{Error, Result, Secret};
+use collectives_launch::Store;
+
+use crate::arguments::Place;
+
+/// Counts the hosts that come after the one that serves the store.
+const HOSTS: &str = "collrun/hosts";
+
+/// This host's number, and the job's store, served here by host 0. Others may take `patience` to come.
+pub(crate) fn meet(place: &Place, secret: Option<&Secret>, patience: Duration) -> Result<(usize, Store)> {
+    match place {
+        Place::Alone { address: None, port: None } => Ok((0, Store::local(secret)?)),
+        Place::Alone { address, port } => Ok((0, Store::serve(address.as_deref().unwrap_or("127.0.0.1"), port.unwrap_or(0), secret)?)),
+        Place::Among { node: 0, address, port } => Ok((0, Store::serve(address, *port, secret)?)),
+        Place::Among { node, address, port } => Ok((usize::from(*node), Store::elsewhere(address, *port))),
+        Place::Unnumbered { address, port } => numbered(address, *port, secret, patience),
+    }
+}
+
+/// Whoever can serve at the address is host 0; the others are counted there.
+fn numbered(address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> Result<(usize, Store)> {
+    match Store::serve(address, port, secret) {
+        Ok(store) => return Ok((0, store)),
+        // It is another host's, or one of several launchers of this host was first.
+        Err(Error::Config { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    let store = match secret {
+        Some(secret) => TcpStore::connect_with_secret(address, port, patience, secret)?,
+        None => TcpStore::connect(address, port, patience)?,
+    };
+    let number = usize::try_from(store.add(HOSTS, 1)?).unwrap_or(usize::MAX);
+    Ok((number, Store::elsewhere(address, port)))
+}

@@ -1,0 +1,134 @@
+//! How a rank failed, and what it says of that itself: the error files of PyTorch's agents, whose form ranks write.
+
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// More of an error file is not read, and more of its text not shown.
+const LONGEST: usize = 64 << 10;
+
+/// The failure that others followed from, as far as is known.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The name of its host.
+    pub host: String,
+    /// Its rank in the job.
+    pub rank: usize,
+    /// Its number on that host.
+    pub local_rank: usize,
+    /// Its process.
+    pub pid: u32,
+    /// How it ended: an exit code, or a signal.
+    pub ended: String,
+    /// That as shells number it.
+    pub code: u8,
+    /// When, in nanoseconds since 1970 by its host's clock: when it wrote its error, else when its end was seen.
+    pub time: u64,
+    /// What it said of its failure, where it did.
+    pub cause: Option<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, rank, local_rank, pid, ended, time, cause, .. } = self;
+        write!(f, "rank {rank} (local rank {local_rank}) on {host}, pid {pid}, at {}: {ended}", time_of_day(*time))?;
+        match cause {
+            Some(cause) => cause.trim_end().lines().try_for_each(|line| write!(f, "\n  {line}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `17:46:01 UTC`.
+fn time_of_day(nanoseconds: u64) -> String {
+    let seconds = nanoseconds / 1_000_000_000 % 86_400;
+    format!("{:02}:{:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+/// Since 1970; a time before that, or after 2554, is none.
+pub(super) fn nanoseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What a rank wrote.
+#[derive(Debug, Deserialize)]
+struct ErrorFile {
+    message: Message,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Message {
+    Plain(String),
+    #[serde(rename_all = "camelCase")]
+    Whole {
+        message: String,
+        extra_info: Option<ExtraInfo>,
+    },
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct ExtraInfo {
+    py_callstack: Option<String>,
+    /// Ours alone: the file system's time of a file is good to some milliseconds.
+    timestamp_ns: Option<u64>,
+}
+
+/// The cause in an error file, and when it was written; none where there is no such file. What is none of PyTorch's form is taken as it is.
+pub(super) fn read(path: &Path) -> Option<(String, u64)> {
+    let written = std::fs::metadata(path).and_then(|file| file.modified()).ok()?;
+    let mut bytes = std::fs::read(path).ok()?;
+    bytes.truncate(LONGEST);
+    let (cause, precisely) = match serde_json::from_slice(&bytes) {
+        Ok(ErrorFile { message: Message::Plain(message) }) => (message, None),
+        Ok(ErrorFile { message: Message::Whole { message, extra_info } }) => {
+            let ExtraInfo { py_callstack, timestamp_ns } = extra_info.unwrap_or_default();
+            (py_callstack.filter(|stack| !stack.trim().is_empty()).unwrap_or(message), timestamp_ns)
+        }
+        Err(_) => (String::from_utf8_lossy(&bytes).into_owned(), None),
+    };
+    (!cause.trim().is_empty()).then(|| (cause, precisely.unwrap_or_else(|| nanoseconds(written))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_files_of_every_form_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("error.json");
+        let cause = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read(&path).map(|(cause, _)| cause)
+        };
+        assert_eq!(
+            cause(r#"{"message": {"message": "lost", "extraInfo": {"py_callstack": "", "timestamp": "7"}}}"#).as_deref(),
+            Some("lost")
+        );
+        let python = r#"{"message": {"message": "E: x", "extraInfo": {"py_callstack": "Traceback\n  x\n", "timestamp": "7"}}}"#;
+        assert_eq!(cause(python).as_deref(), Some("Traceback\n  x\n"));
+        assert_eq!(cause(r#"{"message": "plain", "timestamp": 7}"#).as_deref(), Some("plain"));
+        let precise = r#"{"message": {"message": "x", "extraInfo": {"timestamp": "7", "timestamp_ns": 7000000001}}}"#;
+        assert_eq!(cause(precise).as_deref(), Some("x"));
+        assert_eq!(read(&path), Some(("x".to_owned(), 7_000_000_001)));
+        assert_eq!(cause("no JSON").as_deref(), Some("no JSON"));
+        assert_eq!(cause(" "), None);
+        assert_eq!(read(&folder.path().join("absent")), None);
+    }
+
+    #[test]
+    fn failures_name_host_rank_time_and_cause() {
+        let cause = Some("all_reduce: lost rank 2\nand more\n".to_owned());
+        let ended = "exit code 3".to_owned();
+        let time = (17 * 3600 + 46 * 60 + 1) * 1_000_000_000;
+        let failure = Failure { host: "a".into(), rank: 5, local_rank: 1, pid: 7, ended, code: 3, time, cause };
+        let words = "rank 5 (local rank 1) on a, pid 7, at 17:46:01 UTC: exit code 3\n  all_reduce: lost rank 2\n  and more";
+        assert_eq!(failure.to_string(), words);
+        let text = serde_json::to_string(&failure).unwrap();
+        assert_eq!(serde_json::from_str::<Failure>(&text).unwrap(), failure);
+    }
+}

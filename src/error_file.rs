@@ -1,0 +1,100 @@
+//! Why a rank failed, in a file that its launcher reads.
+
+use std::any::Any;
+use std::fmt::Display;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::config;
+use crate::flight::Json;
+
+/// Runs a rank's program, and where it fails writes why into the file that the launcher names, so that the launcher can say it when the
+/// job has ended: `collrun` and torchrun's agent name one in `TORCHELASTIC_ERROR_FILE`, and read what PyTorch's `@record` writes there, which
+/// this is. Without a launcher that names one it writes nothing. An error comes back as it is, and a panic goes on.
+///
+/// ```no_run
+/// use collectives::{Communicator, ReduceOp};
+///
+/// fn main() -> collectives::Result<()> {
+///     collectives::record_failure(train)
+/// }
+///
+/// fn train() -> collectives::Result<()> {
+///     let comm = Communicator::from_env()?;
+///     comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum)?;
+///     comm.close()
+/// }
+/// ```
+///
+/// # Errors
+///
+/// The program's own. That the file cannot be written is told to `tracing` alone: it is no reason to hide why the program failed.
+pub fn record_failure<T, E: Display>(program: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    match catch_unwind(AssertUnwindSafe(program)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => {
+            record(&error.to_string());
+            Err(error)
+        }
+        Err(panic) => {
+            record(&format!("panicked: {}", words(&*panic)));
+            resume_unwind(panic)
+        }
+    }
+}
+
+/// What a panic said.
+fn words(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word")
+}
+
+fn record(message: &str) {
+    let Some(path) = config::error_file() else { return };
+    if let Err(error) = write(&path, message) {
+        tracing::warn!(target: "collectives", path = %path.display(), %error, "why this rank failed cannot be written where its launcher looks");
+    }
+}
+
+fn write(path: &Path, message: &str) -> io::Result<()> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut json = Json::default();
+    json.object(|json| {
+        json.key("message").object(|json| {
+            json.key("message").text(message);
+            json.key("extraInfo").object(|json| {
+                json.key("py_callstack").text(message);
+                json.key("timestamp").text(&since.as_secs().to_string());
+                // Ours alone, by which collrun finds out who was first.
+                json.key("timestamp_ns").number(since.as_nanos());
+            });
+        });
+    });
+    std::fs::write(path, json.into_text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_has_the_form_that_agents_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("error.json");
+        write(&path, "lost rank 3:\n\t\"gone\"").unwrap();
+        let found: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(found["message"]["message"], "lost rank 3:\n\t\"gone\"");
+        assert!(found["message"]["extraInfo"]["timestamp"].as_str().unwrap().parse::<u64>().unwrap() > 1_700_000_000);
+    }
+
+    #[test]
+    fn errors_and_panics_come_back() {
+        assert_eq!(record_failure(|| Ok::<_, String>(3)), Ok(3));
+        assert_eq!(record_failure(|| Err::<(), _>("lost")), Err("lost"));
+        let panic = catch_unwind(|| record_failure(|| -> Result<(), String> { panic!("no {}", 1) })).unwrap_err();
+        assert_eq!(words(&*panic), "no 1");
+        assert_eq!(words(&7), "without a word");
+    }
+}
