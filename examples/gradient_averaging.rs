@@ -81,6 +81,11 @@ fn train(comm: &Communicator) -> Result<(f32, f32, Vec<f32>)> {
 }
 
 fn main() -> Result<()> {
+    // collrun and torchrun say in the end why a rank failed.
+    collectives::record_failure(run)
+}
+
+fn run() -> Result<()> {
     let comm = Communicator::from_env()?;
     let (first, last, parameters) = train(&comm)?;
 

@@ -84,7 +84,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) virtual_local_rank: bool,
     /// Signals that are passed on to the ranks
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = signal, default_value = "SIGTERM,SIGINT,SIGHUP")]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = signal, default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
     pub(crate) signals_to_handle: Vec<i32>,
     /// As torchrun has it; ends are noticed at once
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -103,9 +103,9 @@ pub(crate) struct Arguments {
     /// is collrun's, so any rank may fail
     #[arg(long, conflicts_with = "max_restarts")]
     pub(crate) keep_going: bool,
-    /// How long ranks may take to stop when another has failed, before they are killed
-    #[arg(long, aliases = ["shutdown-timeout", "shutdown_timeout"], value_name = "SECONDS", default_value = "5", value_parser = seconds)]
-    pub(crate) grace: Duration,
+    /// How long ranks may take to stop before they are killed: 5 when another has failed, 30 after a signal, unless given
+    #[arg(long, aliases = ["shutdown-timeout", "shutdown_timeout"], value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) grace: Option<Duration>,
     #[command(flatten)]
     pub(crate) refused: Refused,
     /// The program and its arguments
@@ -134,7 +134,10 @@ impl Refused {
     /// Why one that was given is refused.
     fn reason(&self) -> Option<&'static str> {
         let all = [
-            (&self.event_log_handler, "--event-log-handler: handlers are Python's; what collrun notices it says on standard error"),
+            (
+                &self.event_log_handler.clone().filter(|name| name != "null"),
+                "--event-log-handler: handlers are Python's; what collrun notices it says on standard error",
+            ),
             (&self.logs_specs, "--logs-specs: they are classes of Python's; --log-dir, --redirects and --tee say where output goes"),
             (&self.numa_binding, "--numa-binding: put numactl, or a script that calls it by LOCAL_RANK, in front of the program"),
             (&self.duplicate_stdout_filters, "--duplicate-stdout-filters: tee standard output with -t 1 and search the files"),

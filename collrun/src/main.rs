@@ -34,9 +34,10 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
     let local_world_size = arguments.nproc_per_node.ranks().map_err(usage)?;
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let patience = arguments.rdzv_conf.unwrap_or(PATIENCE);
+    let hosts = meeting::Hosts { count: arguments.nnodes.into(), job: arguments.rdzv_id.as_deref().unwrap_or("none"), patience };
     let met = match given {
-        None if arguments.secret => with_new_secret(&place)?,
-        secret => meeting::meet(&place, secret.as_ref(), patience),
+        None if arguments.secret => with_new_secret(&place, &hosts)?,
+        secret => meeting::meet(&place, secret.as_ref(), &hosts),
     };
     let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
     let job = job(arguments, local_world_size, node);
@@ -51,6 +52,7 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
 /// What is to be started here.
 fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
     let (program, words) = arguments.program();
+    let usual = Job::new(program, words, local_world_size);
     let has_files = !(arguments.redirects.is_empty() && arguments.tee.is_empty());
     let listen = arguments.local_addr.iter().map(|address| ("COLLECTIVES_LISTEN_ADDRESS".into(), address.into()));
     Job {
@@ -65,22 +67,23 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
         log_folder: arguments.log_dir.clone().or_else(|| has_files.then(|| std::env::temp_dir().join("collrun"))),
         prefix: if arguments.no_prefix { String::new() } else { arguments.log_line_prefix_template.clone() },
         signals: arguments.signals_to_handle.clone(),
-        grace: arguments.grace,
         patience: arguments.rdzv_conf.unwrap_or(PATIENCE),
+        grace: arguments.grace.unwrap_or(usual.grace),
+        grace_after_signal: arguments.grace.unwrap_or(usual.grace_after_signal),
         most_restarts: arguments.max_restarts,
         keep_going: arguments.keep_going,
-        ..Job::new(program, words, local_world_size)
+        ..usual
     }
 }
 
 /// A store that lets in the ranks of this host alone.
-fn with_new_secret(place: &Place) -> Result<collectives::Result<(usize, Store)>, Refused> {
+fn with_new_secret(place: &Place, hosts: &meeting::Hosts<'_>) -> Result<collectives::Result<(usize, Store)>, Refused> {
     let Place::Alone { .. } = place else {
         let message = "--secret: the other hosts could not know it; give COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each";
         return Err(usage(message.to_owned()));
     };
     Ok(Secret::random().and_then(|secret| {
-        let (node, mut store) = meeting::meet(place, Some(&secret), PATIENCE)?;
+        let (node, mut store) = meeting::meet(place, Some(&secret), hosts)?;
         store.secret = Some(secret);
         Ok((node, store))
     }))

@@ -8,22 +8,28 @@ use collectives_launch::Store;
 
 use crate::arguments::Place;
 
-/// Counts the hosts that come after the one that serves the store.
-const HOSTS: &str = "collrun/hosts";
+/// The hosts of a job.
+pub(crate) struct Hosts<'a> {
+    pub(crate) count: usize,
+    /// The job's name: another job at the same place counts its own hosts.
+    pub(crate) job: &'a str,
+    /// How long the others may take to come.
+    pub(crate) patience: Duration,
+}
 
-/// This host's number, and the job's store, served here by host 0. Others may take `patience` to come.
-pub(crate) fn meet(place: &Place, secret: Option<&Secret>, patience: Duration) -> Result<(usize, Store)> {
+/// This host's number, and the job's store, served here by host 0.
+pub(crate) fn meet(place: &Place, secret: Option<&Secret>, hosts: &Hosts<'_>) -> Result<(usize, Store)> {
     match place {
         Place::Alone { address: None, port: None } => Ok((0, Store::local(secret)?)),
         Place::Alone { address, port } => Ok((0, Store::serve(address.as_deref().unwrap_or("127.0.0.1"), port.unwrap_or(0), secret)?)),
         Place::Among { node: 0, address, port } => Ok((0, Store::serve(address, *port, secret)?)),
         Place::Among { node, address, port } => Ok((usize::from(*node), Store::elsewhere(address, *port))),
-        Place::Unnumbered { address, port } => numbered(address, *port, secret, patience),
+        Place::Unnumbered { address, port } => numbered(address, *port, secret, hosts),
     }
 }
 
 /// Whoever can serve at the address is host 0; the others are counted there.
-fn numbered(address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> Result<(usize, Store)> {
+fn numbered(address: &str, port: u16, secret: Option<&Secret>, hosts: &Hosts<'_>) -> Result<(usize, Store)> {
     match Store::serve(address, port, secret) {
         Ok(store) => return Ok((0, store)),
         // It is another host's, or one of several launchers of this host was first.
@@ -31,9 +37,14 @@ fn numbered(address: &str, port: u16, secret: Option<&Secret>, patience: Duratio
         Err(error) => return Err(error),
     }
     let store = match secret {
-        Some(secret) => TcpStore::connect_with_secret(address, port, patience, secret)?,
-        None => TcpStore::connect(address, port, patience)?,
+        Some(secret) => TcpStore::connect_with_secret(address, port, hosts.patience, secret)?,
+        None => TcpStore::connect(address, port, hosts.patience)?,
     };
-    let number = usize::try_from(store.add(HOSTS, 1)?).unwrap_or(usize::MAX);
+    let number = usize::try_from(store.add(&format!("collrun/hosts/{}", hosts.job), 1)?).unwrap_or(usize::MAX);
+    if number >= hosts.count {
+        let what = format!("--rdzv-endpoint {address}:{port}");
+        let reason = format!("all {} hosts of --nnodes are there already, so this one is none of them; is it started twice?", hosts.count);
+        return Err(Error::Config { what, reason });
+    }
     Ok((number, Store::elsewhere(address, port)))
 }

@@ -273,6 +273,22 @@ fn a_job_that_is_told_to_stop_is_not_begun_anew() {
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
+#[test]
+fn ranks_that_are_deaf_to_a_signal_are_killed_in_the_end() {
+    let mut child = collrun("--grace 0.2", "trap '' INT; echo $$; while :; do sleep 0.01; done")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    lines.read_line(&mut String::new()).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains("still running 0.2 s after SIGINT: rank 0; killing"), "{said}");
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+}
+
 /// Two launchers of one job at a port, each with flags and a script of its own.
 fn two_hosts(flags: [&str; 2], script: &str) -> [Output; 2] {
     let launchers = flags.map(|flags| {

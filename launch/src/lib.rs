@@ -50,8 +50,10 @@ pub struct Job {
     pub prefix: String,
     /// The signals that are passed on to the ranks, unless they were ignored.
     pub signals: Vec<i32>,
-    /// How long ranks that were asked to stop may take before they are killed.
+    /// How long ranks that were asked to stop, since another failed, may take before they are killed.
     pub grace: Duration,
+    /// How long they may take after SIGINT, SIGTERM or SIGQUIT was passed on.
+    pub grace_after_signal: Duration,
     /// How long the other hosts may take to come.
     pub patience: Duration,
     /// How often all ranks of all hosts are started anew after a failure.
@@ -81,6 +83,7 @@ impl Job {
             prefix: "[${rank}] ".to_owned(),
             signals: vec![SIGINT, SIGTERM, SIGHUP],
             grace: Duration::from_secs(5),
+            grace_after_signal: Duration::from_secs(30),
             patience: Duration::from_secs(1800),
             most_restarts: 0,
             verdict: None,

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
-use signal_hook::consts::SIGTERM;
+use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::failure::{self, Failure, nanoseconds};
@@ -152,6 +152,8 @@ pub(super) struct Supervisor<'a> {
     /// Whether ranks were asked to stop, and when those that do not are killed.
     stopping: bool,
     patience_ends: Option<Instant>,
+    /// By which signal they were asked, and how long they may take.
+    asked: (i32, Duration),
 }
 
 impl<'a> Supervisor<'a> {
@@ -179,6 +181,7 @@ impl<'a> Supervisor<'a> {
             passed_on: None,
             stopping: false,
             patience_ends: None,
+            asked: (SIGTERM, job.grace),
         }
     }
 
@@ -344,19 +347,28 @@ impl<'a> Supervisor<'a> {
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.signal_all(signal);
         }
+        // The other signals ask nobody to end.
+        if [SIGINT, SIGTERM, SIGQUIT].contains(&signal) && self.patience_ends.is_none() {
+            self.asked = (signal, self.job.grace_after_signal);
+            self.patience_ends = Some(Instant::now() + self.job.grace_after_signal);
+        }
     }
 
     /// Asks all ranks to stop, and bounds how long they may take.
     fn stop(&mut self) {
         self.signal_all(Signal::TERM);
         self.stopping = true;
+        self.asked = (SIGTERM, self.job.grace);
         self.patience_ends = Some(Instant::now() + self.job.grace);
     }
 
     fn lose_patience(&mut self) {
         self.patience_ends = None;
         let late: Vec<_> = self.ranks.iter().filter(|watched| watched.exit.is_none()).map(|watched| watched.rank.to_string()).collect();
-        let (grace, asked) = (self.job.grace.as_secs_f64(), signal_name(SIGTERM));
+        if late.is_empty() {
+            return;
+        }
+        let (grace, asked) = (self.asked.1.as_secs_f64(), signal_name(self.asked.0));
         self.say(&format!("still running {grace} s after {asked}: rank {}; killing", late.join(", ")));
         self.signal_all(Signal::KILL);
     }

@@ -16,6 +16,21 @@ fn torchrun_starts_our_example() {
 }
 
 #[test]
+fn torchrun_and_collrun_say_what_a_rank_failed_of() {
+    let python = python!();
+    let example = example("gradient_averaging");
+    let mut collrun = std::process::Command::new(crate::common::programs::program("collrun").unwrap());
+    collrun.args(["--nproc-per-node", "2", "--"]).arg(&example);
+    let torchrun = python.torchrun(&["--nproc-per-node", "2", "--standalone", "--no-python", "--", example.to_str().unwrap()]);
+    for mut launcher in [collrun, torchrun] {
+        let output = launcher.env("COLLECTIVES_TIMEOUT", "soon").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let (_, last) = said.split_once("first failure").or_else(|| said.split_once("first observed failure")).unwrap();
+        assert!(!output.status.success() && last.contains("COLLECTIVES_TIMEOUT=\"soon\""), "{said}");
+    }
+}
+
+#[test]
 fn a_rank_that_dies_in_its_first_life_is_started_again_by_torchrun_with_all_others() {
     let python = python!();
     let rank = rank::command();
