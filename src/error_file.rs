@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config;
+use crate::event;
 use crate::flight::Json;
 
 /// Runs a rank's program, and where it fails writes why into the file that the launcher names, so that the launcher can say it when the
@@ -54,7 +55,7 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 fn record(message: &str) {
     let Some(path) = config::error_file() else { return };
     if let Err(error) = write(&path, message) {
-        tracing::warn!(target: "collectives", path = %path.display(), %error, "why this rank failed cannot be written where its launcher looks");
+        event::warn!(path = %path.display(), %error, "why this rank failed cannot be written where its launcher looks");
     }
 }
 
