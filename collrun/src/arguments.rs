@@ -15,7 +15,7 @@ use crate::count::Count;
 /// on) and a store to meet at. When one rank fails, collrun says which, stops the others and exits with its code. Signals
 /// are passed on. No rank outlives collrun. Flags are torchrun's, with - or _ between words.
 #[derive(Debug, Parser)]
-#[command(name = "collrun", version, max_term_width = 110)]
+#[command(name = "collrun", version, max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
     /// Ranks to start on this host: a number; gpu: one for each GPU; cpu: one for each processor; auto: for each GPU, else processor
     #[arg(long, value_name = "N|auto|gpu|cpu", default_value = "1")]
@@ -23,6 +23,27 @@ pub(crate) struct Arguments {
     /// Hosts in the job; collrun is started once on each
     #[arg(long, value_name = "M", default_value = "1", value_parser = nodes)]
     pub(crate) nnodes: u16,
+    /// Hosts on which to start the ranks, by ssh: a,b or a:4,b:4 with the ranks of each
+    #[arg(long, value_name = "HOST[:N],…", conflicts_with_all = ["hostfile", "nnodes", "node_rank", "rdzv_endpoint", "standalone"])]
+    pub(crate) hosts: Option<String>,
+    /// A file of them: a host in each line, and after it slots=N where there are several ranks
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank", "rdzv_endpoint", "standalone"])]
+    pub(crate) hostfile: Option<PathBuf>,
+    /// What runs a command on a host, called with the host and the command
+    #[arg(long, value_name = "COMMAND", default_value = "ssh")]
+    pub(crate) ssh: String,
+    /// collrun on the other hosts; unless given, where it is here
+    #[arg(long, value_name = "PATH")]
+    pub(crate) remote_collrun: Option<PathBuf>,
+    /// A variable that ranks of other hosts get, too, beside those of collectives and NCCL; without a value, as it is here
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<String>,
+    /// Reads from standard input what to start
+    #[arg(long, hide = true)]
+    pub(crate) read_order: bool,
+    /// Is started by another collrun: signals come on standard input, and hosts are not started from here
+    #[arg(long, hide = true)]
+    pub(crate) controlled: bool,
     /// This host's number, from 0; needed with several hosts, unless --rdzv-endpoint says where they meet
     #[arg(long, value_name = "R")]
     pub(crate) node_rank: Option<u16>,
@@ -109,7 +130,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) refused: Refused,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required_unless_present = "read_order", trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<OsString>,
 }
 

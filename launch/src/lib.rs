@@ -4,6 +4,7 @@
 
 mod attempt;
 mod child;
+mod control;
 mod failure;
 mod hosts;
 mod output;
@@ -56,6 +57,8 @@ pub struct Job {
     pub grace_after_signal: Duration,
     /// How long the other hosts may take to come.
     pub patience: Duration,
+    /// Whether another launcher says on standard input which signals to pass on, and by its end that the ranks are to stop.
+    pub controlled: bool,
     /// How often all ranks of all hosts are started anew after a failure.
     pub most_restarts: u32,
     /// An exit code by which a rank tells what it found; it becomes ours, and the other ranks go on.
@@ -85,6 +88,7 @@ impl Job {
             grace: Duration::from_secs(5),
             grace_after_signal: Duration::from_secs(30),
             patience: Duration::from_secs(1800),
+            controlled: false,
             most_restarts: 0,
             verdict: None,
             keep_going: false,

@@ -72,6 +72,8 @@ pub(super) enum Event {
     Ended(usize, ExitReason),
     /// This signal came.
     Signal(i32),
+    /// The launcher that started this one is gone.
+    Orphaned,
     /// This attempt has ended for all hosts.
     Settled(u32, Settled),
 }
@@ -220,6 +222,7 @@ impl<'a> Supervisor<'a> {
         match self.next_event() {
             Some(Event::Ended(place, exit)) => self.ended(place, exit),
             Some(Event::Signal(signal)) => self.pass_on(signal),
+            Some(Event::Orphaned) => self.orphaned(),
             Some(Event::Settled(attempt, settled)) if attempt == self.attempt => self.take(settled),
             Some(Event::Settled(..)) => {}
             None => self.lose_patience(),
@@ -352,6 +355,12 @@ impl<'a> Supervisor<'a> {
             self.asked = (signal, self.job.grace_after_signal);
             self.patience_ends = Some(Instant::now() + self.job.grace_after_signal);
         }
+    }
+
+    /// Stops the ranks, and does not begin them anew: nobody sees what they do.
+    fn orphaned(&mut self) {
+        self.passed_on = Some(SIGTERM);
+        self.stop();
     }
 
     /// Asks all ranks to stop, and bounds how long they may take.
