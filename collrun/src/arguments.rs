@@ -253,7 +253,9 @@ impl Arguments {
 /// `HOST`, `HOST:PORT`, and `[V6]:PORT`.
 fn address_and_port(endpoint: &str, port: Option<u16>) -> Result<(String, u16), String> {
     let is_bare = endpoint.parse::<std::net::Ipv6Addr>().is_ok();
-    match endpoint.rsplit_once(':').filter(|(address, _)| !is_bare && !(address.starts_with('[') && !address.ends_with(']'))) {
+    // The last colon of an address in brackets stands inside of them, where no port follows.
+    let is_whole = |address: &str| !address.starts_with('[') || address.ends_with(']');
+    match endpoint.rsplit_once(':').filter(|(address, _)| !is_bare && is_whole(address)) {
         None => Ok((unbracketed(endpoint).to_owned(), port.unwrap_or(PORT))),
         Some((address, number)) => match number.parse() {
             Ok(number) if !address.is_empty() => Ok((unbracketed(address).to_owned(), number)),

@@ -419,7 +419,8 @@ pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError>
     Ok(())
 }
 
-#[cfg(all(test, simgpu))]
+#[cfg(test)]
+#[cfg(simgpu)]
 mod tests {
     use super::*;
 

@@ -125,7 +125,8 @@ impl LiveGraphs {
     }
 
     /// The value of the first record's word, which is another one from then on where one is given.
-    #[cfg(all(test, simgpu))]
+    #[cfg(test)]
+    #[cfg(simgpu)]
     pub(super) fn first_word(&self, new: Option<u32>) -> u32 {
         let word = &self.living()[0].word;
         new.map_or_else(|| word.value().load(Ordering::Acquire), |new| word.value().swap(new, Ordering::AcqRel))

@@ -38,7 +38,8 @@ mod state;
 mod stream_position;
 mod stream_tracker;
 mod teardown;
-#[cfg(all(test, simgpu))]
+#[cfg(test)]
+#[cfg(simgpu)]
 mod tests;
 mod timekeeper;
 mod watchdog;

@@ -194,7 +194,8 @@ impl StreamTracker {
     }
 }
 
-#[cfg(all(test, simgpu))]
+#[cfg(test)]
+#[cfg(simgpu)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -271,7 +271,8 @@ fn address<T>(parameter: &mut T) -> *mut c_void {
     std::ptr::from_mut(parameter).cast()
 }
 
-#[cfg(all(test, simgpu))]
+#[cfg(test)]
+#[cfg(simgpu)]
 mod tests {
     //! What is loaded, and when, on the simulated GPU.
 

@@ -8,7 +8,8 @@ mod exchange;
 mod kept_plan;
 mod scratch;
 mod teardown;
-#[cfg(all(test, simgpu))]
+#[cfg(test)]
+#[cfg(simgpu)]
 mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
