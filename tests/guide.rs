@@ -260,7 +260,8 @@ fn the_commands_of_the_readme_are_those_of_ci() {
 #[test]
 fn the_links_of_the_readme_lead_somewhere_and_it_is_short() {
     let readme = read("README.md");
-    let dead: Vec<_> = between(&prose(&readme), "](", ')').into_iter().filter(|link| !root().join(link).exists()).collect();
+    let text = prose(&readme);
+    let dead: Vec<_> = between(&text, "](", ')').into_iter().filter(|link| !root().join(link).exists()).collect();
     assert!(dead.is_empty(), "{dead:?}");
     let words = readme.split_whitespace().count();
     assert!(words <= 900, "{words} words");
