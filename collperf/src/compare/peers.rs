@@ -44,7 +44,8 @@ impl Peers {
         let names: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
         let column = |wanted: &str| {
             let place = names.iter().position(|name| *name == wanted);
-            place.ok_or_else(|| format!("one file to report on is cells of --csv with --cell-ms: it has no column {wanted}"))
+            place
+                .ok_or_else(|| format!("give two results of -J, or one file of cells by --csv with --cell-ms, which has a column {wanted}"))
         };
         let wanted = ["peer", "transport", "collective", "op", "dtype", "nranks", "bytes", "lat_p50_us"];
         let places = wanted.into_iter().map(column).collect::<Result<Vec<_>, _>>()?;

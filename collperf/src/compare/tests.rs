@@ -109,5 +109,5 @@ fn what_are_no_cells_is_said_to_be_none() {
         let error = Peers::parse("x".to_owned(), &format!("{head}\n{lines}\n")).unwrap_err();
         assert!(error.contains(reason), "{error}");
     }
-    assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("it has no column peer"));
+    assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("which has a column peer"));
 }
