@@ -138,7 +138,6 @@ mod guide {
         launchers = "../docs/src/launchers.md";
         messages = "../docs/src/messages.md";
         observing = "../docs/src/observing.md";
-        #[cfg(feature = "cuda")]
         readme = "../README.md";
         settings = "../docs/src/settings.md";
         subgroups = "../docs/src/subgroups.md";

@@ -244,6 +244,30 @@ fn flags_on_command_lines_exist() {
 }
 
 #[test]
+fn the_commands_of_the_readme_are_those_of_ci() {
+    let readme = read("README.md");
+    let commands: Vec<_> = between(&readme, "\n```sh\n", '`')
+        .into_iter()
+        .flat_map(str::lines)
+        .filter(|line| ["cargo perf", "cargo test"].iter().any(|start| line.starts_with(start)))
+        .collect();
+    assert_eq!(commands.len(), 2, "{commands:?}");
+    let run = read(".ci/run");
+    let missing: Vec<_> = commands.into_iter().filter(|command| !run.lines().any(|line| line == *command)).collect();
+    assert!(missing.is_empty(), ".ci/run does not run {missing:?}");
+}
+
+#[test]
+fn the_links_of_the_readme_lead_somewhere_and_it_is_short() {
+    let readme = read("README.md");
+    let text = prose(&readme);
+    let dead: Vec<_> = between(&text, "](", ')').into_iter().filter(|link| !root().join(link).exists()).collect();
+    assert!(dead.is_empty(), "{dead:?}");
+    let words = readme.split_whitespace().count();
+    assert!(words <= 900, "{words} words");
+}
+
+#[test]
 fn pictures_are_what_the_script_draws() {
     match Command::new(root().join("docs/pictures/draw")).arg("--check").output() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),

@@ -20,7 +20,8 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
 /// less bandwidth than NCCL_TESTS_MIN_BW asks for.
 ///
 /// `collperf --explain-hang FOLDER` measures nothing: it reads the flight records that ranks have written there, and says who hung where.
-/// `collperf trace FOLDER` makes one trace of those that ranks have written, and `collperf report A.json B.json` compares two results.
+/// `collperf trace FOLDER` makes one trace of those that ranks have written, and `collperf report A.json B.json` compares two results
+/// (`collperf report CELLS.csv` those of several libraries).
 /// `collperf doctor` says what this machine has and lacks, and whether ranks reach each other;
 /// `collperf pairs` measures every pair of hosts and names those that are out of line; `collperf stragglers` names the rank that others wait for;
 /// `collperf install-links FOLDER` makes links with nccl-tests' names. Each has a --help of its own.

@@ -61,6 +61,13 @@ fn devices_are_looked_at() {
 }
 
 #[test]
+fn the_nccl_that_the_environment_names_is_looked_at() {
+    let output = doctor("").envs(simgpu::environment()).env("COLLECTIVES_NCCL_LIBRARY", "/none/libnccl.so.2").output().unwrap();
+    let text = said(&output);
+    assert!(line(&text, "NCCL").contains("note") && line(&text, "NCCL").contains("/none/libnccl.so.2: "), "{text}");
+}
+
+#[test]
 fn ranks_of_one_host_have_no_others() {
     let output = doctor("-g 3").output().unwrap();
     assert!(line(&said(&output), "other hosts").contains("none in this job"), "{output:?}");
@@ -102,7 +109,7 @@ fn hosts_that_do_not_reach_each_other_are_named() {
         Err(why) => skip!("network namespaces cannot be made: {why}"),
     };
     let (text, code) = on_hosts(&hosts, 41);
-    assert!(code == Some(0) && line(&text, "other hosts").contains("all 2 are reached"), "{text}");
+    assert!(code == Some(0) && line(&text, "other hosts").contains("2 of 2 are reached"), "{text}");
     // A firewall on host 1 that lets nothing through to host 2.
     if let Err(why) = run("ip", &["-n", &hosts.space(1), "route", "add", "prohibit", "10.99.41.3/32"]) {
         skip!("a route cannot be closed: {why}");

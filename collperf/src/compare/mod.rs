@@ -1,6 +1,7 @@
-//! Compares two results that were written with -J.
+//! Compares two results that were written with -J, or those of several libraries in one file.
 
 mod file;
+mod peers;
 mod table;
 
 use std::path::PathBuf;
@@ -8,27 +9,29 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use crate::failure::{CHECK, Failure};
-use crate::report::plot::compared;
+use crate::report::plot::{Series, compared};
 use file::Results;
+use peers::Peers;
 use table::Comparison;
 
 /// Compares two results that collperf wrote with -J: time, median of single calls and bus bandwidth, cell by cell.
 ///
+/// With one file, shows its cells by peer: that file is what --csv with --cell-ms writes, and may hold lines of other libraries.
 /// Of cells that were measured several times (-N) the medians count. Exit codes: 0; 1 files; 6 usage; 7 a cell took longer than
 /// --threshold allows, or has wrong elements in B.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf report", bin_name = "collperf report", max_term_width = 110)]
 pub(crate) struct Arguments {
-    /// The older results
+    /// The older results; or cells of several peers, CELLS.csv
     #[arg(value_name = "A.json")]
     a: PathBuf,
     /// The newer results
     #[arg(value_name = "B.json")]
-    b: PathBuf,
+    b: Option<PathBuf>,
     /// Fail where a cell of B took more than so many percent longer than in A
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "b")]
     threshold: Option<f64>,
-    /// Draw time and bus bandwidth of both over size
+    /// Draw time and bus bandwidth over size
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
@@ -40,18 +43,27 @@ fn percent(text: &str) -> Result<f64, String> {
 
 /// Prints the comparison.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    let [a, b] = [&arguments.a, &arguments.b].map(|path| Results::read(path));
+    let Some(b) = &arguments.b else {
+        let peers = Peers::read(&arguments.a)?;
+        print!("{}", peers.text());
+        draw(arguments, &peers.heading(), peers.name(), &peers.series())?;
+        return Ok(0);
+    };
+    let [a, b] = [&arguments.a, b].map(|path| Results::read(path));
     let comparison = Comparison::new(a?, b?);
     print!("{}", comparison.text(arguments.threshold));
-    if let Some(path) = &arguments.plot {
-        let picture = compared(&comparison.heading(), &comparison.series());
-        std::fs::write(path, picture).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
-    }
+    draw(arguments, "two results", &comparison.heading(), &comparison.series())?;
     if comparison.is_empty() {
         return Err(Failure::internal("no cell is in both results"));
     }
     let is_worse = arguments.threshold.is_some_and(|threshold| comparison.is_worse(threshold));
     Ok(if is_worse { CHECK } else { 0 })
+}
+
+/// Draws the series where that is wanted.
+fn draw(arguments: &Arguments, heading: &str, below: &str, series: &[Series]) -> Result<(), Failure> {
+    let Some(path) = &arguments.plot else { return Ok(()) };
+    std::fs::write(path, compared(heading, below, series)).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ fn cells_of_both_are_compared_and_others_listed() {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
     assert!(comparison.is_worse(10.0) && comparison.is_worse(24.9) && !comparison.is_worse(25.0));
-    let picture = compared(&comparison.heading(), &comparison.series());
+    let picture = compared("two results", &comparison.heading(), &comparison.series());
     assert_eq!(picture.matches("<polyline").count(), 2 * 2 + 2, "two lines in two panels, and in the legend");
     assert!(picture.contains(">all_reduce sum float: B<"));
 }
@@ -75,4 +75,39 @@ fn what_is_no_result_is_said_to_be_none() {
     }
     assert!(percent("-1").is_err() && percent("x").is_err() && percent("nan").is_err());
     assert_eq!(percent("5%"), Ok(5.0));
+}
+
+#[test]
+fn cells_of_several_peers_stand_beside_each_other() {
+    let text = "peer,more,transport,collective,op,dtype,nranks,bytes,lat_p50_us\n\
+        ours,x,shm,all_reduce,sum_inplace,f32,2,1024,2.0\nours,x,tcp,all_reduce,sum_inplace,f32,2,1024,8\n\
+        MPI,x,shm,all_reduce,sum_inplace,f32,2,1024,4.0\nMPI,x,shm,all_reduce,sum_inplace,f32,2,4,1\n";
+    let peers = Peers::parse("cells.csv".to_owned(), text).unwrap();
+    assert_eq!(
+        peers.text(),
+        "# cells.csv\n\
+         #\n# all_reduce sum f32, in place, 2 ranks, shm\n\
+         #   size (B)       ours (us)        MPI (us)\n           4               -            1.00\n        1024            2.00            4.00\n\
+         #\n# all_reduce sum f32, in place, 2 ranks, tcp\n#   size (B)       ours (us)\n        1024            8.00\n"
+    );
+    let lines: Vec<_> = peers.series().into_iter().map(|line| (line.label, line.colour, line.dashed, line.points.len())).collect();
+    let expected = [("ours, shm", 0, false, 1), ("ours, tcp", 0, true, 1), ("MPI, shm", 1, false, 2)];
+    assert_eq!(lines, expected.map(|(label, colour, dashed, points)| (label.to_owned(), colour, dashed, points)));
+    assert!((peers.series()[0].points[0].busbw - 0.512).abs() < 1e-9, "2 (n - 1) / n times bytes over time");
+}
+
+#[test]
+fn what_are_no_cells_is_said_to_be_none() {
+    let head = "peer,transport,collective,op,dtype,nranks,bytes,lat_p50_us";
+    for (lines, reason) in [
+        ("", "it has no cells"),
+        ("a,shm,all_reduce,sum,f32,2,8", "line 2: too few columns"),
+        ("a,shm,all_reduce,sum,f32,2,8,0", "line 2: \"0\" is no time above 0"),
+        ("a,shm,all_reduce,sum,f32,two,8,1", "line 2: \"two\" is no number"),
+        ("a,shm,all_reduc,sum,f32,2,8,1", "line 2: "),
+    ] {
+        let error = Peers::parse("x".to_owned(), &format!("{head}\n{lines}\n")).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
+    assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("which has a column peer"));
 }

@@ -2,9 +2,12 @@
 
 #![expect(unsafe_code, reason = "questions to the driver that have no safe form")]
 
+use std::env;
 use std::ffi::c_int;
+use std::path::Path;
 
 use cudarc::driver::sys;
+use nccl_sys::{Library, LoadError};
 
 use super::finding::Finding;
 use crate::gpus;
@@ -20,13 +23,13 @@ pub(super) fn look() -> Vec<Finding> {
         Ok(count) => Finding::good("driver", format!("{}, {count} device{}", driver_version(), if *count == 1 { "" } else { "s" })),
         Err(reason) => Finding::note("driver", reason, "for GPUs: install NVIDIA's driver, and give a container its devices (docker run --gpus all); without, collectives run in host memory"),
     });
-    findings.push(match nccl_sys::Library::open() {
+    findings.push(match nccl() {
         Ok(library) => Finding::good("NCCL", format!("{}, {}", library.version(), library.path())),
         Err(error) => Finding::note(
             "NCCL",
             // The rest is advice, of which there is more below.
             error.to_string().split(". Install").next().unwrap_or_default(),
-            "for GPUs: apt install libnccl2, or pip install nvidia-nccl-cu12 and name its file by LD_LIBRARY_PATH",
+            "for GPUs: apt install libnccl2, or pip install nvidia-nccl-cu12 and name its libnccl.so.2 by COLLECTIVES_NCCL_LIBRARY",
         ),
     });
     match devices.unwrap_or(0).min(MOST_DEVICES) {
@@ -34,6 +37,15 @@ pub(super) fn look() -> Vec<Finding> {
         count => findings.extend([peer_access(count), nvlink(count)]),
     }
     findings
+}
+
+/// The NCCL that a communicator would open.
+fn nccl() -> Result<&'static Library, LoadError> {
+    match env::var_os("COLLECTIVES_NCCL_LIBRARY").filter(|file| !file.is_empty()) {
+        // SAFETY: whoever sets this process's variables vouches for the file, as where a communicator opens it.
+        Some(file) => unsafe { Library::open_file(Path::new(&file)) },
+        None => Library::open(),
+    }
 }
 
 fn driver_version() -> String {

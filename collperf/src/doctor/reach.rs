@@ -98,7 +98,7 @@ impl<'a> Others<'a> {
         let advice = "open TCP between the hosts, all ports above 1024 (iptables -L, nft list ruleset, security groups), or name another \
                       network by COLLECTIVES_LISTEN_ADDRESS";
         match failed.len() {
-            0 => Finding::good("other hosts", format!("all {} are reached", others.len())),
+            0 => Finding::good("other hosts", format!("{0} of {0} are reached", others.len())),
             count => Finding::bad("other hosts", format!("{count} of {} are not reached: {}", others.len(), failed.join("; ")), advice),
         }
     }

@@ -17,7 +17,6 @@ const PANEL_TOP: f64 = 112.0;
 const PANEL_LEFT: [f64; 2] = [76.0, 676.0];
 const LEGEND_TOP: f64 = PANEL_TOP + PANEL_HEIGHT + 74.0;
 const LEGEND_LINE: f64 = 22.0;
-const LEGEND_COLUMNS: usize = 3;
 /// More series than this make a carpet; those beyond are left out, and the legend says so.
 const MOST_SERIES: usize = 30;
 /// Colours that stay apart also for the colour-blind, and on paper.
@@ -55,27 +54,27 @@ pub(super) fn draw_panels(rows: &[Row]) -> String {
     picture(None, &series(rows))
 }
 
-/// Draws the results of two runs.
-pub(crate) fn compared(below: &str, series: &[Series]) -> String {
-    picture(Some(("two results", below)), series)
+/// Draws results of several runs beside each other.
+pub(crate) fn compared(heading: &str, below: &str, series: &[Series]) -> String {
+    picture(Some((heading, below)), series)
 }
 
 fn picture(title: Option<(&str, &str)>, series: &[Series]) -> String {
     let left_out = series.len().saturating_sub(MOST_SERIES);
     let series = &series[..series.len() - left_out];
-    let legend_lines = (series.len() + usize::from(left_out > 0)).div_ceil(LEGEND_COLUMNS);
+    let legend_lines = (series.len() + usize::from(left_out > 0)).div_ceil(legend_columns(series.len()));
     let height = LEGEND_TOP + LEGEND_LINE * legend_lines as f64 + 12.0;
     // Without a title the picture begins below it.
     let top = if title.is_some() { 0.0 } else { TITLE_HEIGHT };
     let height = height - top;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 {top} {WIDTH} {height}\" \
-         font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"13\" fill=\"#222\">\n\
+         font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"16\" fill=\"#222\">\n\
          <rect y=\"{top}\" width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     if let Some((heading, below)) = title {
         let _ = writeln!(svg, "<text x=\"{}\" y=\"38\" font-size=\"22\" font-weight=\"bold\">{}</text>", PANEL_LEFT[0], escaped(heading));
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" fill=\"#555\">{}</text>", PANEL_LEFT[0], escaped(below));
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" font-size=\"14\" fill=\"#555\">{}</text>", PANEL_LEFT[0], escaped(below));
     }
     let panels: [(&str, Value); 2] = [("time per call (µs)", |point| point.time_us), ("bus bandwidth (GB/s)", |point| point.busbw)];
     for (left, (name, value)) in PANEL_LEFT.into_iter().zip(panels) {
@@ -146,7 +145,7 @@ pub(super) fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String,
 
 fn panel(svg: &mut String, left: f64, name: &str, series: &[Series], value: Value) {
     let (right, bottom) = (left + PANEL_WIDTH, PANEL_TOP + PANEL_HEIGHT);
-    let _ = writeln!(svg, "<text x=\"{left}\" y=\"{}\" font-size=\"15\" font-weight=\"bold\">{name}</text>", PANEL_TOP - 14.0);
+    let _ = writeln!(svg, "<text x=\"{left}\" y=\"{}\" font-size=\"17\" font-weight=\"bold\">{name}</text>", PANEL_TOP - 14.0);
     let points = || series.iter().flat_map(|series| &series.points).filter(|point| value(point) > 0.0 && value(point).is_finite());
     let (Some(across), Some(up)) =
         (Axis::of(points().map(|point| point.bytes), left, right), Axis::of(points().map(value), bottom, PANEL_TOP))
@@ -166,7 +165,7 @@ fn panel(svg: &mut String, left: f64, name: &str, series: &[Series], value: Valu
     for Tick { at, label } in up.decades() {
         let shade = if label.is_empty() { "#f2f2f2" } else { "#dcdcdc" };
         let _ = writeln!(svg, "<path d=\"M{left} {at:.1}H{right}\" stroke=\"{shade}\"/>");
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", left - 8.0, at + 4.5);
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", left - 8.0, at + 5.5);
     }
     let _ = writeln!(
         svg,
@@ -205,15 +204,21 @@ fn dashes(dashed: bool) -> &'static str {
     if dashed { " stroke-dasharray=\"7 4\"" } else { "" }
 }
 
+/// Three columns, but two where that leaves no line half empty.
+fn legend_columns(series: usize) -> usize {
+    if matches!(series, 2 | 4) { 2 } else { 3 }
+}
+
 fn legend(svg: &mut String, series: &[Series], left_out: usize) {
+    let columns = legend_columns(series.len());
     let spot = |number: usize| {
-        let (column, line) = (number % LEGEND_COLUMNS, number / LEGEND_COLUMNS);
-        (PANEL_LEFT[0] + column as f64 * 365.0, LEGEND_TOP + line as f64 * LEGEND_LINE)
+        let (column, line) = (number % columns, number / columns);
+        (PANEL_LEFT[0] + column as f64 * 1095.0 / columns as f64, LEGEND_TOP + line as f64 * LEGEND_LINE)
     };
     for (number, series) in series.iter().enumerate() {
         let (x, y) = spot(number);
         line(svg, series, &[(x, y - 4.5), (x + 34.0, y - 4.5)]);
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"{y}\">{}</text>", x + 46.0, escaped(&series.label));
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"{y}\" font-size=\"15\">{}</text>", x + 46.0, escaped(&series.label));
     }
     if left_out > 0 {
         let (x, y) = spot(series.len());

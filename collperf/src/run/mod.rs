@@ -164,7 +164,13 @@ fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
 /// Everything that was asked for, on a plane.
 fn measure<P: Plane>(ranks: &Ranks<'_>, plane: &P, settings: &Settings, facts: RunFacts) -> Result<u8, Failure> {
     let Ranks { world, comm, .. } = *ranks;
-    let report = if world.rank() == 0 { Some(Report::open(settings, facts, row_count(settings, comm.world_size()))?) } else { None };
+    let opened = (world.rank() == 0).then(|| Report::open(settings, facts, row_count(settings, comm.world_size())));
+    // All hear of files that cannot be made: a rank that was left alone could fail before rank 0 says why.
+    let is_hopeless = share(world, &[u64::from(matches!(opened, Some(Err(_))))])?.contains(&1);
+    let report = opened.transpose()?;
+    if is_hopeless {
+        return Ok(0);
+    }
     let checks = Checks::new(world);
     let mut session = Session { world, comm, plane, settings, report, checks, curve: Curve::default(), wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));

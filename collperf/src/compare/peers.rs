@@ -1,0 +1,155 @@
+//! A file of cells that several libraries' programs have measured: the columns of `--csv` with `--cell-ms`, told apart by their first.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use crate::collective::Collective;
+use crate::failure::Failure;
+use crate::report::plot::{Point, Series};
+use crate::row::Half;
+
+/// What an all-reduce with one buffer has behind its op.
+const IN_PLACE: &str = "_inplace";
+
+/// One figure.
+#[derive(Debug)]
+struct Cell {
+    peer: String,
+    transport: String,
+    /// Collective, op, type and ranks: what figures must have in common to stand beside each other.
+    call: String,
+    bytes: usize,
+    time_us: f64,
+    busbw: f64,
+}
+
+/// One file.
+#[derive(Debug)]
+pub(super) struct Peers {
+    name: String,
+    cells: Vec<Cell>,
+}
+
+impl Peers {
+    pub(super) fn read(path: &Path) -> Result<Self, Failure> {
+        let text = fs::read_to_string(path).map_err(|error| Failure::io(format!("reading {}", path.display()), &error))?;
+        let name = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
+        Self::parse(name, &text).map_err(|reason| Failure::usage(format!("{}: {reason}", path.display())))
+    }
+
+    /// The cells in a file's text, or why there are none.
+    pub(super) fn parse(name: String, text: &str) -> Result<Self, String> {
+        let mut lines = text.lines();
+        let names: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
+        let column = |wanted: &str| {
+            let place = names.iter().position(|name| *name == wanted);
+            place
+                .ok_or_else(|| format!("give two results of -J, or one file of cells by --csv with --cell-ms, which has a column {wanted}"))
+        };
+        let wanted = ["peer", "transport", "collective", "op", "dtype", "nranks", "bytes", "lat_p50_us"];
+        let places = wanted.into_iter().map(column).collect::<Result<Vec<_>, _>>()?;
+        let cells = lines.enumerate().filter(|(_, line)| !line.is_empty()).map(|(number, line)| {
+            let fields: Vec<&str> = line.split(',').collect();
+            let fields: Option<Vec<&str>> = places.iter().map(|place| fields.get(*place).copied()).collect();
+            fields
+                .ok_or_else(|| "too few columns".to_owned())
+                .and_then(|fields| cell(&fields))
+                .map_err(|reason| format!("line {}: {reason}", number + 2))
+        });
+        let cells = cells.collect::<Result<Vec<_>, _>>()?;
+        if cells.is_empty() { Err("it has no cells".to_owned()) } else { Ok(Self { name, cells }) }
+    }
+
+    pub(super) fn heading(&self) -> String {
+        match self.calls().as_slice() {
+            [call] => (*call).to_owned(),
+            calls => format!("{} calls", calls.len()),
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A table for each call and transport, with a column for each peer.
+    pub(super) fn text(&self) -> String {
+        let mut text = format!("# {}\n", self.name);
+        for (call, transport) in self.calls().iter().flat_map(|call| self.transports().into_iter().map(move |transport| (*call, transport)))
+        {
+            let here: Vec<&Cell> = self.cells.iter().filter(|cell| cell.call == *call && cell.transport == transport).collect();
+            let (mut sizes, peers) = (distinct(here.iter().map(|cell| cell.bytes)), distinct(here.iter().map(|cell| &*cell.peer)));
+            sizes.sort_unstable();
+            if sizes.is_empty() {
+                continue;
+            }
+            let heads: String = peers.iter().map(|peer| format!("  {:>14}", format!("{peer} (us)"))).collect();
+            let _ = writeln!(text, "#\n# {call}, {transport}\n#   size (B){heads}");
+            for bytes in sizes {
+                let time = |peer: &&str| here.iter().find(|cell| cell.bytes == bytes && cell.peer == *peer).map(|cell| cell.time_us);
+                let column = |peer: &&str| {
+                    let width = format!("{peer} (us)").len().max(14);
+                    time(peer).map_or_else(|| format!("  {:>width$}", "-"), |time| format!("  {time:>width$.2}"))
+                };
+                let _ = writeln!(text, "{bytes:>12}{}", peers.iter().map(column).collect::<String>());
+            }
+        }
+        text
+    }
+
+    /// The lines of a picture: a colour for each call and peer, dashed for all transports but the first.
+    pub(super) fn series(&self) -> Vec<Series> {
+        let (calls, transports) = (self.calls(), self.transports());
+        let peers = distinct(self.cells.iter().map(|cell| &*cell.peer));
+        let mut all = Vec::new();
+        for (colour, (call, peer)) in calls.iter().flat_map(|call| peers.iter().map(move |peer| (*call, *peer))).enumerate() {
+            for (number, transport) in transports.iter().enumerate() {
+                let here = self.cells.iter().filter(|cell| cell.call == call && cell.peer == peer && cell.transport == *transport);
+                let mut points: Vec<Point> = here
+                    .filter(|cell| cell.bytes > 0)
+                    .map(|cell| Point { bytes: cell.bytes as f64, time_us: cell.time_us, busbw: cell.busbw })
+                    .collect();
+                points.sort_by(|a, b| a.bytes.total_cmp(&b.bytes));
+                let label = if calls.len() == 1 { format!("{peer}, {transport}") } else { format!("{call}: {peer}, {transport}") };
+                if !points.is_empty() {
+                    all.push(Series { label, colour, dashed: number > 0, points });
+                }
+            }
+        }
+        all
+    }
+
+    fn calls(&self) -> Vec<&str> {
+        distinct(self.cells.iter().map(|cell| &*cell.call))
+    }
+
+    fn transports(&self) -> Vec<&str> {
+        distinct(self.cells.iter().map(|cell| &*cell.transport))
+    }
+}
+
+/// What is there, each once, in the order in which it came.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all = Vec::new();
+    for value in values {
+        if !all.contains(&value) {
+            all.push(value);
+        }
+    }
+    all
+}
+
+/// The cell in a line's fields.
+fn cell(fields: &[&str]) -> Result<Cell, String> {
+    let [peer, transport, collective, op, dtype, ranks, bytes, time] = fields else { return Err("too few columns".to_owned()) };
+    let known: Collective = collective.parse()?;
+    let number = |text: &str| text.parse::<usize>().map_err(|_| format!("{text:?} is no number"));
+    let (ranks, bytes) = (number(ranks)?, number(bytes)?);
+    let time_us = time.parse::<f64>().ok().filter(|time| time.is_finite() && *time > 0.0);
+    let time_us = time_us.ok_or_else(|| format!("{time:?} is no time above 0"))?;
+    let (op, place) = op.strip_suffix(IN_PLACE).map_or((*op, ""), |op| (op, ", in place"));
+    let words: Vec<&str> = [collective, op, *dtype].into_iter().filter(|word| *word != "none").collect();
+    let call = format!("{}{place}, {ranks} ranks", words.join(" "));
+    let busbw = Half::new(known, ranks, bytes, time_us).busbw;
+    Ok(Cell { peer: (*peer).to_owned(), transport: (*transport).to_owned(), call, bytes, time_us, busbw })
+}
