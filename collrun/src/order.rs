@@ -98,11 +98,15 @@ pub(crate) fn follow() -> Refused {
     }
 }
 
+/// What each host has of its own: its address, and which host it is.
+const OF_A_HOST: [&str; 2] = ["COLLECTIVES_LISTEN_ADDRESS", "COLLECTIVES_HOST_IDENTITY"];
+
 /// The variables that go with an order: those of collectives and NCCL, and those that are asked for.
 pub(crate) fn variables(asked: &[String]) -> Result<Vec<(OsString, OsString)>, String> {
     let is_ours = |name: &OsStr| {
         let name = name.to_string_lossy();
-        ["COLLECTIVES_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix)) || ["RUST_LOG", "RUST_BACKTRACE"].contains(&&*name)
+        let starts = ["COLLECTIVES_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
+        (starts && !OF_A_HOST.contains(&&*name)) || ["RUST_LOG", "RUST_BACKTRACE"].contains(&&*name)
     };
     let mut variables: Vec<_> = std::env::vars_os().filter(|(name, _)| is_ours(name)).collect();
     for word in asked {

@@ -19,6 +19,7 @@ use collectives::{Secret, store::TcpStoreServer};
 pub use failure::Failure;
 pub use output::{Logs, Output, Streams};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+pub use supervisor::{on_signals, say, wait_for_end};
 
 /// What to start, how often, and where in the job this host stands.
 #[derive(Debug, Clone)]
@@ -68,6 +69,11 @@ pub struct Job {
 }
 
 impl Job {
+    /// [`Job::grace`] unless another is given.
+    pub const GRACE: Duration = Duration::from_secs(5);
+    /// [`Job::grace_after_signal`] unless another is given.
+    pub const GRACE_AFTER_SIGNAL: Duration = Duration::from_secs(30);
+
     /// A job of this host alone, whose ranks are stopped when one fails, and whose output is shown behind `[rank] `.
     pub fn new(program: OsString, arguments: Vec<OsString>, local_world_size: usize) -> Self {
         Self {
@@ -85,8 +91,8 @@ impl Job {
             log_folder: None,
             prefix: "[${rank}] ".to_owned(),
             signals: vec![SIGINT, SIGTERM, SIGHUP],
-            grace: Duration::from_secs(5),
-            grace_after_signal: Duration::from_secs(30),
+            grace: Self::GRACE,
+            grace_after_signal: Self::GRACE_AFTER_SIGNAL,
             patience: Duration::from_secs(1800),
             controlled: false,
             most_restarts: 0,
