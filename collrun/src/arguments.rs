@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use collectives_launch::Streams;
 
+use crate::control::Control;
 use crate::count::Count;
 
 /// Starts the ranks of a job and stops them together.
@@ -15,14 +16,36 @@ use crate::count::Count;
 /// on) and a store to meet at. When one rank fails, collrun says which, stops the others and exits with its code. Signals
 /// are passed on. No rank outlives collrun. Flags are torchrun's, with - or _ between words.
 #[derive(Debug, Parser)]
-#[command(name = "collrun", version, max_term_width = 110)]
+#[command(name = "collrun", version, max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
     /// Ranks to start on this host: a number; gpu: one for each GPU; cpu: one for each processor; auto: for each GPU, else processor
-    #[arg(long, value_name = "N|auto|gpu|cpu", default_value = "1")]
-    pub(crate) nproc_per_node: Count,
-    /// Hosts in the job; collrun is started once on each
+    /// [default: 1]
+    #[arg(long, value_name = "N|auto|gpu|cpu")]
+    pub(crate) nproc_per_node: Option<Count>,
+    /// Hosts in the job; collrun is started once on each, or see --hosts
     #[arg(long, value_name = "M", default_value = "1", value_parser = nodes)]
     pub(crate) nnodes: u16,
+    /// Hosts on which to start the ranks, from here, by ssh: a,b or a:4,b:4 with the ranks of each. Program and folder are the same there
+    #[arg(long, value_name = "HOST[:N],…", conflicts_with_all = ["hostfile", "nnodes", "node_rank", "rdzv_endpoint", "standalone", "local_addr"])]
+    pub(crate) hosts: Option<String>,
+    /// A file of them: a host in each line, and after it slots=N where there are several ranks
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank", "rdzv_endpoint", "standalone", "local_addr"])]
+    pub(crate) hostfile: Option<PathBuf>,
+    /// What runs a command on a host: called with the host and the command; it must not ask for a password
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
+    pub(crate) ssh: String,
+    /// collrun on the other hosts; unless given, where it is here
+    #[arg(long, value_name = "PATH")]
+    pub(crate) remote_collrun: Option<PathBuf>,
+    /// A variable for the ranks of all hosts, beside those of collectives and NCCL; without a value, as it is here
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<String>,
+    /// Reads from standard input what to start
+    #[arg(long, hide = true)]
+    pub(crate) read_order: bool,
+    /// Is started by another collrun, which says where this host stands, and speaks on standard input
+    #[arg(long, hide = true)]
+    pub(crate) controlled: Option<Control>,
     /// This host's number, from 0; needed with several hosts, unless --rdzv-endpoint says where they meet
     #[arg(long, value_name = "R")]
     pub(crate) node_rank: Option<u16>,
@@ -65,9 +88,10 @@ pub(crate) struct Arguments {
     /// Show these local ranks' output alone
     #[arg(long, value_name = "R,R", value_delimiter = ',')]
     pub(crate) local_ranks_filter: Option<Vec<usize>>,
-    /// What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} filled in
-    #[arg(long, value_name = "TEXT", default_value = "[${rank}] ")]
-    pub(crate) log_line_prefix_template: String,
+    /// What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} filled in;
+    /// unless given, the rank in brackets, and the host with --hosts
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) log_line_prefix_template: Option<String>,
     /// What all ranks are told they are
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) role: String,
@@ -109,7 +133,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) refused: Refused,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required_unless_present = "read_order", trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -160,7 +184,7 @@ pub(crate) enum Place {
 }
 
 /// torchrun's port.
-const PORT: u16 = 29500;
+pub(crate) const PORT: u16 = 29500;
 
 impl Arguments {
     /// Reads a command line; with _ for - in names of flags, too. What cannot be read is said, and ends the program with code 2.
@@ -180,6 +204,9 @@ impl Arguments {
     pub(crate) fn place(&self) -> Result<Place, String> {
         if let Some(reason) = self.refused.reason() {
             return Err(reason.to_owned());
+        }
+        if let Some(control) = &self.controlled {
+            return Ok(control.place());
         }
         if self.standalone {
             let several = format!("--standalone --nnodes {}: it is a job of one host", self.nnodes);
@@ -211,6 +238,27 @@ impl Arguments {
             (None, None) => return Err(missing("--master-addr")),
         };
         Ok(Place::Among { node, address, port })
+    }
+
+    /// Hosts in the job.
+    pub(crate) fn nodes(&self) -> u16 {
+        self.controlled.as_ref().map_or(self.nnodes, |control| control.nodes)
+    }
+
+    /// Ranks on this host.
+    pub(crate) fn local_world_size(&self) -> Result<usize, String> {
+        let listed = self.controlled.as_ref().and_then(|control| control.ranks).map(Count::Number);
+        listed.or(self.nproc_per_node).unwrap_or(Count::Number(1)).ranks()
+    }
+
+    /// What stands before each line of a rank.
+    pub(crate) fn prefix(&self) -> String {
+        match (&self.log_line_prefix_template, &self.controlled) {
+            _ if self.no_prefix => String::new(),
+            (Some(template), _) => template.clone(),
+            (None, Some(control)) => format!("[{} ${{rank}}] ", control.name),
+            (None, None) => "[${rank}] ".to_owned(),
+        }
     }
 
     /// The program that a rank is, and its arguments.

@@ -1,27 +1,45 @@
-//! Starts the ranks of a job on this host.
+//! Starts the ranks of a job: on this host, or on several, with a launcher on each.
 
 mod arguments;
+mod control;
 mod count;
+mod host_list;
 mod meeting;
+mod order;
+mod remote;
 
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::net::ToSocketAddrs as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use arguments::{Arguments, Place};
 use collectives::Secret;
-use collectives_launch::{Job, Logs, Output, Refused, Store};
+use collectives_launch::{Failure, Job, Logs, Output, Refused, Store, say};
 
 /// How long the other hosts may take to come, as torchrun has it for its ranks.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
-    match run(&Arguments::read()) {
+    let arguments = Arguments::read();
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let ended = match arguments.read_order {
+        true => Err(order::follow()),
+        false => remote::run(&arguments, &words).and_then(|code| code.map_or_else(|| run(&arguments), Ok)),
+    };
+    match ended {
         Ok(code) => ExitCode::from(code),
         Err(refused) => {
-            eprintln!("collrun: {}", refused.message);
+            say(&name(&arguments), &refused.message);
             ExitCode::from(refused.code)
         }
     }
+}
+
+/// What stands before each message: the host, too, where there are several to speak.
+fn name(arguments: &Arguments) -> String {
+    arguments.controlled.as_ref().map_or_else(|| "collrun".to_owned(), |control| format!("collrun on {}", control.name))
 }
 
 fn usage(message: String) -> Refused {
@@ -31,10 +49,11 @@ fn usage(message: String) -> Refused {
 /// Serves the store where it is this host's to serve, and runs the job.
 fn run(arguments: &Arguments) -> Result<u8, Refused> {
     let place = arguments.place().map_err(usage)?;
-    let local_world_size = arguments.nproc_per_node.ranks().map_err(usage)?;
+    let local_world_size = arguments.local_world_size().map_err(usage)?;
+    can_be_reached(arguments, &place)?;
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let patience = arguments.rdzv_conf.unwrap_or(PATIENCE);
-    let hosts = meeting::Hosts { count: arguments.nnodes.into(), job: arguments.rdzv_id.as_deref().unwrap_or("none"), patience };
+    let hosts = meeting::Hosts { count: arguments.nodes().into(), job: arguments.rdzv_id.as_deref().unwrap_or("none"), patience };
     let met = match given {
         None if arguments.secret => with_new_secret(&place, &hosts)?,
         secret => meeting::meet(&place, secret.as_ref(), &hosts),
@@ -42,11 +61,34 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
     let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
     let job = job(arguments, local_world_size, node);
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
-    let end = collectives_launch::run("collrun", &job, &store, given.as_ref())?;
+    let end = collectives_launch::run(&name(arguments), &job, &store, given.as_ref())?;
     if let Some(failure) = &end.failure {
-        eprintln!("collrun: first failure: {failure}");
+        tell(arguments, failure);
     }
     Ok(end.code)
+}
+
+/// Says which rank failed first; to the launcher that started this one, where there is one: it hears of all hosts.
+fn tell(arguments: &Arguments, failure: &Failure) {
+    if arguments.controlled.is_none() {
+        return say("collrun", &format!("first failure: {failure}"));
+    }
+    let line = [&[remote::FAILURE], &*failure.to_json(), b"\n"].concat();
+    // A launcher that is gone needs no news.
+    let _ = std::io::stderr().write_all(&line);
+}
+
+/// Whether other hosts can reach the store that is this one's to serve: many a host has its own name for the loopback interface.
+fn can_be_reached(arguments: &Arguments, place: &Place) -> Result<(), Refused> {
+    let (Some(_), Place::Among { node: 0, address, port }) = (&arguments.controlled, place) else { return Ok(()) };
+    match (&**address, *port).to_socket_addrs().ok().and_then(|mut found| found.next()).filter(|found| found.ip().is_loopback()) {
+        Some(found) => Err(usage(format!(
+            "the ranks would meet at {address}, which is {} here, where no other host comes: give --master-addr with the address at which \
+             the others reach this host",
+            found.ip()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// What is to be started here.
@@ -57,7 +99,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
     let listen = arguments.local_addr.iter().map(|address| ("COLLECTIVES_LISTEN_ADDRESS".into(), address.into()));
     Job {
         variables: listen.collect(),
-        nodes: usize::from(arguments.nnodes),
+        nodes: usize::from(arguments.nodes()),
         node,
         run_id: arguments.rdzv_id.clone().filter(|_| !arguments.standalone),
         role: arguments.role.clone(),
@@ -65,11 +107,12 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
         output: if arguments.no_prefix { Output::Inherited } else { Output::Prefixed },
         logs: Logs { redirects: arguments.redirects.clone(), tee: arguments.tee.clone(), shown: arguments.local_ranks_filter.clone() },
         log_folder: arguments.log_dir.clone().or_else(|| has_files.then(|| std::env::temp_dir().join("collrun"))),
-        prefix: if arguments.no_prefix { String::new() } else { arguments.log_line_prefix_template.clone() },
+        prefix: arguments.prefix(),
         signals: arguments.signals_to_handle.clone(),
         patience: arguments.rdzv_conf.unwrap_or(PATIENCE),
         grace: arguments.grace.unwrap_or(usual.grace),
         grace_after_signal: arguments.grace.unwrap_or(usual.grace_after_signal),
+        controlled: arguments.controlled.is_some(),
         most_restarts: arguments.max_restarts,
         keep_going: arguments.keep_going,
         ..usual

@@ -42,7 +42,12 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
     let failed = |doing: String| move |error: std::io::Error| Refused { message: format!("{doing}: {error}"), code: 1 };
     // Signals first: from here on none of them can end this process before its ranks have heard of it.
     let (sender, events) = std::sync::mpsc::channel();
-    supervisor::listen(&job.signals, &sender).map_err(failed("waiting for signals".to_owned()))?;
+    let signals = sender.clone();
+    supervisor::on_signals(&job.signals, move |signal| signals.send(Event::Signal(signal)).is_ok())
+        .map_err(failed("waiting for signals".to_owned()))?;
+    if job.controlled {
+        super::control::listen(&sender).map_err(failed("listening to the launcher that started this one".to_owned()))?;
+    }
     let base = job.log_folder.as_deref().map_or_else(std::env::temp_dir, Path::to_path_buf);
     let files = Files::new(job).map_err(failed(format!("making a folder for the ranks' files in {}", base.display())))?;
     if job.log_folder.is_some() {

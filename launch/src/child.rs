@@ -34,7 +34,11 @@ pub(super) fn spawn(job: &Job, store: &Store, place: &Place, ends: Ends) -> io::
         // As torchrun has it: a library in each rank that takes every processor for itself would slow all of them down.
         command.env(THREADS, "1");
     }
-    command.stdin(stdin(place.local_rank)).stdout(ends.stdout).stderr(ends.stderr).process_group(0);
+    command
+        .stdin(if job.controlled { Stdio::null() } else { stdin(place.local_rank) })
+        .stdout(ends.stdout)
+        .stderr(ends.stderr)
+        .process_group(0);
     let parent = getpid();
     // SAFETY:
     // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls;

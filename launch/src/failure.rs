@@ -30,6 +30,21 @@ pub struct Failure {
     pub cause: Option<String>,
 }
 
+impl Failure {
+    /// As one line of JSON, without its end.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        // Neither text nor numbers are ever refused.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// What [`Failure::to_json`] made; `None` where it is something else.
+    #[must_use]
+    pub fn from_json(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, rank, local_rank, pid, ended, time, cause, .. } = self;
@@ -128,7 +143,7 @@ mod tests {
         let failure = Failure { host: "a".into(), rank: 5, local_rank: 1, pid: 7, ended, code: 3, time, cause };
         let words = "rank 5 (local rank 1) on a, pid 7, at 17:46:01 UTC: exit code 3\n  all_reduce: lost rank 2\n  and more";
         assert_eq!(failure.to_string(), words);
-        let text = serde_json::to_string(&failure).unwrap();
-        assert_eq!(serde_json::from_str::<Failure>(&text).unwrap(), failure);
+        assert_eq!(Failure::from_json(&failure.to_json()), Some(failure));
+        assert_eq!(Failure::from_json(b"{}"), None);
     }
 }

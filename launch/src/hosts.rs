@@ -52,8 +52,7 @@ impl Hosts {
     /// Tells all hosts that a rank has failed in this attempt; the first failure of all is what counts.
     pub(super) fn fail(&self, attempt: u32, failure: &Failure) {
         // Who cannot be told finds out by what its ranks lose.
-        let Ok(text) = serde_json::to_vec(failure) else { return };
-        let _ = self.connect(ANSWER).and_then(|store| store.compare_set(&end(attempt), b"", &text));
+        let _ = self.connect(ANSWER).and_then(|store| store.compare_set(&end(attempt), b"", &failure.to_json()));
     }
 
     /// Tells all hosts that this one's ranks have succeeded.

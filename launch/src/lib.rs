@@ -4,6 +4,7 @@
 
 mod attempt;
 mod child;
+mod control;
 mod failure;
 mod hosts;
 mod output;
@@ -18,6 +19,7 @@ use collectives::{Secret, store::TcpStoreServer};
 pub use failure::Failure;
 pub use output::{Logs, Output, Streams};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+pub use supervisor::{on_signals, say, wait_for_end};
 
 /// What to start, how often, and where in the job this host stands.
 #[derive(Debug, Clone)]
@@ -56,6 +58,8 @@ pub struct Job {
     pub grace_after_signal: Duration,
     /// How long the other hosts may take to come.
     pub patience: Duration,
+    /// Whether another launcher says on standard input which signals to pass on, and by its end that the ranks are to stop.
+    pub controlled: bool,
     /// How often all ranks of all hosts are started anew after a failure.
     pub most_restarts: u32,
     /// An exit code by which a rank tells what it found; it becomes ours, and the other ranks go on.
@@ -65,6 +69,11 @@ pub struct Job {
 }
 
 impl Job {
+    /// [`Job::grace`] unless another is given.
+    pub const GRACE: Duration = Duration::from_secs(5);
+    /// [`Job::grace_after_signal`] unless another is given.
+    pub const GRACE_AFTER_SIGNAL: Duration = Duration::from_secs(30);
+
     /// A job of this host alone, whose ranks are stopped when one fails, and whose output is shown behind `[rank] `.
     pub fn new(program: OsString, arguments: Vec<OsString>, local_world_size: usize) -> Self {
         Self {
@@ -82,9 +91,10 @@ impl Job {
             log_folder: None,
             prefix: "[${rank}] ".to_owned(),
             signals: vec![SIGINT, SIGTERM, SIGHUP],
-            grace: Duration::from_secs(5),
-            grace_after_signal: Duration::from_secs(30),
+            grace: Self::GRACE,
+            grace_after_signal: Self::GRACE_AFTER_SIGNAL,
             patience: Duration::from_secs(1800),
+            controlled: false,
             most_restarts: 0,
             verdict: None,
             keep_going: false,

@@ -72,6 +72,8 @@ pub(super) enum Event {
     Ended(usize, ExitReason),
     /// This signal came.
     Signal(i32),
+    /// The launcher that started this one is gone.
+    Orphaned,
     /// This attempt has ended for all hosts.
     Settled(u32, Settled),
 }
@@ -87,26 +89,24 @@ pub(super) struct Outcome {
     pub(super) interrupted: bool,
 }
 
-/// Says something on standard error, in one piece: ranks write there too.
-pub(super) fn say(name: &str, text: &str) {
+/// Says something on standard error, in one piece, behind a program's name: ranks write there too.
+pub fn say(name: &str, text: &str) {
     // There is nobody to tell that nobody listens.
     let _ = io::stderr().write_all(format!("{name}: {text}\n").as_bytes());
 }
 
-/// Sends the signals that are to be passed on to `events`, from a thread of its own.
-pub(super) fn listen(signals: &[i32], events: &Sender<Event>) -> io::Result<()> {
+/// Calls `heard` with each of these signals that comes, unless it was ignored when this process was started, from a thread of its own that
+/// ends when `heard` says no.
+///
+/// # Errors
+///
+/// Where a signal cannot be caught, or no thread started.
+pub fn on_signals(signals: &[i32], heard: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
     let ignored = ignored_signals();
     // A launcher under nohup ignores SIGHUP, and so shall it stay.
     let wanted = signals.iter().copied().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(wanted)?;
-    let events = events.clone();
-    thread::Builder::new().name("signals".into()).spawn(move || {
-        for signal in signals.forever() {
-            if events.send(Event::Signal(signal)).is_err() {
-                return;
-            }
-        }
-    })?;
+    thread::Builder::new().name("signals".into()).spawn(move || signals.forever().all(heard))?;
     Ok(())
 }
 
@@ -220,6 +220,7 @@ impl<'a> Supervisor<'a> {
         match self.next_event() {
             Some(Event::Ended(place, exit)) => self.ended(place, exit),
             Some(Event::Signal(signal)) => self.pass_on(signal),
+            Some(Event::Orphaned) => self.orphaned(),
             Some(Event::Settled(attempt, settled)) if attempt == self.attempt => self.take(settled),
             Some(Event::Settled(..)) => {}
             None => self.lose_patience(),
@@ -354,6 +355,12 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// Stops the ranks, and does not begin them anew: nobody sees what they do.
+    fn orphaned(&mut self) {
+        self.passed_on = Some(SIGTERM);
+        self.stop();
+    }
+
     /// Asks all ranks to stop, and bounds how long they may take.
     fn stop(&mut self) {
         self.signal_all(Signal::TERM);
@@ -394,6 +401,11 @@ impl Drop for Supervisor<'_> {
             let _ = watched.child.wait();
         }
     }
+}
+
+/// Waits until a child of this process has ended, and leaves it to be reaped: until then its number is no other's.
+pub fn wait_for_end(process: Pid) {
+    wait_for(process);
 }
 
 /// Waits until a process has ended, and leaves it to be reaped.

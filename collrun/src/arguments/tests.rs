@@ -18,7 +18,7 @@ fn the_program_keeps_its_flags() {
     for line in ["--nproc-per-node 3 prog -x --nnodes 7 --", "--nproc_per_node=3 -- prog -x --nnodes 7 --"] {
         let arguments = parsed(line);
         assert_eq!(arguments.command, ["prog", "-x", "--nnodes", "7", "--"]);
-        assert_eq!((arguments.nproc_per_node, arguments.nnodes), (Count::Number(3), 1));
+        assert_eq!((arguments.nproc_per_node, arguments.nnodes), (Some(Count::Number(3)), 1));
     }
 }
 

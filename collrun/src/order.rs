@@ -1,0 +1,166 @@
+//! What a launcher tells the one that it starts on another host: the folder, the command line and the variables, on standard input. Nothing of it
+//! stands on a command line, so nothing is read by a shell, and no secret is seen in a list of processes.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use collectives_launch::Refused;
+
+/// Stands at the beginning: another release is told from a wrong program.
+const HEAD: &[u8] = b"collrun order 1";
+/// Longer than any command line and environment may be together.
+const LONGEST: usize = 16 << 20;
+
+/// What is to be run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Order {
+    pub(crate) folder: PathBuf,
+    pub(crate) arguments: Vec<OsString>,
+    pub(crate) variables: Vec<(OsString, OsString)>,
+}
+
+impl Order {
+    /// Words that each end with a zero byte, which none of them can hold.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let counts = [self.arguments.len(), self.variables.len()].map(|count| count.to_string());
+        let mut words: Vec<&[u8]> = vec![HEAD, self.folder.as_os_str().as_bytes(), counts[0].as_bytes()];
+        words.extend(self.arguments.iter().map(|argument| argument.as_bytes()));
+        words.push(counts[1].as_bytes());
+        words.extend(self.variables.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]));
+        words.into_iter().flat_map(|word| word.iter().copied().chain([0])).collect()
+    }
+
+    /// Reads one, and no byte beyond it.
+    fn decode(mut byte: impl FnMut() -> io::Result<u8>) -> io::Result<Self> {
+        let mut left = LONGEST;
+        let mut word = || -> io::Result<Vec<u8>> {
+            let mut word = Vec::new();
+            loop {
+                left = left.checked_sub(1).ok_or_else(|| malformed("too long"))?;
+                match byte()? {
+                    0 => return Ok(word),
+                    byte => word.push(byte),
+                }
+            }
+        };
+        if word()? != HEAD {
+            return Err(malformed("it is none of this release of collrun"));
+        }
+        let folder = PathBuf::from(OsString::from_vec(word()?));
+        let count = |word: Vec<u8>| String::from_utf8(word).ok().and_then(|word| word.parse().ok()).ok_or_else(|| malformed("no number"));
+        let mut arguments = Vec::new();
+        for _ in 0..count(word()?)? {
+            arguments.push(OsString::from_vec(word()?));
+        }
+        let mut variables = Vec::new();
+        for _ in 0..count(word()?)? {
+            variables.push((OsString::from_vec(word()?), OsString::from_vec(word()?)));
+        }
+        Ok(Self { folder, arguments, variables })
+    }
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the order on standard input is malformed: {what}"))
+}
+
+/// One byte of standard input, which is not buffered: what follows the order is for whoever comes after.
+fn byte() -> io::Result<u8> {
+    let mut byte = [0];
+    loop {
+        match rustix::io::read(rustix::stdio::stdin(), &mut byte) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => return Ok(byte[0]),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Becomes what the order on standard input says.
+pub(crate) fn follow() -> Refused {
+    let refused = |doing: &str, error: io::Error| Refused { message: format!("{doing}: {error}"), code: 1 };
+    let order = match Order::decode(byte) {
+        Ok(order) => order,
+        Err(error) => return refused("reading what to start", error),
+    };
+    if let Err(error) = std::env::set_current_dir(&order.folder) {
+        let folder = order.folder.display();
+        return refused(&format!("{folder}, the folder in which collrun was started, is needed on every host"), error);
+    }
+    match std::env::current_exe() {
+        Ok(own) => refused("starting collrun anew", Command::new(own).args(&order.arguments).envs(order.variables).exec()),
+        Err(error) => refused("finding collrun", error),
+    }
+}
+
+/// What each host has of its own: its address, and which host it is.
+const OF_A_HOST: [&str; 2] = ["COLLECTIVES_LISTEN_ADDRESS", "COLLECTIVES_HOST_IDENTITY"];
+
+/// The variables that go with an order: those of collectives and NCCL, and those that are asked for.
+pub(crate) fn variables(asked: &[String]) -> Result<Vec<(OsString, OsString)>, String> {
+    let is_ours = |name: &OsStr| {
+        let name = name.to_string_lossy();
+        let starts = ["COLLECTIVES_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
+        (starts && !OF_A_HOST.contains(&&*name)) || ["RUST_LOG", "RUST_BACKTRACE"].contains(&&*name)
+    };
+    let mut variables: Vec<_> = std::env::vars_os().filter(|(name, _)| is_ours(name)).collect();
+    for word in asked {
+        match word.split_once('=') {
+            Some(("", _)) => return Err(format!("--env {word}: a variable has a name")),
+            Some((name, value)) => variables.push((name.into(), value.into())),
+            None => match std::env::var_os(word) {
+                Some(value) => variables.push((word.into(), value)),
+                None => return Err(format!("--env {word}: it is not set here; give --env {word}=VALUE")),
+            },
+        }
+    }
+    Ok(variables)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(bytes: &[u8]) -> (io::Result<Order>, usize) {
+        let mut left = bytes.iter();
+        let order = Order::decode(|| left.next().copied().ok_or_else(|| io::ErrorKind::UnexpectedEof.into()));
+        (order, left.len())
+    }
+
+    fn order() -> Order {
+        let arguments = ["a b", "'", "\"$x\"", "\n", "", "\\"].map(OsString::from);
+        Order { folder: "/tmp/a b".into(), arguments: arguments.into(), variables: vec![("N".into(), "v=1\n2".into())] }
+    }
+
+    #[test]
+    fn an_order_is_read_as_it_was_written_and_no_byte_more() {
+        let mut bytes = order().encode();
+        bytes.extend([15, 2]);
+        let (found, left) = decoded(&bytes);
+        assert_eq!((found.unwrap(), left), (order(), 2));
+    }
+
+    #[test]
+    fn what_is_none_is_refused() {
+        let bytes = order().encode();
+        for length in 0..bytes.len() {
+            assert!(decoded(&bytes[..length]).0.is_err(), "{length}");
+        }
+        assert!(decoded(b"collrun order 2\0/\x000\x000\0").0.is_err());
+        assert!(decoded(b"collrun order 1\0/\0many\x000\0").0.is_err());
+        assert!(decoded(b"collrun order 1\0/\x0099999999999999999999\x000\0").0.is_err());
+        assert!(decoded(&vec![b'x'; LONGEST + 1]).0.is_err());
+    }
+
+    #[test]
+    fn variables_that_are_asked_for_go_along() {
+        let found = variables(&["A_B=1=2".to_owned()]).unwrap();
+        assert_eq!(found.last().unwrap(), &("A_B".into(), "1=2".into()));
+        assert!(variables(&["=1".to_owned()]).is_err() && variables(&["NOT_SET_ANYWHERE".to_owned()]).is_err());
+    }
+}

@@ -1,0 +1,349 @@
+//! A job on several hosts that is started from one: a launcher on each by ssh, which is told what to do on standard input. Its output comes back,
+//! signals go there, and when the connection breaks its ranks stop.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use collectives::Secret;
+use collectives_launch::{Failure, Job, Refused, on_signals, say, wait_for_end};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
+
+use crate::arguments::{Arguments, PORT};
+use crate::control::Control;
+use crate::host_list::{self, Host};
+use crate::order::{self, Order};
+use crate::usage;
+
+/// Stands before a failure that a launcher tells the one that started it, on standard error.
+pub(crate) const FAILURE: u8 = 0x1e;
+/// How long launchers may take beyond what their ranks may, before their connections are cut, and then before they are killed.
+const BEYOND: Duration = Duration::from_secs(5);
+/// How long it may take to carry what is left when a connection has ended.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Lines longer than this are carried in pieces; a failure is shorter.
+const LONGEST_LINE: u64 = 1 << 20;
+
+/// What happens on the way.
+enum Event {
+    Ended(usize),
+    Failed(Failure),
+    Signal(i32),
+}
+
+/// Starts a job on the hosts that were named, and returns its exit code; `None` where none were.
+pub(crate) fn run(arguments: &Arguments, words: &[OsString]) -> Result<Option<u8>, Refused> {
+    if arguments.controlled.is_some() {
+        return Ok(None);
+    }
+    let Some(hosts) = host_list::named(arguments).map_err(usage)? else { return Ok(None) };
+    // What is wrong with the rest is said once, and here.
+    arguments.place().map_err(usage)?;
+    let failed = |doing: &str, error: io::Error| Refused { message: format!("{doing}: {error}"), code: 1 };
+    let folder = std::env::current_dir().map_err(|error| failed("finding the folder to start in", error))?;
+    let own = std::env::current_exe().map_err(|error| failed("finding collrun", error))?;
+    let variables = variables(arguments)?;
+    let (sender, events) = channel();
+    let signals = sender.clone();
+    on_signals(&arguments.signals_to_handle, move |signal| signals.send(Event::Signal(signal)).is_ok())
+        .map_err(|error| failed("waiting for signals", error))?;
+    let mut launchers = Launchers::new(arguments, &hosts, own);
+    for node in 0..hosts.len() {
+        let order = Order { folder: folder.clone(), arguments: flags(arguments, &hosts, node, words), variables: variables.clone() };
+        if let Err(error) = launchers.start(node, &order, &sender) {
+            say("collrun", &format!("starting {} for {}: {error}", arguments.ssh, hosts[node].name));
+            launchers.give_up(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
+            break;
+        }
+    }
+    Ok(Some(launchers.wait(&events)))
+}
+
+/// The variables that go to all hosts; a new secret among them, where one is asked for.
+fn variables(arguments: &Arguments) -> Result<Vec<(OsString, OsString)>, Refused> {
+    let mut variables = order::variables(&arguments.env).map_err(usage)?;
+    if arguments.secret && Secret::from_env().map_err(|error| usage(error.to_string()))?.is_none() {
+        let secret = Secret::random().map_err(|error| Refused { message: format!("making a secret: {error}"), code: 1 })?;
+        variables.push(("COLLECTIVES_SECRET".into(), String::from_utf8_lossy(secret.expose()).into_owned().into()));
+    }
+    Ok(variables)
+}
+
+/// The command line of the launcher on a host: this one's, behind what says which host it is.
+fn flags(arguments: &Arguments, hosts: &[Host], node: usize, words: &[OsString]) -> Vec<OsString> {
+    // There are 4096 hosts at most.
+    let number = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+    let control = Control {
+        node: number(node),
+        nodes: number(hosts.len()),
+        address: arguments.master_addr.clone().unwrap_or_else(|| hosts[0].address().to_owned()),
+        port: arguments.master_port.unwrap_or(PORT),
+        ranks: hosts[node].ranks,
+        name: hosts[node].address().to_owned(),
+    };
+    let first = ["--controlled".into(), control.to_string().into()];
+    first.into_iter().chain(words.iter().cloned()).collect()
+}
+
+/// Whether a name is this host's.
+fn is_here(host: &str) -> bool {
+    host == "localhost" || host == rustix::system::uname().nodename().to_string_lossy()
+}
+
+/// The launcher of a host, by its connection.
+struct Launcher {
+    child: Child,
+    /// What is written to its standard input, by a thread: a connection that is not there yet takes nothing.
+    input: Option<Sender<Vec<u8>>>,
+    /// It has ended, and its number may be another process's.
+    ended: bool,
+}
+
+/// The launchers of all hosts.
+struct Launchers<'a> {
+    arguments: &'a Arguments,
+    hosts: &'a [Host],
+    own: PathBuf,
+    started: Vec<Launcher>,
+    /// The first failure of a rank, as launchers tell it.
+    failure: Option<Failure>,
+    /// The exit code of the launcher that failed first.
+    code: Option<u8>,
+    succeeded: bool,
+    interrupted: bool,
+    /// When connections are cut, and then when what is left is killed.
+    ends: Option<Instant>,
+    cut: bool,
+}
+
+impl<'a> Launchers<'a> {
+    fn new(arguments: &'a Arguments, hosts: &'a [Host], own: PathBuf) -> Self {
+        Self {
+            arguments,
+            hosts,
+            own,
+            started: vec![],
+            failure: None,
+            code: None,
+            succeeded: false,
+            interrupted: false,
+            ends: None,
+            cut: false,
+        }
+    }
+
+    /// What is run for a host: a launcher here, or ssh with one word that a shell reads there.
+    fn command(&self, host: &Host) -> Command {
+        if is_here(&host.name) {
+            let mut command = Command::new(&self.own);
+            command.arg("--read-order");
+            return command;
+        }
+        let mut words = self.arguments.ssh.split_whitespace();
+        let mut command = Command::new(words.next().unwrap_or("ssh"));
+        command.args(words).arg(&host.name).arg(format!("{} --read-order", quoted(self.remote_collrun())));
+        command
+    }
+
+    fn remote_collrun(&self) -> &Path {
+        self.arguments.remote_collrun.as_deref().unwrap_or(&self.own)
+    }
+
+    fn start(&mut self, node: usize, order: &Order, events: &Sender<Event>) -> io::Result<()> {
+        let mut command = self.command(&self.hosts[node]);
+        // In a group of its own: a terminal's signals come here alone, and are passed on.
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
+        let input = child.stdin.take().map(write_to);
+        if let Some(input) = &input {
+            // Who does not listen any more ends, and that is told.
+            let _ = input.send(order.encode());
+        }
+        let (carrying, carried) = channel::<()>();
+        if let Some(pipe) = child.stdout.take() {
+            carry(pipe, io::stdout, None, carrying.clone());
+        }
+        if let Some(pipe) = child.stderr.take() {
+            carry(pipe, io::stderr, Some(events.clone()), carrying);
+        }
+        let (pid, events) = (Pid::from_child(&child), events.clone());
+        self.started.push(Launcher { child, input, ended: false });
+        thread::Builder::new().name(self.hosts[node].name.clone()).spawn(move || {
+            wait_for_end(pid);
+            // It is closed when all has been carried.
+            let _ = carried.recv_timeout(LAST_WORDS);
+            let _ = events.send(Event::Ended(node));
+        })?;
+        Ok(())
+    }
+
+    fn wait(&mut self, events: &Receiver<Event>) -> u8 {
+        while self.started.iter().any(|launcher| !launcher.ended) {
+            let event = match self.ends {
+                None => events.recv().ok(),
+                Some(until) => events.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
+            };
+            match event {
+                Some(Event::Ended(node)) => self.ended(node),
+                Some(Event::Failed(failure)) => self.failed(failure),
+                Some(Event::Signal(signal)) => self.pass_on(signal),
+                None => self.lose_patience(),
+            }
+        }
+        if let Some(failure) = &self.failure {
+            say("collrun", &format!("first failure: {failure}"));
+        }
+        if self.arguments.keep_going && self.succeeded { 0 } else { self.code.unwrap_or(0) }
+    }
+
+    /// All hosts tell the first failure that they know of.
+    fn failed(&mut self, failure: Failure) {
+        if self.failure.as_ref().is_none_or(|first| failure.time < first.time) {
+            self.failure = Some(failure);
+        }
+    }
+
+    fn ended(&mut self, node: usize) {
+        let Some(launcher) = self.started.get_mut(node) else { return };
+        (launcher.ended, launcher.input) = (true, None);
+        let (code, ended) = match launcher.child.wait() {
+            Ok(status) if status.success() => return self.succeeded = true,
+            Ok(status) => (status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1), status.to_string()),
+            Err(error) => (1, error.to_string()),
+        };
+        if self.code.is_some() {
+            return;
+        }
+        self.code = Some(u8::try_from(code).unwrap_or(1));
+        if self.failure.is_none() && !self.interrupted {
+            self.say_ended(node, code, &ended);
+        }
+        if !self.arguments.keep_going {
+            self.stop();
+        }
+    }
+
+    /// Says what is known of a launcher that ended with no word of a rank.
+    fn say_ended(&self, node: usize, code: i32, ended: &str) {
+        let host = &self.hosts[node].name;
+        let collrun = self.remote_collrun().display();
+        let what = match code {
+            // ssh's own.
+            255 => format!("the connection to {host} ended ({ended}): can it be reached, and without a password?"),
+            127 => format!(
+                "collrun on {host} ended ({ended}): is {collrun} there? --remote-collrun says where it is, and the program has to be there, too"
+            ),
+            _ => format!("collrun on {host} ended ({ended})"),
+        };
+        let others = self.started.iter().any(|launcher| !launcher.ended);
+        let then = match (others, self.arguments.keep_going) {
+            (false, _) => "",
+            (true, true) => "; the others go on",
+            (true, false) => "; stopping the others",
+        };
+        say("collrun", &format!("{what}{then}"));
+    }
+
+    /// Stops all, since one could not even be started.
+    fn give_up(&mut self, code: u8) {
+        self.code.get_or_insert(code);
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        self.tell(SIGTERM);
+        self.ends.get_or_insert(Instant::now() + self.arguments.grace.unwrap_or(Job::GRACE) + BEYOND);
+    }
+
+    fn pass_on(&mut self, signal: i32) {
+        self.interrupted = true;
+        self.tell(signal);
+        // The other signals ask nobody to end.
+        if [SIGINT, SIGTERM, SIGQUIT].contains(&signal) {
+            self.ends.get_or_insert(Instant::now() + self.arguments.grace.unwrap_or(Job::GRACE_AFTER_SIGNAL) + BEYOND);
+        }
+    }
+
+    /// Has a signal passed on to the ranks of all hosts.
+    fn tell(&mut self, signal: i32) {
+        let Ok(signal) = u8::try_from(signal) else { return };
+        for launcher in &mut self.started {
+            launcher.input = launcher.input.take().filter(|input| input.send(vec![signal]).is_ok());
+        }
+    }
+
+    /// Cuts the connections of those that do not end: their launchers stop their ranks then. What does not end even so is killed.
+    fn lose_patience(&mut self) {
+        let left = self.started.iter_mut().enumerate().filter(|(_, launcher)| !launcher.ended);
+        for (node, launcher) in left {
+            launcher.input = None;
+            if self.cut {
+                let _ = launcher.child.kill();
+                continue;
+            }
+            say("collrun", &format!("{} does not end; cutting the connection", self.hosts[node].name));
+            // It has not been waited for, so the number is its own.
+            let _ = kill_process(Pid::from_child(&launcher.child), Signal::TERM);
+        }
+        self.ends = (!self.cut).then(|| Instant::now() + BEYOND);
+        self.cut = true;
+    }
+}
+
+/// A word as any shell reads it.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
+}
+
+/// Writes what is sent, from a thread of its own, until nobody can send or nobody reads.
+fn write_to(mut pipe: impl Write + Send + 'static) -> Sender<Vec<u8>> {
+    let (sender, messages) = channel::<Vec<u8>>();
+    thread::spawn(move || {
+        for message in messages {
+            if pipe.write_all(&message).is_err() {
+                return;
+            }
+        }
+    });
+    sender
+}
+
+/// Carries lines from a host to a stream of ours; a failure that its launcher tells is an event. `carrying` is dropped at the end.
+fn carry<W: Write + 'static>(pipe: impl Read + Send + 'static, stream: fn() -> W, failures: Option<Sender<Event>>, carrying: Sender<()>) {
+    thread::spawn(move || {
+        let mut lines = BufReader::new(pipe);
+        let mut line = Vec::new();
+        while lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            let told = failures.as_ref().zip(line.strip_prefix(&[FAILURE]).and_then(Failure::from_json));
+            match told {
+                Some((events, failure)) => drop(events.send(Event::Failed(failure))),
+                None => {
+                    let mut stream = stream();
+                    if stream.write_all(&line).and_then(|()| stream.flush()).is_err() {
+                        break;
+                    }
+                }
+            }
+            line.clear();
+        }
+        drop(carrying);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_one_word_of_a_shell() {
+        for path in ["/a b/collrun", "/it's/collrun", "/$HOME/\"x\"/`y`\\z", "/a;b&c|d"] {
+            let output = Command::new("sh").args(["-c", &format!("printf %s {}", quoted(Path::new(path)))]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), path);
+        }
+    }
+}

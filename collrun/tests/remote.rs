@@ -1,0 +1,289 @@
+//! Jobs that are started on other hosts from here. A script stands in for ssh: it starts what it is told in another folder, with an empty
+//! environment, as a shell there would; in a network namespace where there are to be several hosts.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../../tests/common/mod.rs"]
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use common::hosts::{Hosts, skip};
+use common::programs::program;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// A folder with a stand-in for ssh, whose names of hosts are `far` and `absent`.
+struct Ssh {
+    folder: tempfile::TempDir,
+}
+
+impl Ssh {
+    /// `run` is a shell's command that runs `$command` on `$host`.
+    fn new(run: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ssh");
+        let script = format!(
+            "#!/bin/sh\nhost=$1; command=$2; here={}\n\
+             if [ $host = absent ]; then echo \"ssh: connect to host absent port 22: No route to host\" >&2; exit 255; fi\n\
+             cd /; {run}\n",
+            folder.path().display()
+        );
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self { folder }
+    }
+
+    /// One that becomes the command.
+    fn of_one_host() -> Self {
+        Self::new("exec env -i PATH=\"$PATH\" sh -c \"$command\"")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// `collrun` with flags (split at blanks) and a shell script for every rank.
+    fn collrun(&self, flags: &str, script: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
+        command.arg("--ssh").arg(self.file("ssh")).args(flags.split_whitespace()).args(["--", "sh", "-c", script]);
+        command.current_dir(self.folder.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn output(&self, flags: &str, script: &str) -> Output {
+        self.collrun(flags, script).output().unwrap()
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Whether a process ends within some seconds.
+fn ends(process: &rustix::fd::OwnedFd) -> bool {
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).unwrap() == 1
+}
+
+fn handle(pid: &str) -> rustix::fd::OwnedFd {
+    pidfd_open(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), PidfdFlags::empty()).unwrap()
+}
+
+/// A job that prints one line, and that line without what stands before it.
+fn started(mut command: Command) -> (Child, BufReader<ChildStdout>, String) {
+    let mut job = command.spawn().unwrap();
+    let mut lines = BufReader::new(job.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let line = line.split_once("] ").map(|(_, text)| text.trim().to_owned()).unwrap_or_default();
+    (job, lines, line)
+}
+
+#[test]
+fn what_is_started_there_has_the_folder_the_words_and_the_variables() {
+    let ssh = Ssh::of_one_host();
+    let mut command =
+        ssh.collrun("--hosts me@far --env A --env B=1=2 --nproc-per-node 2", "pwd; printf '%s\\n' \"$A|$B|$C|$COLLECTIVES_TIMEOUT|$*\"");
+    command.args(["0", "a b", "it's", "\"$x\"", "*", "", "\\n", "`id`"]);
+    let run = command.env("A", "x 'y\nz").env("C", "stays").env("COLLECTIVES_TIMEOUT", "7").output().unwrap();
+    assert_eq!(run.status.code(), Some(0), "{run:?}");
+    let folder = std::fs::canonicalize(ssh.folder.path()).unwrap();
+    let text = String::from_utf8(run.stdout).unwrap();
+    for rank in 0..2 {
+        let of_rank: Vec<_> = text.lines().filter_map(|line| line.strip_prefix(&format!("[far {rank}] "))).collect();
+        assert_eq!(of_rank, [&*folder.to_string_lossy(), "x 'y", "z|1=2||7|a b it's \"$x\" *  \\n `id`"], "{text}");
+    }
+}
+
+#[test]
+fn what_is_of_one_host_stays_there() {
+    let ssh = Ssh::of_one_host();
+    let mut command = ssh.collrun("--hosts far", "echo \"<$COLLECTIVES_LISTEN_ADDRESS$COLLECTIVES_HOST_IDENTITY>\"");
+    let run = command.env("COLLECTIVES_LISTEN_ADDRESS", "10.0.0.1").env("COLLECTIVES_HOST_IDENTITY", "x").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&run.stdout), "[far 0] <>\n", "{run:?}");
+}
+
+#[test]
+fn a_secret_is_on_no_command_line() {
+    let ssh = Ssh::of_one_host();
+    let run = ssh.output("--hosts far --secret", "tr '\\0' ' ' </proc/$PPID/cmdline; echo; echo $COLLECTIVES_SECRET");
+    let text = String::from_utf8_lossy(&run.stdout).into_owned();
+    let lines: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("[far 0] ")).collect();
+    assert!(lines.len() == 2 && lines[1].len() == 64 && lines[0].contains("--controlled") && !lines[0].contains(lines[1]), "{run:?}");
+}
+
+#[test]
+fn a_failure_there_is_told_last() {
+    let ssh = Ssh::of_one_host();
+    for flags in ["--hosts far", "--hosts far --no-prefix"] {
+        let run =
+            ssh.output(&format!("{flags} --nproc-per-node 2"), "test $RANK = 0 || { printf '\\036none\\n' >&2; exit 7; }; exec sleep 600");
+        let text = said(&run);
+        assert_eq!(run.status.code(), Some(7), "{run:?}");
+        assert!(text.contains("\u{1e}none\n") && text.contains("collrun on far: rank 1 (pid "), "{text}");
+        let last = text.lines().last().unwrap_or_default();
+        assert!(last.starts_with("collrun: first failure: rank 1 (local rank 1) on ") && last.ends_with("exit code 7"), "{text}");
+        assert_eq!(text.matches("first failure").count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn hosts_that_cannot_be_reached_are_named() {
+    let ssh = Ssh::of_one_host();
+    let run = ssh.output("--hosts absent", "true");
+    let text = said(&run);
+    assert_eq!(run.status.code(), Some(255), "{run:?}");
+    assert!(text.contains("No route to host\ncollrun: the connection to absent ended (exit status: 255): can it be reached"), "{text}");
+    let run = ssh.output("--hosts far --remote-collrun /absent/collrun", "true");
+    assert!(run.status.code() == Some(127) && said(&run).contains("is /absent/collrun there?"), "{run:?}");
+    let run = ssh.output("--hosts far --ssh /absent/ssh", "true");
+    assert!(run.status.code() == Some(127) && said(&run).contains("starting /absent/ssh for far"), "{run:?}");
+    let run =
+        Command::new(env!("CARGO_BIN_EXE_collrun")).arg("--ssh").arg(ssh.file("ssh")).args(["--hosts", "far", "/absent"]).output().unwrap();
+    assert!(run.status.code() == Some(127) && said(&run).contains("collrun on far: \"/absent\": program not found"), "{run:?}");
+}
+
+#[test]
+fn a_host_that_cannot_be_reached_stops_the_others() {
+    let ssh = Ssh::of_one_host();
+    let run = ssh.output("--hosts absent,far --master-addr 192.0.2.1", "exec sleep 600");
+    assert_eq!(run.status.code(), Some(255), "{run:?}");
+    assert!(said(&run).contains("stopping the others"), "{run:?}");
+}
+
+#[test]
+fn words_that_contradict_each_other_are_refused() {
+    let ssh = Ssh::of_one_host();
+    for (flags, words) in [
+        ("--hosts far --nnodes 2", "cannot be used with"),
+        ("--hosts far --local-addr 10.0.0.1", "cannot be used with"),
+        ("--hosts far:2 --nproc-per-node 2", "given twice"),
+        ("--hosts far:2,near:3", "every host gets as many ranks"),
+        ("--hosts=-oProxyCommand=x", "none of"),
+        ("--hosts far --env NOT_SET_ANYWHERE", "not set here"),
+        ("--hosts far --numa-binding node", "numactl"),
+        ("--hostfile absent", "absent"),
+        ("--hosts localhost,far", "give --master-addr"),
+    ] {
+        let run = ssh.output(flags, "exec sleep 600");
+        assert!(run.status.code() == Some(2) && said(&run).contains(words), "{flags}: {run:?}");
+    }
+}
+
+#[test]
+fn signals_reach_the_ranks_there() {
+    let ssh = Ssh::of_one_host();
+    for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM")] {
+        let (job, mut lines, _) =
+            started(ssh.collrun("--hosts far", &format!("trap 'echo heard; exit 3' {name}; echo $$; sleep 600 & wait")));
+        kill_process(Pid::from_child(&job), signal).unwrap();
+        let mut rest = String::new();
+        lines.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "[far 0] heard\n");
+        let run = job.wait_with_output().unwrap();
+        assert_eq!(run.status.code(), Some(3), "{run:?}");
+    }
+}
+
+#[test]
+fn ranks_end_with_the_launcher_that_started_them_from_afar() {
+    let ssh = Ssh::of_one_host();
+    let (mut job, _, pid) = started(ssh.collrun("--hosts far", "echo $$; exec sleep 600"));
+    let rank = handle(&pid);
+    job.kill().unwrap();
+    job.wait().unwrap();
+    assert!(ends(&rank));
+}
+
+#[test]
+fn ranks_end_when_the_connection_breaks() {
+    // What carries bytes there is a process of its own, and the rest lives on without it.
+    let ssh = Ssh::new("sh -c 'echo $$ >$0/carrier; exec cat' $here | setsid env -i PATH=\"$PATH\" sh -c \"$command\"");
+    let (job, _lines, pid) = started(ssh.collrun("--hosts far", "echo $$; exec sleep 600"));
+    let rank = handle(&pid);
+    let carrier = std::fs::read_to_string(ssh.file("carrier")).unwrap();
+    kill_process(Pid::from_raw(carrier.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    assert!(ends(&rank));
+    let run = job.wait_with_output().unwrap();
+    assert_ne!(run.status.code(), Some(0), "{run:?}");
+}
+
+#[test]
+fn connections_that_do_not_end_are_cut() {
+    // Deaf to what it is told, and to being asked to end.
+    let ssh = Ssh::new("trap '' TERM; echo $$ >&2; exec 0</dev/null; sleep 600 & wait; wait");
+    let run = ssh.output("--hosts absent,far --grace 0 --master-addr 192.0.2.1", "true");
+    let text = said(&run);
+    assert!(run.status.code() == Some(255) && text.contains("far does not end; cutting the connection"), "{run:?}");
+}
+
+/// A stand-in for ssh to the hosts by their addresses.
+fn to_hosts(hosts: &Hosts, net: u8) -> Ssh {
+    let cases: String = (0..hosts.count).map(|host| format!("10.99.{net}.{}) space={};; ", host + 1, hosts.space(host))).collect();
+    Ssh::new(&format!("case $host in {cases} esac; exec ip netns exec $space env -i PATH=\"$PATH\" sh -c \"$command\""))
+}
+
+/// What runs on a host.
+fn left_on(hosts: &Hosts, host: usize) -> String {
+    let listed = Command::new("ip").args(["netns", "pids", &hosts.space(host)]).output().unwrap();
+    String::from_utf8_lossy(&listed.stdout).into_owned()
+}
+
+fn on_hosts(ssh: &Ssh, flags: &str, program: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
+    command.arg("--ssh").arg(ssh.file("ssh")).args(flags.split_whitespace()).arg("--").arg(program).args(arguments);
+    command.current_dir(ssh.folder.path()).stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn one_command_runs_a_job_on_three_hosts() {
+    let collperf = match program("collperf") {
+        Ok(collperf) => collperf,
+        Err(why) => skip!("{why}"),
+    };
+    let hosts = match Hosts::up(4, 3) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let ssh = to_hosts(&hosts, 4);
+    std::fs::write(ssh.file("hosts"), "10.99.4.1 slots=2\n10.99.4.2 slots=2 # the second\n\n10.99.4.3:2\n").unwrap();
+    let sizes = ["all_reduce", "-b", "8", "-e", "64K", "-f", "64", "-n", "2", "-w", "1"];
+    for flags in ["--hostfile hosts --secret", "--hosts 10.99.4.1,10.99.4.2,10.99.4.3 --nproc-per-node 2 --max-restarts 1"] {
+        let run = on_hosts(&ssh, flags, &collperf, &sizes);
+        let text = String::from_utf8_lossy(&run.stdout);
+        assert!(run.status.success() && text.contains("[10.99.4.1 0] ") && text.contains("Out of bounds values : 0 OK"), "{run:?}");
+    }
+    let script = "test $RANK != 3 || exit 9; exec sleep 600";
+    let run = on_hosts(&ssh, "--hostfile hosts", Path::new("sh"), &["-c", script]);
+    let last = said(&run).lines().last().unwrap_or_default().to_owned();
+    assert_eq!(run.status.code(), Some(9), "{run:?}");
+    assert!(last.starts_with("collrun: first failure: rank 3 (local rank 1)") && last.ends_with("exit code 9"), "{run:?}");
+    for host in 0..3 {
+        assert_eq!(left_on(&hosts, host), "", "host {host}");
+    }
+}
+
+#[test]
+fn a_host_whose_connection_breaks_ends_the_job_everywhere() {
+    let hosts = match Hosts::up(5, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let ssh = to_hosts(&hosts, 5);
+    let (job, lines, _) = started(ssh.collrun("--hosts 10.99.5.1,10.99.5.2", "echo $RANK; exec sleep 600"));
+    // Both are there; then the launcher of the second is gone, as with its host.
+    let second = lines.lines().next().unwrap().unwrap();
+    assert!(second.starts_with("[10.99.5."), "{second}");
+    let launcher = left_on(&hosts, 1).lines().find_map(|pid| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains("--controlled").then(|| pid.to_owned())
+    });
+    kill_process(Pid::from_raw(launcher.unwrap().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    let run = job.wait_with_output().unwrap();
+    assert!(run.status.code() == Some(137) && said(&run).contains("collrun on 10.99.5.2 ended"), "{run:?}");
+    assert_eq!((left_on(&hosts, 0), left_on(&hosts, 1)), (String::new(), String::new()));
+}
