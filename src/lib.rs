@@ -49,7 +49,7 @@ mod float8;
 mod fork;
 mod host;
 #[doc(hidden)]
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub mod internals;
 pub mod interop;
 mod job;
