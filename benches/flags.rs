@@ -1,6 +1,6 @@
 //! The step protocol of shared memory: how long a flag takes from one core to another and back, and how long a step of everybody.
 //!
-//! `cargo bench --features internals --bench flags`. Every flag carries words that its reader checks.
+//! `cargo bench --features __internals --bench flags`. Every flag carries words that its reader checks.
 
 mod common;
 

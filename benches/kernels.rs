@@ -1,7 +1,7 @@
 //! The folds and copies that collectives on the host are made of, by instruction set, type, operation, inputs and size; each answer
 //! checked once.
 //!
-//! `cargo bench --features internals --bench kernels`, or with a filter: `-- avx512/f32`, `-- copy`. Rates are of one input's bytes.
+//! `cargo bench --features __internals --bench kernels`, or with a filter: `-- avx512/f32`, `-- copy`. Rates are of one input's bytes.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Frames over the links between two ranks: rings in shared memory, and TCP over the loopback interface.
 //!
-//! `cargo bench --features internals --bench links`. A frame is a header of 52 bytes and a payload; "there and back" is a frame each
+//! `cargo bench --features __internals --bench links`. A frame is a header of 52 bytes and a payload; "there and back" is a frame each
 //! way, "one way" is frames after one another. The reader checks the first and last bytes of each, and all of the first.
 
 mod common;

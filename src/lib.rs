@@ -31,6 +31,17 @@
 //! `float8`: the element types of the crate `float8`.
 //!
 //! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
+//!
+//! Linux alone, on 64-bit little-endian processors.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("collectives is for Linux alone: ranks share memory and wait for each other by what only its kernel has");
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("collectives is for 64-bit processors alone: sizes, and what ranks of a host share, are laid out in words of 64 bits");
+#[cfg(target_endian = "big")]
+compile_error!("collectives is for little-endian processors alone: ranks send elements to each other as they lie in memory");
 
 mod algorithm;
 mod buffer;
@@ -49,7 +60,7 @@ mod float8;
 mod fork;
 mod host;
 #[doc(hidden)]
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub mod internals;
 pub mod interop;
 mod job;

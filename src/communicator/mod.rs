@@ -68,5 +68,5 @@ pub use message::{Envelope, Received};
 pub use shared::SharedBuffer;
 pub use work::{OwnedBuffer, OwnedSource, Work, WorkFuture};
 
-#[cfg(all(feature = "internals", feature = "serde"))]
+#[cfg(all(feature = "__internals", feature = "serde"))]
 pub(crate) use object::fuzz;

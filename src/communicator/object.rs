@@ -191,7 +191,7 @@ impl Communicator {
 }
 
 /// What must hold whatever another rank sends as an object.
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz {
     use std::collections::BTreeMap;
 

@@ -9,7 +9,7 @@ pub(crate) trait Exchange {
     fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>>;
 }
 
-#[cfg(any(test, feature = "internals"))]
+#[cfg(any(test, feature = "__internals"))]
 pub(crate) mod local {
     //! Exchanges between threads, for tests and benchmarks.
 

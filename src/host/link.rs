@@ -24,7 +24,7 @@ pub(crate) trait ByteLink {
 }
 
 /// A link for fuzzing: a peer that sends given bytes.
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(super) mod script {
     use std::io::{self, IoSlice};
     use std::os::fd::BorrowedFd;

@@ -22,7 +22,7 @@ pub(crate) mod copy;
 pub(crate) mod engine;
 pub(crate) mod exchange;
 pub(crate) mod fold;
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
 pub(crate) mod health;
 pub(crate) mod link;

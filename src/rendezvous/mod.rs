@@ -1,7 +1,7 @@
 //! How ranks find each other: stores, URLs, launcher variables.
 
 mod file;
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
 mod launcher;
 mod limits;

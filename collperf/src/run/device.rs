@@ -392,7 +392,7 @@ fn cuda(doing: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { doing: doing.into(), code: error.0 as u32, text: error.to_string() }
 }
 
-#[cfg(test)]
+#[cfg(all(test, simgpu))]
 mod tests {
     use clap::Parser;
     use collectives::DeviceChoice;

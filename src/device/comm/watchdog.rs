@@ -128,7 +128,7 @@ fn let_go(communicator: Arc<Inner>) {
 }
 
 /// How many timekeepers there are, and how many probers of a device.
-#[cfg(test)]
+#[cfg(all(test, simgpu))]
 pub(super) fn threads(device: usize) -> (usize, usize) {
     let watch = lock();
     let count = |role: Role| watch.roles.iter().filter(|known| **known == role).count();

@@ -7,7 +7,7 @@
 //! that they disagree before any payload is taken. Whatever ends a run on one rank is sent over every open link, and passed on once by every
 //! rank that hears of it.
 
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
 mod memory;
 mod peer;

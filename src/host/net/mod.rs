@@ -5,7 +5,7 @@
 //! the same job and are the right ranks. After it the stream belongs to whoever asked for it.
 
 mod connector;
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
 mod hello;
 pub(crate) mod identity;

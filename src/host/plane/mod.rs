@@ -49,7 +49,7 @@ pub(crate) use job::{Job, Reduction};
 pub(crate) use links::MessageConnector;
 pub(crate) use many::Jobs;
 pub(crate) use setup::PlaneSetup;
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) use setup::fuzz;
 
 /// The host plane. Used by one thread at a time.

@@ -263,7 +263,7 @@ impl HostFacts {
 }
 
 /// What must hold whatever a rank tells of itself.
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz {
     use super::HostFacts;
 

@@ -22,7 +22,7 @@
 mod channel;
 mod direct;
 mod frame;
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
 mod incoming;
 mod links;

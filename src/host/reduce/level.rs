@@ -60,7 +60,7 @@ impl Level {
     }
 
     /// What people call it.
-    #[cfg(feature = "internals")]
+    #[cfg(feature = "__internals")]
     pub(super) fn name(self) -> &'static str {
         match self {
             Level::Baseline => "baseline",

@@ -94,13 +94,13 @@ impl Kernel {
     }
 
     /// The names of the instruction sets that this processor has, from the least.
-    #[cfg(feature = "internals")]
+    #[cfg(feature = "__internals")]
     pub(crate) fn levels() -> impl Iterator<Item = &'static str> {
         Level::ALL.iter().filter(|level| level.is_available()).map(|level| level.name())
     }
 
     /// The kernel of a built-in operation, on a named instruction set, or the best where the processor has none of that name.
-    #[cfg(feature = "internals")]
+    #[cfg(feature = "__internals")]
     pub(crate) fn on(level: &str, op: ReduceOp, dtype: DType, world_size: usize) -> Result<Self> {
         let level = Level::ALL.iter().copied().find(|known| known.is_available() && known.name() == level);
         Self::builtin(level.unwrap_or(Level::best()), op, dtype, world_size)

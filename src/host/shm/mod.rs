@@ -55,7 +55,7 @@ mod device_end;
 mod direct;
 mod flags;
 mod folds;
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
 mod group;
 mod layout;

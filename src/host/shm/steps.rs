@@ -319,7 +319,7 @@ impl Group {
     }
 }
 
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 impl Group {
     /// One step between two ranks that publish it one after the other, `first` or second: what a benchmark measures. Says whether the
     /// other rank's came within so many looks, and what it published.

@@ -79,7 +79,7 @@ impl Service {
     }
 
     /// Whether one client is connected, and nobody waits for anything.
-    #[cfg(feature = "internals")]
+    #[cfg(feature = "__internals")]
     pub(super) fn serves_one_that_waits_for_nothing(&self) -> bool {
         self.waiting.is_empty() && self.barriers.is_empty() && self.resumed.is_empty() && self.sessions.len() == 1
     }

@@ -37,7 +37,7 @@ mod contents;
 mod directory;
 mod file;
 mod foreign;
-#[cfg(feature = "internals")]
+#[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
 mod header;
 mod index;
