@@ -52,7 +52,9 @@ class CollectivesBackend(Backend):
         self._splits = 0
         self._windows = threading.local()  # coalescing is a thread's own
         self._barriers = 0
-        self._group = _core.Group(store, rank, size, self._seconds, _address())
+        # Ranks that make groups of themselves alone may do so under one name, as PyTorch counts names.
+        meeting = store if size > 1 else dist.HashStore()
+        self._group = _core.Group(meeting, rank, size, self._seconds, _address())
 
     # What it is.
 

@@ -227,6 +227,17 @@ def splits(rank, size):
     assert world[0].item() == sum(range(1, size + 1))
 
 
+def groups_of_one(rank, size):
+    """Each rank makes one of itself, which PyTorch gives the same name everywhere."""
+    pair = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])[0]
+    alone, _ = dist.new_subgroups(group_size=1, group=pair)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=alone)
+    assert torch.equal(tensor, torch.ones(3))
+    dist.all_reduce(tensor, group=pair)
+    assert torch.equal(tensor, torch.full((3,), 2.0))
+
+
 def splits_of_several_backends(rank, size):
     """There PyTorch's own code asks the backend for its part."""
     for _ in range(2):
@@ -282,6 +293,9 @@ class Groups(unittest.TestCase):
     def test_a_group_is_split(self):
         for size in (2, 3, 4):
             run(size, splits)
+
+    def test_groups_of_one_rank_do_not_meet(self):
+        run(4, groups_of_one)
 
     def test_a_group_of_several_backends_is_split(self):
         refused = run(3, splits_of_several_backends, backend="cpu:collectives,cuda:gloo")
