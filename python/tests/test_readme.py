@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,9 +39,16 @@ class Readme(unittest.TestCase):
 
     def torchrun(self, folder, *command):
         torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        done = subprocess.run([*torchrun, *map(str, command)], cwd=folder, env=dict(os.environ, OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=120)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        return done.stdout
+        pipe = subprocess.PIPE
+        job = subprocess.Popen([*torchrun, *map(str, command)], cwd=folder, env=dict(os.environ, OMP_NUM_THREADS="1"), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        try:
+            output, errors = job.communicate(timeout=300)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)  # upon which torchrun ends its ranks
+                job.wait()
+        self.assertEqual(job.returncode, 0, output + errors)
+        return output
 
 
 if __name__ == "__main__":
