@@ -1,4 +1,5 @@
-"""Times calls on this backend and on Gloo in turns, in one job, and prints CSV: microseconds, each the median of the rounds, and how many times as long Gloo takes.
+"""Times calls on this backend and on Gloo in turns, in one job, and prints CSV: microseconds, each the median of the rounds, how many times as long Gloo takes, and
+the bytes over these times in GB/s.
 
 torchrun --nproc-per-node 2 python/benches/beside_gloo.py [--rounds N] [--largest BYTES] [--ddp] [--fsdp]
 mpiexec -n 2 python python/benches/beside_gloo.py --mpi    with MPI in a third column, through mpi4py
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+
+SIZES = (4, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26)
 
 
 class Parameters(torch.nn.Module):
@@ -120,7 +124,8 @@ def compare(name, bytes_, call, groups, rounds, repeats):
     if dist.get_rank() == 0:
         columns = [f"{median:.1f}" for median in medians.values()]
         ratio = medians["gloo"] / medians["collectives"]
-        print(",".join([name, str(dist.get_world_size()), str(bytes_), *columns, f"{ratio:.2f}"]), flush=True)
+        speeds = [f"{bytes_ / median / 1e3:.3f}" for median in medians.values()]
+        print(",".join([name, str(dist.get_world_size()), str(bytes_), *columns, f"{ratio:.2f}", *speeds]), flush=True)
 
 
 def ddp(groups, rounds):
@@ -174,7 +179,7 @@ def start_under_mpi():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--largest", type=int, default=16 << 20)
+    parser.add_argument("--largest", type=int, default=SIZES[-1])
     parser.add_argument("--mpi", action="store_true")
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--fsdp", action="store_true")
@@ -186,12 +191,10 @@ def main():
     groups = {"collectives": Group(dist.group.WORLD), "gloo": Group(dist.new_group(backend="gloo"))}
     columns = groups | ({"mpi": mpi} if mpi else {})
     if dist.get_rank() == 0:
-        print("call,ranks,bytes," + ",".join(f"{backend}_us" for backend in columns) + ",gloo_to_collectives")
-    bytes_ = 4
-    while bytes_ <= options.largest:
+        print("call,ranks,bytes," + ",".join(f"{backend}_us" for backend in columns) + ",gloo_to_collectives," + ",".join(f"{backend}_gb_per_s" for backend in columns))
+    for bytes_ in [bytes_ for bytes_ in SIZES if bytes_ <= options.largest]:
         for call in calls(size, bytes_ // 4):
             compare(call.__name__, bytes_, call, columns, options.rounds, max(1, min(200, (1 << 22) // bytes_)))
-        bytes_ *= 16
     for step in (ddp, fsdp):
         if getattr(options, step.__name__):
             step(groups, max(3, options.rounds // 2))

@@ -9,7 +9,7 @@ import sys
 
 WIDTH, HEIGHT, LEFT, TOP = 330, 230, 58, 34
 COLORS = {"collectives": "#d9480f", "gloo": "#1971c2", "mpi": "#2f9e44"}
-SIZES = {4: "4 B", 64: "64 B", 1 << 10: "1 KiB", 1 << 14: "16 KiB", 1 << 18: "256 KiB", 1 << 22: "4 MiB"}
+SIZES = {4: "4 B", 64: "64 B", 1 << 10: "1 KiB", 1 << 14: "16 KiB", 1 << 18: "256 KiB", 1 << 22: "4 MiB", 1 << 24: "16 MiB", 1 << 26: "64 MiB"}
 
 
 def read(path):
@@ -30,15 +30,18 @@ def text(x, y, words, anchor="middle", weight="normal", fill="currentColor"):
 def panel(call, backends, highest, lowest):
     """One call's picture, with its corner at the origin."""
 
+    sizes = sorted(set().union(*backends.values()))
+
     def x(size):
-        return LEFT + math.log(size / 4) / math.log((1 << 22) / 4) * (WIDTH - LEFT - 20)
+        return LEFT + math.log(size / sizes[0]) / math.log(sizes[-1] / sizes[0]) * (WIDTH - LEFT - 20)
 
     def y(time):
         return TOP + (1 - math.log(time / lowest) / math.log(highest / lowest)) * (HEIGHT - TOP - 34)
 
     parts = [text((WIDTH + LEFT) / 2, 20, call, weight="bold")]
-    for size, name in SIZES.items():
-        parts.append(text(x(size), HEIGHT - 16, name))
+    for size in sizes:
+        if size != 1 << 24:  # no room beside its neighbours
+            parts.append(text(x(size), HEIGHT - 16, SIZES[size]))
     tick = lowest
     while tick <= highest:
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="currentColor" stroke-opacity="0.15"/>')

@@ -9,7 +9,8 @@ import atexit
 import torch.distributed as dist
 
 from . import _core
-from .backend import CollectivesBackend, CollectivesProcessGroup, create
+from .backend import CollectivesBackend
+from .process_group import CollectivesProcessGroup, create
 
 __all__ = ["CollectivesBackend", "CollectivesProcessGroup"]
 

@@ -1,8 +1,4 @@
-"""The backend: every operation of PyTorch's process groups on CPU tensors.
-
-PyTorch takes a backend in two shapes. A `ProcessGroup` is called by programs without a detour, and its works are ours. A `Backend` may be one of
-several in a group of PyTorch's own; its calls pass through C++, and so do its works, of which only the wait and the future are left there.
-"""
+"""The backend: every operation of PyTorch's process groups on CPU tensors."""
 
 import os
 import socket
@@ -31,36 +27,6 @@ _UNSET = timedelta(milliseconds=-1)
 _TAGS = 1 << 32
 
 
-# What programs call on a group.
-OPERATIONS = (
-    "allreduce",
-    "allreduce_coalesced",
-    "reduce",
-    "broadcast",
-    "all_gather_single",
-    "_allgather_base",
-    "all_gather_single_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allgather",
-    "allgather_coalesced",
-    "gather",
-    "scatter",
-    "reduce_scatter_single",
-    "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "reduce_scatter",
-    "all_to_all_single",
-    "alltoall_base",
-    "alltoall",
-    "send",
-    "recv",
-    "recv_anysource",
-    "barrier",
-    "monitored_barrier",
-)
-
-
 def _address():
     """Where other hosts reach this one: the address from which this host reaches the master. None where that is this host itself."""
     master = os.environ.get("MASTER_ADDR")
@@ -86,7 +52,9 @@ class CollectivesBackend(Backend):
         self._splits = 0
         self._windows = threading.local()  # coalescing is a thread's own
         self._barriers = 0
-        self._group = _core.Group(store, rank, size, self._seconds, _address())
+        # Ranks that make groups of themselves alone may do so under one name, as PyTorch counts names.
+        meeting = store if size > 1 else dist.HashStore()
+        self._group = _core.Group(meeting, rank, size, self._seconds, _address())
 
     # What it is.
 
@@ -283,6 +251,22 @@ class CollectivesBackend(Backend):
         arguments = (memory(source), None if gathered is None else memory(gathered), root)
         return self._call(self._group.gather, arguments, opts, outputs, (source, gathered), finish)
 
+    def gather_single(self, output, input, opts):
+        what = "ProcessGroup::gather_single"
+        root, source, place, finish = self._root(opts, what), self._input(input, what), None, None
+        if root == self._rank:
+            if input.dtype != output.dtype:
+                raise ValueError(f"{what}: output tensor must have the same type as input tensor")
+            if input.numel() * self._size != output.numel():
+                raise ValueError(f"{what}: output tensor size must be equal to world_size times input tensor size")
+            place, finish = self._place(output, what)
+            if overlap(source, place):
+                source = source.clone()
+        arguments = (memory(source), None if place is None else memory(place), root)
+        return self._call(self._group.gather, arguments, opts, [output], (source, place), finish)
+
+    gather_into_tensor = gather_single
+
     def scatter(self, outputs, inputs, opts):
         what = "ProcessGroup::scatter"
         root, output = self._root(opts, what), single(outputs, what)
@@ -437,15 +421,16 @@ class CollectivesBackend(Backend):
         monitored_barrier(self, self._barriers, timeout, wait_all_ranks)
 
     def split(self, store, ranks, opts):
+        """What PyTorch's C++ calls where a group has several backends. It wants a backend on every rank."""
         self._splits += 1
         if self._rank not in ranks:
-            return None
+            raise RuntimeError(f"split_group: rank {self._rank} is in no part, and a group of several backends can only be split so that each rank is in one")
         timeout = self._options._timeout if opts is None else opts._timeout
         name = f"split/{self._splits}/{'_'.join(map(str, ranks))}"
         return type(self)(dist.PrefixStore(name, store), ranks.index(self._rank), len(ranks), timeout)
 
     def perform_nocolor_split(self, _device):
-        self._splits += 1
+        """A rank that is in no part has nothing to do."""
 
     def abort(self):
         self._group.abort()
@@ -458,32 +443,6 @@ class CollectivesBackend(Backend):
 
     def _get_sequence_number_for_group(self):
         return 0
-
-
-class CollectivesProcessGroup(dist.ProcessGroup):
-    """For groups that have no other backend: programs call its operations straight away, and C++ by way of the backend that is registered."""
-
-    def __init__(self, store, rank, size, timeout):
-        super().__init__(store, rank, size)
-        custom = dist.ProcessGroup.BackendType.CUSTOM
-        self._backend = CollectivesBackend(store, rank, size, timeout)
-        self._set_default_backend(custom)
-        self._register_backend(torch.device("cpu"), custom, self._backend)
-        for name in OPERATIONS:
-            setattr(self, name, getattr(self._backend, name))
-
-    def getBackendName(self):
-        return "collectives"
-
-    def __repr__(self):
-        return f"CollectivesProcessGroup(rank {self.rank()} of {self.size()})"
-
-
-def create(options, _backend_options=None):
-    """What PyTorch calls to make a group."""
-    alone = options.process_group is None or options.process_group.name() == "custom"
-    made = CollectivesProcessGroup if alone else CollectivesBackend
-    return made(options.store, options.group_rank, options.group_size, options.timeout)
 
 
 def _spread(gathered, outputs):

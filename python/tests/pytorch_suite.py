@@ -3,7 +3,9 @@
 usage: pytorch_suite.py [--backend collectives|gloo] [--world-size N] [--jobs N] [--seconds N] [--keep FILE] [--hold-against FILE] [--verbose] [TEST ...]
 
 PyTorch's file asks by name what a backend can do, and knows nothing of ours: so ours is registered under the name of Gloo, of which the same is
-expected, too. `--keep` writes the names of the tests that passed; `--hold-against` fails where one of a list does not pass. Ranks are forked from a process that has imported everything: an import takes longer than a test.
+expected, too. `--keep` writes what became of each test, the skipped ones under PyTorch's reason. `--hold-against` fails where a test of such a list does not pass
+that passed there, is skipped that was not, or for another reason, or stands in no list. No test is left out here. Ranks are forked from a process
+that has imported everything: an import takes longer than a test.
 """
 
 import argparse
@@ -15,9 +17,12 @@ import sys
 import tempfile
 import time
 import unittest
+from collections import Counter
 
 # Tests that look at the backend's name: there it has its own.
 OF_THE_NAME = ["test_ddp_logging_data_cpu"]
+# Why PyTorch skips tests that need no MPI, and only go by its name: here every backend runs them.
+OF_MPI = "Only MPI supports"
 
 
 def arguments():
@@ -55,7 +60,7 @@ def suite_class(options):
 
     torch.set_num_threads(1)
     if options.backend == "collectives":
-        from collectives_torch.backend import CollectivesProcessGroup
+        from collectives_torch import CollectivesProcessGroup
 
         def create(given, _options=None):
             return CollectivesProcessGroup(given.store, given.group_rank, given.group_size, given.timeout)
@@ -70,6 +75,10 @@ def suite_class(options):
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
+    for name in unittest.TestLoader().getTestCaseNames(Suite):
+        test = getattr(Suite, name)
+        if getattr(test, "__unittest_skip_why__", "").startswith(OF_MPI):
+            test.__unittest_skip__ = False
     return Suite
 
 
@@ -94,7 +103,7 @@ def run_one(suite, name, channel, backend, verbose):
         suite(name).run(result)
     finally:
         outcome = "skipped" if result.skipped else "passed" if result.wasSuccessful() else "failed"
-        problem = "".join(text for _, text in result.failures + result.errors)
+        problem = "".join(text for _, text in result.failures + result.errors) or "".join(reason for _, reason in result.skipped[:1])
         log.flush()
         if outcome == "failed" and verbose:
             log.seek(0)
@@ -154,29 +163,63 @@ def main():
     names = options.tests or unittest.TestLoader().getTestCaseNames(suite)
     outcomes = run_all(options, suite, names)
     shutil.rmtree(folder, ignore_errors=True)
-    kinds = {kind: sorted(name for name, outcome in outcomes.items() if outcome[0] == kind) for kind in ("passed", "skipped", "failed")}
-    counts = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
-    print(f"{options.backend}, {options.world_size} ranks: {counts}, in {time.monotonic() - began:.0f} s", flush=True)
+    found = {name: "skipped: " + " ".join(problem.split()) if kind == "skipped" else kind for name, (kind, _, problem) in outcomes.items()}
+    counts = Counter(kind for kind, _, _ in outcomes.values())
+    summary = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "skipped", "failed"))
+    print(f"{options.backend}, {options.world_size} ranks: {summary}, in {time.monotonic() - began:.0f} s")
+    for outcome, names in by_outcome(found):
+        if outcome.startswith("skipped"):
+            print(f"  {len(names):3} {outcome}")
+    sys.stdout.flush()
     if options.keep:
-        with open(options.keep, "w") as file:
-            file.writelines(f"{name}\n" for name in kinds["passed"])
-    sys.exit(judge(options, kinds))
+        keep(options, found)
+    sys.exit(0 if judge(options, found) else 1)
 
 
-def judge(options, kinds):
-    """Whether what passed is what is expected to."""
+def by_outcome(found):
+    """Outcomes with the names of their tests, those of the most tests first; what passed before all."""
+    names = {}
+    for name, outcome in sorted(found.items()):
+        names.setdefault(outcome, []).append(name)
+    return sorted(names.items(), key=lambda entry: (entry[0] != "passed", -len(entry[1]), entry[0]))
+
+
+def keep(options, found):
+    with open(options.keep, "w") as file:
+        file.write(f"# What became of PyTorch's tests with {options.backend} on {options.world_size} ranks: pytorch_suite.py --keep writes this.\n")
+        for outcome, names in by_outcome(found):
+            file.writelines([f"{outcome}\n", *(f"    {name}\n" for name in names)])
+
+
+def kept(path):
+    """What became of each test, by a file that `keep` wrote."""
+    found, outcome = {}, None
+    with open(path) as file:
+        for line in file:
+            if line.startswith(" "):
+                found[line.strip()] = outcome
+            elif not line.startswith("#"):
+                outcome = line.strip()
+    return found
+
+
+def judge(options, found):
+    """Whether what became of the tests is what is expected."""
     if not options.hold_against:
-        return 1 if kinds["failed"] else 0
-    with open(options.hold_against) as file:
-        expected = {line.strip() for line in file}
-    passed = set(kinds["passed"])
-    missing = sorted(expected - passed)
-    more = sorted(passed - expected)
-    for name in missing:
-        print(f"{name}: does not pass, and does with Gloo")
-    if more:
-        print(f"only this backend passes: {', '.join(more)}")
-    return 1 if missing else 0
+        return "failed" not in found.values()
+    expected = kept(options.hold_against)
+    if options.tests:
+        expected = {name: outcome for name, outcome in expected.items() if name in options.tests}
+    well, only_here = True, []
+    for name in sorted(expected.keys() | found.keys()):
+        outcome, other = found.get(name, "absent"), expected.get(name, "absent")
+        if outcome == "passed" and other != "absent":
+            only_here += [name] if other != "passed" else []
+        elif outcome != other:
+            well = False
+            print(f"{name}: {outcome}, and {other} in {options.hold_against}")
+    print(f"  passed by this backend only: {', '.join(only_here) or 'none'}", flush=True)
+    return well
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Calls on tensors as programs have them: of every type, shape and layout."""
 
+import itertools
 import threading
 import unittest
 
@@ -68,18 +69,77 @@ def layouts(rank, size):
     assert torch.equal(scattered, torch.full((2, 2), float(rank)))
 
 
-def uneven(rank, size):
-    sent = [(rank + other) % 3 for other in range(size)]
-    received = [(other + rank) % 3 for other in range(size)]
-    for dtype in (torch.int64, torch.complex64):
-        source = torch.full((sum(sent), 2), rank, dtype=dtype)
-        room = torch.empty((sum(received), 2), dtype=dtype)
-        dist.all_to_all_single(room, source, received, sent)
-        expected = torch.cat([torch.full((count, 2), other, dtype=dtype) for other, count in enumerate(received)])
-        assert torch.equal(room, expected)
-    outputs = [torch.empty(other + 1) for other in range(size)]
-    dist.all_to_all(outputs, [torch.full((rank + 1,), float(rank)) for _ in range(size)])
-    assert all(torch.equal(output, torch.full((other + 1,), float(other))) for other, output in enumerate(outputs))
+def arranged(tensor, how):
+    """The same elements: contiguous, a transposed view, every second row of more, or part of a larger tensor that begins elsewhere."""
+    if how == "transposed":
+        return tensor.t().contiguous().t()
+    if how == "spread":
+        room = torch.zeros((2 * tensor.size(0), *tensor.shape[1:]), dtype=tensor.dtype)
+        room[::2] = tensor
+        return room[::2]
+    if how == "within":
+        room = torch.zeros((tensor.size(0) + 2, *tensor.shape[1:]), dtype=tensor.dtype)
+        room[1:-1] = tensor
+        return room[1:-1]
+    return tensor.clone()
+
+
+ARRANGEMENTS = ("contiguous", "transposed", "spread", "within")
+
+
+def ended(work):
+    if work is not None:
+        work.wait()
+
+
+def rows_between(source, target, dtype, count, width):
+    """What one rank sends another: rows that no other pair has."""
+    return ((torch.arange(count * width) + 5 * source + 3 * target) % 100).reshape(count, width).to(dtype)
+
+
+def everyone_to_everyone(rank, size):
+    plans = {"uneven": lambda source, target: (2 * source + target) % 4, "even": lambda *_: 3, "nothing": lambda *_: 0, "to one": lambda _, target: 5 * (target == 0)}
+    for name, count in plans.items():
+        for dtype, width, how in itertools.product((torch.bool, torch.complex64), (0, 3), ARRANGEMENTS):
+            sent, received = [count(rank, other) for other in range(size)], [count(other, rank) for other in range(size)]
+            inputs = [rows_between(rank, other, dtype, sent[other], width) for other in range(size)]
+            expected = [rows_between(other, rank, dtype, received[other], width) for other in range(size)]
+            case = (name, dtype, width, how)
+            asynchronous = how in ("transposed", "within")
+            room = arranged(torch.zeros((sum(received), width), dtype=dtype), how)
+            ended(dist.all_to_all_single(room, arranged(torch.cat(inputs), how), received, sent, async_op=asynchronous))
+            assert torch.equal(room, torch.cat(expected)), case
+            if name == "even":
+                room = arranged(torch.zeros((sum(received), width), dtype=dtype), how)
+                dist.all_to_all_single(room, arranged(torch.cat(inputs), how))
+                assert torch.equal(room, torch.cat(expected)), case
+            outputs = [arranged(torch.zeros_like(tensor), how) for tensor in expected]
+            ended(dist.all_to_all(outputs, [arranged(tensor, how) for tensor in inputs], async_op=asynchronous))
+            assert all(map(torch.equal, outputs, expected)), case
+
+
+def folded_parts(rank, size):
+    """Reduce-scatters, whose parts are joined or stacked, and gathers into one tensor."""
+    for dtype, rows, width, how in itertools.product((torch.int32, torch.bfloat16), (0, 1, 4), (0, 2), ARRANGEMENTS):
+        of_all = [torch.cat([rows_between(source, target, dtype, rows, width) % 11 for target in range(size)]) for source in range(size)]
+        total = sum(of_all[1:], of_all[0].clone())[rank * rows : (rank + 1) * rows]
+        highest = torch.stack(of_all).amax(0)[rank * rows : (rank + 1) * rows] if total.numel() else total
+        case, asynchronous = (dtype, rows, width, how), how in ("transposed", "within")
+        mine = arranged(of_all[rank], how)
+        for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.MAX, highest)):
+            room = arranged(torch.zeros((rows, width), dtype=dtype), how)
+            ended(dist.reduce_scatter_tensor(room, mine, op, async_op=asynchronous))
+            assert torch.equal(room, expected), case
+            room = arranged(torch.zeros((rows, width), dtype=dtype), how)
+            ended(dist.reduce_scatter(room, list(mine.split(rows)) if rows else [mine] * size, op, async_op=asynchronous))
+            assert torch.equal(room, expected), case
+        room = torch.zeros((rows, width), dtype=dtype)
+        dist.reduce_scatter_tensor(room, mine.reshape(size, rows, width))
+        assert torch.equal(room, total), case
+        root = size - 1
+        part, room = of_all[rank][:rows], arranged(torch.zeros((size * rows, width), dtype=dtype), how)
+        ended(dist.gather_single(arranged(part, how), room if rank == root else None, root, async_op=asynchronous))
+        assert rank != root or torch.equal(room, torch.cat([other[:rows] for other in of_all])), case
 
 
 def complex_and_sparse(rank, size):
@@ -223,6 +283,13 @@ def refusals(rank, size):
     assert tensor.item() == size
 
 
+def among_others(rank, size):
+    """Gloo stands here where NCCL would: the group is PyTorch's own."""
+    world = dist.group.WORLD
+    assert type(world) is dist.ProcessGroup and {device.type for device in world._device_types} == {"cpu", "cuda"}
+    assert world._get_backend(torch.device("cpu")).getBackendName() == "collectives"
+
+
 class Calls(unittest.TestCase):
     def run_on(self, *programs):
         for size in (1, 2, 3):
@@ -239,8 +306,13 @@ class Calls(unittest.TestCase):
     def test_tensors_may_be_views_and_share_memory(self):
         self.run_on(layouts)
 
-    def test_splits_may_be_uneven(self):
-        self.run_on(uneven)
+    def test_everyone_sends_everyone_any_number_of_rows(self):
+        self.run_on(everyone_to_everyone)
+        run(4, everyone_to_everyone)
+
+    def test_parts_of_any_size_are_folded_and_gathered(self):
+        self.run_on(folded_parts)
+        run(4, folded_parts)
 
     def test_complex_and_sparse_tensors_are_added(self):
         self.run_on(complex_and_sparse)
@@ -264,7 +336,8 @@ class Calls(unittest.TestCase):
         self.run_on(refusals)
 
     def test_a_backend_among_others_gives_the_same(self):
-        run(2, folds, backend="cpu:collectives,meta:fake")
+        for program in (among_others, folds, layouts, everyone_to_everyone):
+            run(2, program, backend="cpu:collectives,cuda:gloo")
 
 
 if __name__ == "__main__":

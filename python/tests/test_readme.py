@@ -1,0 +1,55 @@
+"""The README's script, word for word, under torchrun."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import collectives_torch
+
+SOURCE = pathlib.Path(__file__).resolve().parents[1]
+# Runs the script with other data on each rank: only averaged gradients leave their weights alike.
+AROUND = """
+import os, runpy, sys, torch
+torch.manual_seed(int(os.environ["RANK"]))
+ended = runpy.run_path(sys.argv[1], run_name="__main__")
+print("weights", [parameter.tolist() for parameter in ended["model"].parameters()], [parameter.grad.tolist() for parameter in ended["model"].parameters()], flush=True)
+"""
+
+
+def script():
+    """The first block of Python."""
+    return (SOURCE / "README.md").read_text().split("```python\n", 1)[1].split("```", 1)[0]
+
+
+class Readme(unittest.TestCase):
+    def test_its_script_trains_on_two_ranks(self):
+        self.assertNotIn(SOURCE, pathlib.Path(collectives_torch.__file__).parents, "the package comes from the wheel")
+        self.assertLessEqual(len(script().splitlines()), 12)
+        with tempfile.TemporaryDirectory() as folder:
+            train, around = pathlib.Path(folder, "train.py"), pathlib.Path(folder, "around.py")
+            train.write_text(script())
+            around.write_text(AROUND)
+            lines = [line for line in self.torchrun(folder, around, train).splitlines() if line.startswith("weights")]
+        self.assertEqual(len(lines), 2, lines)
+        self.assertEqual(lines[0], lines[1])
+
+    def torchrun(self, folder, *command):
+        torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        pipe = subprocess.PIPE
+        job = subprocess.Popen([*torchrun, *map(str, command)], cwd=folder, env=dict(os.environ, OMP_NUM_THREADS="1"), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        try:
+            output, errors = job.communicate(timeout=300)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)  # upon which torchrun ends its ranks
+                job.wait()
+        self.assertEqual(job.returncode, 0, output + errors)
+        return output
+
+
+if __name__ == "__main__":
+    unittest.main()
