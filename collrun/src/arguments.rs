@@ -9,7 +9,7 @@ use collectives_launch::Streams;
 
 use crate::control::Control;
 use crate::count::Count;
-use crate::environment::{self, Stand};
+use crate::environment::{self, Variable};
 
 /// Starts the ranks of a job and stops them together.
 ///
@@ -136,7 +136,7 @@ pub(crate) struct Arguments {
     pub(crate) refused: Refused,
     /// The variables that stand for flags.
     #[arg(skip)]
-    pub(crate) stands: Vec<Stand>,
+    pub(crate) variables: Vec<Variable>,
     /// The program and its arguments
     #[arg(required_unless_present = "read_order", trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<OsString>,
@@ -217,18 +217,18 @@ impl Arguments {
         if let Some(reason) = environment::refused(&value_of) {
             return Err(reason);
         }
-        let stands = environment::stands(command, line, value_of)?;
-        let matches = command.clone().try_get_matches_from(environment::words(&stands, words.iter().cloned()));
+        let variables = environment::given(command, line, value_of)?;
+        let matches = command.clone().try_get_matches_from(environment::words(&variables, words.iter().cloned()));
         let read = matches.and_then(|matches| Self::from_arg_matches(&matches));
         match read {
-            Ok(read) => Ok(Self { stands, ..read }),
-            Err(error) => Err(named(&stands, environment::sentence(&error))),
+            Ok(read) => Ok(Self { variables, ..read }),
+            Err(error) => Err(named(&variables, environment::sentence(&error))),
         }
     }
 
     /// What is wrong, and which variables it is about.
     pub(crate) fn named(&self, reason: String) -> String {
-        named(&self.stands, reason)
+        named(&self.variables, reason)
     }
 
     fn spelled_both_ways() -> clap::Command {
@@ -320,8 +320,8 @@ impl Arguments {
 }
 
 /// A reason, with the variables that stand for the flags in it.
-fn named(stands: &[Stand], reason: String) -> String {
-    let meant: Vec<String> = stands.iter().filter(|stand| stand.is_meant(&reason)).map(Stand::sentence).collect();
+fn named(variables: &[Variable], reason: String) -> String {
+    let meant: Vec<String> = variables.iter().filter(|variable| variable.is_meant(&reason)).map(Variable::sentence).collect();
     if meant.is_empty() { reason } else { format!("{reason} ({})", meant.join(", ")) }
 }
 

@@ -59,15 +59,15 @@ const REFUSED: [(&str, fn(&str) -> bool, &str); 3] = [
 
 /// A variable that stands for a flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stand {
-    pub(crate) variable: String,
+pub(crate) struct Variable {
+    name: String,
     value: OsString,
     /// The flag, with the value behind `=` where it takes one.
     word: OsString,
     flag: String,
 }
 
-impl Stand {
+impl Variable {
     /// Whether something that is said is about its flag.
     pub(crate) fn is_meant(&self, said: &str) -> bool {
         said.contains(&self.flag)
@@ -75,12 +75,12 @@ impl Stand {
 
     /// `PET_NNODES=2 stands for --nnodes`.
     pub(crate) fn sentence(&self) -> String {
-        format!("{}={} stands for {}", self.variable, self.value.to_string_lossy(), self.flag)
+        format!("{}={} stands for {}", self.name, self.value.to_string_lossy(), self.flag)
     }
 }
 
 /// `PET_NNODES`.
-fn variable(flag: &str) -> String {
+fn name_of(flag: &str) -> String {
     format!("PET_{}", flag.replace('-', "_").to_uppercase())
 }
 
@@ -91,7 +91,7 @@ fn id(flag: &str) -> String {
 
 /// The names of all variables that a launcher reads and another may set for it.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    let flags = FLAGS.into_iter().chain(SWITCHES).map(variable);
+    let flags = FLAGS.into_iter().chain(SWITCHES).map(name_of);
     let named = NAMED.into_iter().map(|(name, _)| name).chain(REFUSED.into_iter().map(|(name, ..)| name));
     flags.chain(named.chain([PYTHON]).map(str::to_owned))
 }
@@ -106,40 +106,40 @@ pub(crate) fn refused(value_of: impl Fn(&str) -> Option<OsString>) -> Option<Str
 }
 
 /// The variables that stand for flags which a command line does not have. One that is empty is none.
-pub(crate) fn stands(command: &Command, line: &ArgMatches, value_of: impl Fn(&str) -> Option<OsString>) -> Result<Vec<Stand>, String> {
-    let flags = FLAGS.into_iter().map(|flag| (variable(flag), flag, true));
-    let switches = SWITCHES.into_iter().map(|flag| (variable(flag), flag, false));
+pub(crate) fn given(command: &Command, line: &ArgMatches, value_of: impl Fn(&str) -> Option<OsString>) -> Result<Vec<Variable>, String> {
+    let flags = FLAGS.into_iter().map(|flag| (name_of(flag), flag, true));
+    let switches = SWITCHES.into_iter().map(|flag| (name_of(flag), flag, false));
     let named = NAMED.into_iter().map(|(name, flag)| (name.to_owned(), flag, true));
-    let mut stands: Vec<Stand> = Vec::new();
-    for (variable, flag, has_value) in flags.chain(switches).chain(named) {
-        let Some(value) = value_of(&variable).filter(|value| !value.is_empty()) else { continue };
+    let mut given: Vec<Variable> = Vec::new();
+    for (name, flag, has_value) in flags.chain(switches).chain(named) {
+        let Some(value) = value_of(&name).filter(|value| !value.is_empty()) else { continue };
         let on_line = line.value_source(&id(flag)) == Some(ValueSource::CommandLine);
         let flag = format!("--{flag}");
-        if on_line || stands.iter().any(|other| other.flag == flag) || !(has_value || is_on(&variable, &value)?) {
+        if on_line || given.iter().any(|other| other.flag == flag) || !(has_value || is_on(&name, &value)?) {
             continue;
         }
         let word = if has_value { [OsStr::new(&flag), OsStr::new("="), &value].into_iter().collect() } else { OsString::from(&flag) };
-        let stand = Stand { variable, value, word, flag };
-        let alone = ["collrun".into(), stand.word.clone(), "program".into()];
+        let variable = Variable { name, value, word, flag };
+        let alone = ["collrun".into(), variable.word.clone(), "program".into()];
         if let Err(error) = command.clone().try_get_matches_from(alone) {
-            return Err(format!("{}: {}", stand.variable, sentence(&error)));
+            return Err(format!("{}: {}", variable.name, sentence(&error)));
         }
-        stands.push(stand);
+        given.push(variable);
     }
-    Ok(stands)
+    Ok(given)
 }
 
 /// What is to be read: the variables' words, and then those of the command line.
-pub(crate) fn words(stands: &[Stand], line: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub(crate) fn words(variables: &[Variable], line: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut line = line.into_iter();
-    line.next().into_iter().chain(stands.iter().map(|stand| stand.word.clone())).chain(line).collect()
+    line.next().into_iter().chain(variables.iter().map(|variable| variable.word.clone())).chain(line).collect()
 }
 
 /// Whether a switch is on.
-fn is_on(variable: &str, value: &OsStr) -> Result<bool, String> {
+fn is_on(name: &str, value: &OsStr) -> Result<bool, String> {
     let value = value.to_string_lossy();
     let number = value.trim().parse::<i64>();
-    number.map(|number| number != 0).map_err(|_| format!("{variable}={value}: 1 for yes, or 0 for no"))
+    number.map(|number| number != 0).map_err(|_| format!("{name}={value}: 1 for yes, or 0 for no"))
 }
 
 /// What the parser says is wrong, in one line.
