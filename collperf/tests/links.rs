@@ -2,10 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../tests/common/mod.rs"]
+mod common;
+#[path = "../../tests/interop/peer.rs"]
+#[allow(dead_code, reason = "what is absent is said there")]
+mod peer;
+
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+
+use common::hosts::skip;
+use peer::absent;
 
 const COLLPERF: &str = env!("CARGO_BIN_EXE_collperf");
 
@@ -79,4 +89,66 @@ fn a_name_that_is_no_test_is_collperf() {
     symlink(COLLPERF, &link).unwrap();
     refused(&run(&link, "-b 8"), 6, "COLLECTIVE");
     refused(&run(COLLPERF, "broadcasts_perf"), 6, "collective \"broadcasts_perf\": not known");
+}
+
+/// Runs a command line of nccl-tests' README in a folder where `./build` has our links, with these variables beside what Open MPI wants of root
+/// and of a machine with few processors.
+fn as_in_the_readme(line: &str, variables: &[(&str, OsString)]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let build = folder.path().join("build");
+    fs::create_dir(&build).unwrap();
+    succeeded(&run(COLLPERF, &format!("install-links {}", build.display())));
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).current_dir(folder.path()).env("TMPDIR", folder.path()).stdin(Stdio::null());
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").env("OMPI_MCA_rmaps_base_oversubscribe", "1");
+    command.envs(variables.iter().cloned()).output().unwrap()
+}
+
+/// The table of a run whose elements were all right, with as many ranks and sizes.
+#[track_caller]
+fn is_whole(output: &Output, ranks: usize, sizes: usize) -> String {
+    let text = succeeded(output);
+    assert!(text.contains("# Out of bounds values : 0 OK") && text.contains("# Collective test concluded: all_reduce\n"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("#  Rank ")).count(), ranks, "{text}");
+    assert_eq!(text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()).count(), sizes, "{text}");
+    text
+}
+
+/// The README's first example, on one host with 8 GPUs; sizes end sooner, for the sake of those who wait.
+#[test]
+fn their_command_line_for_one_host_runs() {
+    let line = "./build/all_reduce_perf -b 8 -e 8K -f 2 -g 8";
+    is_whole(&as_in_the_readme(line, &[]), 8, 11);
+    let text = is_whole(&as_in_the_readme(line, &simgpu::environment()), 8, 11);
+    assert!(!text.contains(" [host] "), "{text}");
+}
+
+/// Open MPI's launcher, whose name another MPI may have taken.
+fn mpirun() -> Result<&'static str, String> {
+    let is_open = |name: &&str| {
+        let output = Command::new(name).arg("--version").output();
+        output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("open-mpi.org"))
+    };
+    let found = ["mpirun", "mpirun.openmpi"].into_iter().find(is_open);
+    found.map_or_else(|| absent("launchers", "no mpirun of Open MPI (tests/interop/setup installs it)".to_owned()), Ok)
+}
+
+/// The README's second example, `-np 64 -N 8` there.
+#[test]
+fn their_command_line_under_mpirun_runs() {
+    let mpirun = match mpirun() {
+        Ok(mpirun) => mpirun,
+        Err(why) => skip!("{why}"),
+    };
+    let line = |more: &str| format!("{mpirun} {more} -np 4 -N 4 ./build/all_reduce_perf -b 8 -e 8K -f 2 -g 1");
+    is_whole(&as_in_the_readme(&line(""), &[]), 4, 11);
+    // mpirun itself needs no driver.
+    let given = simgpu::environment();
+    let names: String = given.iter().map(|(name, value)| format!(" -x {name}={}", value.display())).collect();
+    let text = is_whole(&as_in_the_readme(&line(&names), &[]), 4, 11);
+    assert!(!text.contains(" [host] "), "{text}");
+    // Its groups, by MPI's ranks.
+    let text = succeeded(&as_in_the_readme(&line(""), &[("NCCL_TESTS_SPLIT_MASK", "0x1".into())]));
+    assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
 }

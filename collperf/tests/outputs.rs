@@ -38,6 +38,22 @@ fn a_file_that_cannot_be_is_found_out_before_measuring() {
 }
 
 #[test]
+fn a_mean_below_nine_tenths_of_what_is_asked_for_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |least: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
+        command.args(["all_reduce", "--plane", "host", "-g", "2", "--sizes", "4K", "-n", "2", "--prometheus", "out.prom"]);
+        let output = command.env("NCCL_TESTS_MIN_BW", least).current_dir(folder.path()).output().unwrap();
+        let line = String::from_utf8_lossy(&output.stdout).lines().find(|line| line.contains("Avg bus bandwidth")).map(str::to_owned);
+        (output.status.code(), line.unwrap_or_default().split_whitespace().last().unwrap_or_default().to_owned())
+    };
+    let success = || std::fs::read_to_string(folder.path().join("out.prom")).unwrap().contains("collperf_success 1");
+    assert_eq!((run("0.0000001"), success()), ((Some(0), "OK".to_owned()), true));
+    assert_eq!((run("1000000"), success()), ((Some(7), "FAILED".to_owned()), false));
+    assert_eq!(run("fast").0, Some(6));
+}
+
+#[test]
 fn markdown_takes_the_place_of_the_table() {
     let folder = tempfile::tempdir().unwrap();
     let output = collperf("all --colls reduce,sendrecv,barrier --sizes 8,64 --markdown", folder.path());

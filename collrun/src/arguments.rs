@@ -4,17 +4,19 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
+use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
 use collectives_launch::Streams;
 
 use crate::control::Control;
 use crate::count::Count;
+use crate::environment::{self, Variable};
 
 /// Starts the ranks of a job and stops them together.
 ///
 /// Every rank is a process with torchrun's variables in its environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so
 /// on) and a store to meet at. When one rank fails, collrun says which, stops the others and exits with its code. Signals
-/// are passed on. No rank outlives collrun. Flags are torchrun's, with - or _ between words.
+/// are passed on. No rank outlives collrun. Flags are torchrun's, with - or _ between words; a flag that is not given is taken from
+/// torchrun's variable (PET_NNODES for --nnodes).
 #[derive(Debug, Parser)]
 #[command(name = "collrun", version, max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
@@ -132,6 +134,9 @@ pub(crate) struct Arguments {
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
     pub(crate) refused: Refused,
+    /// The variables that stand for flags.
+    #[arg(skip)]
+    pub(crate) variables: Vec<Variable>,
     /// The program and its arguments
     #[arg(required_unless_present = "read_order", trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<OsString>,
@@ -187,10 +192,43 @@ pub(crate) enum Place {
 pub(crate) const PORT: u16 = 29500;
 
 impl Arguments {
-    /// Reads a command line; with _ for - in names of flags, too. What cannot be read is said, and ends the program with code 2.
-    pub(crate) fn read() -> Self {
-        let matches = Self::spelled_both_ways().get_matches();
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    /// Reads the command line, with _ for - in names of flags, too, and what variables add to it. A line that cannot be read is said, and
+    /// ends the program with code 2; of variables it is said what is wrong.
+    pub(crate) fn read() -> Result<Self, String> {
+        let words: Vec<OsString> = std::env::args_os().collect();
+        Self::of(&words, |name| std::env::var_os(name)).unwrap_or_else(|error| error.exit())
+    }
+
+    /// What a command line asks for, and variables where it does not say.
+    pub(crate) fn of(words: &[OsString], value_of: impl Fn(&str) -> Option<OsString>) -> Result<Result<Self, String>, clap::Error> {
+        let command = Self::spelled_both_ways();
+        let line = command.clone().try_get_matches_from(words)?;
+        let alone = Self::from_arg_matches(&line)?;
+        // Another process, which this one becomes, reads them.
+        Ok(if alone.read_order { Ok(alone) } else { Self::with_variables(&command, &line, words, value_of) })
+    }
+
+    fn with_variables(
+        command: &clap::Command,
+        line: &ArgMatches,
+        words: &[OsString],
+        value_of: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, String> {
+        if let Some(reason) = environment::refused(&value_of) {
+            return Err(reason);
+        }
+        let variables = environment::given(command, line, value_of)?;
+        let matches = command.clone().try_get_matches_from(environment::words(&variables, words.iter().cloned()));
+        let read = matches.and_then(|matches| Self::from_arg_matches(&matches));
+        match read {
+            Ok(read) => Ok(Self { variables, ..read }),
+            Err(error) => Err(named(&variables, environment::sentence(&error))),
+        }
+    }
+
+    /// What is wrong, and which variables it is about.
+    pub(crate) fn named(&self, reason: String) -> String {
+        named(&self.variables, reason)
     }
 
     fn spelled_both_ways() -> clap::Command {
@@ -202,6 +240,10 @@ impl Arguments {
 
     /// Checks what belongs together.
     pub(crate) fn place(&self) -> Result<Place, String> {
+        self.found_place().map_err(|reason| self.named(reason))
+    }
+
+    fn found_place(&self) -> Result<Place, String> {
         if let Some(reason) = self.refused.reason() {
             return Err(reason.to_owned());
         }
@@ -248,7 +290,7 @@ impl Arguments {
     /// Ranks on this host.
     pub(crate) fn local_world_size(&self) -> Result<usize, String> {
         let listed = self.controlled.as_ref().and_then(|control| control.ranks).map(Count::Number);
-        listed.or(self.nproc_per_node).unwrap_or(Count::Number(1)).ranks()
+        listed.or(self.nproc_per_node).unwrap_or(Count::Number(1)).ranks().map_err(|reason| self.named(reason))
     }
 
     /// What stands before each line of a rank.
@@ -275,6 +317,12 @@ impl Arguments {
         arguments.extend(std::iter::once(program).chain(words));
         (python, arguments)
     }
+}
+
+/// A reason, with the variables that stand for the flags in it.
+fn named(variables: &[Variable], reason: String) -> String {
+    let meant: Vec<String> = variables.iter().filter(|variable| variable.is_meant(&reason)).map(Variable::sentence).collect();
+    if meant.is_empty() { reason } else { format!("{reason} ({})", meant.join(", ")) }
 }
 
 /// `HOST`, `HOST:PORT`, and `[V6]:PORT`.

@@ -3,6 +3,7 @@
 mod arguments;
 mod control;
 mod count;
+mod environment;
 mod host_list;
 mod meeting;
 mod order;
@@ -22,7 +23,13 @@ use collectives_launch::{Failure, Job, Logs, Output, Refused, Store, say};
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
-    let arguments = Arguments::read();
+    let arguments = match Arguments::read() {
+        Ok(arguments) => arguments,
+        Err(reason) => {
+            say("collrun", &reason);
+            return ExitCode::from(2);
+        }
+    };
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let ended = match arguments.read_order {
         true => Err(order::follow()),
@@ -71,11 +78,17 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
 /// Says which rank failed first; to the launcher that started this one, where there is one: it hears of all hosts.
 fn tell(arguments: &Arguments, failure: &Failure) {
     if arguments.controlled.is_none() {
-        return say("collrun", &format!("first failure: {failure}"));
+        return tell_user(failure);
     }
     let line = [&[remote::FAILURE], &*failure.to_json(), b"\n"].concat();
     // A launcher that is gone needs no news.
     let _ = std::io::stderr().write_all(&line);
+}
+
+/// Says which rank failed first, last of all, and writes it where a launcher or scheduler that started this one looks, as torchrun does.
+fn tell_user(failure: &Failure) {
+    say("collrun", &format!("first failure: {failure}"));
+    let _ = collectives::record_failure(|| Err::<(), _>(failure));
 }
 
 /// Whether other hosts can reach the store that is this one's to serve: many a host has its own name for the loopback interface.

@@ -10,6 +10,8 @@ use std::process::Command;
 
 use collectives_launch::Refused;
 
+use crate::environment;
+
 /// Stands at the beginning: another release is told from a wrong program.
 const HEAD: &[u8] = b"collrun order 1";
 /// Longer than any command line and environment may be together.
@@ -92,19 +94,28 @@ pub(crate) fn follow() -> Refused {
         let folder = order.folder.display();
         return refused(&format!("{folder}, the folder in which collrun was started, is needed on every host"), error);
     }
-    match std::env::current_exe() {
-        Ok(own) => refused("starting collrun anew", Command::new(own).args(&order.arguments).envs(order.variables).exec()),
-        Err(error) => refused("finding collrun", error),
+    let mut command = match std::env::current_exe() {
+        Ok(own) => Command::new(own),
+        Err(error) => return refused("finding collrun", error),
+    };
+    // What this host's own variables ask of a launcher is not what the user asked.
+    for name in environment::names() {
+        command.env_remove(name);
     }
+    refused("starting collrun anew", command.args(&order.arguments).envs(order.variables).exec())
 }
 
 /// What each host has of its own: its address, and which host it is.
 const OF_A_HOST: [&str; 2] = ["COLLECTIVES_LISTEN_ADDRESS", "COLLECTIVES_HOST_IDENTITY"];
 
-/// The variables that go with an order: those of collectives and NCCL, and those that are asked for.
+/// The variables that go with an order: those of collectives and NCCL, torchrun's that the launcher there reads, and those that are asked for.
 pub(crate) fn variables(asked: &[String]) -> Result<Vec<(OsString, OsString)>, String> {
+    let read: Vec<String> = environment::names().collect();
     let is_ours = |name: &OsStr| {
         let name = name.to_string_lossy();
+        if read.iter().any(|other| *other == name) {
+            return true;
+        }
         let starts = ["COLLECTIVES_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
         (starts && !OF_A_HOST.contains(&&*name)) || ["RUST_LOG", "RUST_BACKTRACE"].contains(&&*name)
     };

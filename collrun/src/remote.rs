@@ -19,7 +19,7 @@ use crate::arguments::{Arguments, PORT};
 use crate::control::Control;
 use crate::host_list::{self, Host};
 use crate::order::{self, Order};
-use crate::usage;
+use crate::{tell_user, usage};
 
 /// Stands before a failure that a launcher tells the one that started it, on standard error.
 pub(crate) const FAILURE: u8 = 0x1e;
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments, words: &[OsString]) -> Result<Option<u8
     if arguments.controlled.is_some() {
         return Ok(None);
     }
-    let Some(hosts) = host_list::named(arguments).map_err(usage)? else { return Ok(None) };
+    let Some(hosts) = host_list::named(arguments).map_err(|reason| usage(arguments.named(reason)))? else { return Ok(None) };
     // What is wrong with the rest is said once, and here.
     arguments.place().map_err(usage)?;
     let failed = |doing: &str, error: io::Error| Refused { message: format!("{doing}: {error}"), code: 1 };
@@ -196,7 +196,7 @@ impl<'a> Launchers<'a> {
             }
         }
         if let Some(failure) = &self.failure {
-            say("collrun", &format!("first failure: {failure}"));
+            tell_user(failure);
         }
         if self.arguments.keep_going && self.succeeded { 0 } else { self.code.unwrap_or(0) }
     }

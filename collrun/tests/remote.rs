@@ -132,6 +132,32 @@ fn a_failure_there_is_told_last() {
 }
 
 #[test]
+fn ranks_there_are_started_anew_after_a_failure() {
+    let ssh = Ssh::of_one_host();
+    // Rank 0 of the first attempt is stopped; all ranks of the second one succeed.
+    let script = "test $TORCHELASTIC_RESTART_COUNT = 0 || { echo again $RANK; exit 0; }; test $RANK = 0 || exit 7; exec sleep 600";
+    let run = ssh.output("--hosts far --nproc-per-node 2 --max-restarts 1", script);
+    let mut lines: Vec<_> = String::from_utf8_lossy(&run.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    assert!(run.status.success() && lines == ["[far 0] again 0", "[far 1] again 1"], "{run:?}");
+    assert!(said(&run).contains("collrun on far: starting all ranks anew, 1 of 1, since failed rank 1 "), "{run:?}");
+    let run = ssh.output("--hosts far --nproc-per-node 2 --max-restarts 1", "exit 7");
+    assert!(run.status.code() == Some(7) && said(&run).lines().last().unwrap_or_default().contains("first failure"), "{run:?}");
+}
+
+#[test]
+fn torchrun_s_variables_go_along_and_those_of_the_host_do_not_count() {
+    let script = "echo $WORLD_SIZE $TORCHELASTIC_MAX_RESTARTS $ROLE_NAME $PET_ROLE";
+    let ssh = Ssh::new("exec env -i PATH=\"$PATH\" PET_NPROC_PER_NODE=3 PET_ROLE=there sh -c \"$command\"");
+    let run = ssh.output("--hosts far", script);
+    assert_eq!(String::from_utf8_lossy(&run.stdout), "[far 0] 1 0 default\n", "{run:?}");
+    let run = ssh.collrun("--hosts far", script).env("PET_MAX_RESTARTS", "2").env("PET_ROLE", "here").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&run.stdout), "[far 0] 1 2 here here\n", "{run:?}");
+    let run = ssh.collrun("--hosts far", script).env("PET_NNODES", "2").output().unwrap();
+    assert!(run.status.code() == Some(2) && said(&run).contains("PET_NNODES=2 stands for --nnodes"), "{run:?}");
+}
+
+#[test]
 fn hosts_that_cannot_be_reached_are_named() {
     let ssh = Ssh::of_one_host();
     let run = ssh.output("--hosts absent", "true");
@@ -262,6 +288,10 @@ fn one_command_runs_a_job_on_three_hosts() {
     let last = said(&run).lines().last().unwrap_or_default().to_owned();
     assert_eq!(run.status.code(), Some(9), "{run:?}");
     assert!(last.starts_with("collrun: first failure: rank 3 (local rank 1)") && last.ends_with("exit code 9"), "{run:?}");
+    // A failure on one host starts the ranks of all hosts anew.
+    let script = "test $TORCHELASTIC_RESTART_COUNT = 0 || { echo again $RANK; exit 0; }; test $RANK != 3 || exit 9; exec sleep 600";
+    let run = on_hosts(&ssh, "--hostfile hosts --max-restarts 1", Path::new("sh"), &["-c", script]);
+    assert_eq!((run.status.code(), String::from_utf8_lossy(&run.stdout).matches("] again ").count()), (Some(0), 6), "{run:?}");
     for host in 0..3 {
         assert_eq!(left_on(&hosts, host), "", "host {host}");
     }

@@ -40,22 +40,21 @@ impl Peers {
 
     /// The cells in a file's text, or why there are none.
     pub(super) fn parse(name: String, text: &str) -> Result<Self, String> {
-        let mut lines = text.lines();
-        let names: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
+        // A line with too few fields is told by its number; what stands in quotes may have commas.
+        let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(text.as_bytes());
+        let names = reader.headers().map_err(|error| error.to_string())?.clone();
         let column = |wanted: &str| {
-            let place = names.iter().position(|name| *name == wanted);
+            let place = names.iter().position(|name| name == wanted);
             place
                 .ok_or_else(|| format!("give two results of -J, or one file of cells by --csv with --cell-ms, which has a column {wanted}"))
         };
         let wanted = ["peer", "transport", "collective", "op", "dtype", "nranks", "bytes", "lat_p50_us"];
         let places = wanted.into_iter().map(column).collect::<Result<Vec<_>, _>>()?;
-        let cells = lines.enumerate().filter(|(_, line)| !line.is_empty()).map(|(number, line)| {
-            let fields: Vec<&str> = line.split(',').collect();
-            let fields: Option<Vec<&str>> = places.iter().map(|place| fields.get(*place).copied()).collect();
-            fields
-                .ok_or_else(|| "too few columns".to_owned())
-                .and_then(|fields| cell(&fields))
-                .map_err(|reason| format!("line {}: {reason}", number + 2))
+        let cells = reader.records().map(|record| {
+            let record = record.map_err(|error| error.to_string())?;
+            let fields: Option<Vec<&str>> = places.iter().map(|place| record.get(*place)).collect();
+            let read = fields.ok_or_else(|| "too few columns".to_owned()).and_then(|fields| cell(&fields));
+            read.map_err(|reason| format!("line {}: {reason}", record.position().map_or(0, csv::Position::line)))
         });
         let cells = cells.collect::<Result<Vec<_>, _>>()?;
         if cells.is_empty() { Err("it has no cells".to_owned()) } else { Ok(Self { name, cells }) }

@@ -109,5 +109,7 @@ fn what_are_no_cells_is_said_to_be_none() {
         let error = Peers::parse("x".to_owned(), &format!("{head}\n{lines}\n")).unwrap_err();
         assert!(error.contains(reason), "{error}");
     }
+    let quoted = format!("{head}\r\n\r\n\"MPI, 4.1\",shm,all_reduce,sum,f32,2,8,1\r\n");
+    assert!(Peers::parse("x".to_owned(), &quoted).unwrap().text().contains("MPI, 4.1 (us)"));
     assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("which has a column peer"));
 }

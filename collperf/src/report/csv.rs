@@ -1,4 +1,5 @@
-//! Results as comma-separated values: one line for each half of a row.
+//! Results as comma-separated values: one line for each half of a row. Fields are numbers and our own names, which have neither commas nor
+//! quotes, so none is quoted; what others wrote is read by the crate csv (`compare/peers.rs`).
 
 use collectives::DType;
 
