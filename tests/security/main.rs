@@ -4,7 +4,11 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(feature = "encryption")]
+mod line;
 mod unproven;
+#[cfg(feature = "encryption")]
+mod wire;
 
 use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};
