@@ -480,10 +480,8 @@ mod tests {
         for off in [&[long][..], &[long, ("COLLECTIVES_ENCRYPT", "0")]] {
             assert!(!with(off).unwrap().encrypt && !with(off).unwrap().secret.unwrap().encrypts());
         }
-        let on = [
-            with(&[long, ("COLLECTIVES_ENCRYPT", "1")]),
-            Config { encrypt: true, ..Config::default() }.with_variables(&read(&[long])),
-        ];
+        let on =
+            [with(&[long, ("COLLECTIVES_ENCRYPT", "1")]), Config { encrypt: true, ..Config::default() }.with_variables(&read(&[long]))];
         for on in on {
             if cfg!(feature = "encryption") {
                 assert!(on.as_ref().unwrap().encrypt && on.unwrap().secret.unwrap().encrypts());

@@ -108,8 +108,7 @@ impl Unproven {
 }
 
 /// What to do where one end encrypts and the other does not.
-const ENCRYPT_ALIKE: &str =
-    "set COLLECTIVES_ENCRYPT=1 (or Config::encrypt) for all ranks and for whoever serves their store, or for none";
+const ENCRYPT_ALIKE: &str = "set COLLECTIVES_ENCRYPT=1 (or Config::encrypt) for all ranks and for whoever serves their store, or for none";
 
 impl fmt::Display for Unproven {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

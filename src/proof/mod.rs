@@ -49,11 +49,11 @@ pub(crate) mod fuzz;
 mod initiator;
 #[cfg(feature = "encryption")]
 mod noise;
-#[cfg(all(test, feature = "encryption"))]
-mod noise_tests;
 #[cfg(not(feature = "encryption"))]
 #[path = "without_noise.rs"]
 mod noise;
+#[cfg(all(test, feature = "encryption"))]
+mod noise_tests;
 pub(crate) mod record;
 mod responder;
 mod secret;
@@ -151,6 +151,12 @@ fn handshake_key(secret: &Secret) -> Word {
     keyed(secret, [KEY_LABEL]).finalize().into_bytes().into()
 }
 
+/// What NCCL gets for a key: one that says nothing of the secret, nor of any other key.
+#[cfg(feature = "cuda")]
+pub(crate) fn nccl_key(secret: &Secret) -> Word {
+    keyed(secret, [b"collectives nccl key 1\0"]).finalize().into_bytes().into()
+}
+
 /// What both ends of a handshake must agree on.
 fn prologue(purpose: Purpose, context: &[u8]) -> Vec<u8> {
     [PROLOGUE_LABEL, &[VERSION, purpose as u8, context.len() as u8], context].concat()
@@ -166,7 +172,7 @@ fn confirm(cipher: &mut Cipher) -> Result<Word, Unproven> {
 /// Whether it does.
 fn is_confirmed(cipher: &mut Cipher, word: &[u8]) -> bool {
     let mut plain = [1; size_of::<Word>()];
-    cipher.open(word, &mut plain).is_ok_and(|length| plain[..length] == [0; size_of::<Word>() - noise::TAG_BYTES])
+    cipher.open(word, &mut plain).is_some_and(|length| plain[..length] == [0; size_of::<Word>() - noise::TAG_BYTES])
 }
 
 /// Refuses bytes that begin otherwise, as far as they go, and another version.

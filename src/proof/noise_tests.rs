@@ -310,7 +310,8 @@ fn records_that_were_changed_dropped_repeated_swapped_or_sent_back_are_not_opene
         bytes[bit / 8] ^= 1 << (bit % 8);
         let (plain, is_error) = opened(far, &bytes);
         // A length that became longer waits for bytes that do not come, and opens nothing meanwhile.
-        let is_length = [0, 1].iter().any(|at| [0, sealed[0].len(), sealed[0].len() + sealed[1].len()].contains(&(bit / 8).wrapping_sub(*at)));
+        let is_length =
+            [0, 1].iter().any(|at| [0, sealed[0].len(), sealed[0].len() + sealed[1].len()].contains(&(bit / 8).wrapping_sub(*at)));
         assert!(is_error || is_length, "bit {bit}");
         assert!(contents.concat().starts_with(&plain) && plain.len() < contents.concat().len(), "bit {bit}");
     }
@@ -336,6 +337,6 @@ fn nothing_that_was_not_authenticated_is_left_in_the_readers_memory() {
     near.seal(b"24 bytes that are secret", &mut sealed).unwrap();
     sealed[39] ^= 1;
     let mut into = [9; 64];
-    assert!(far.open(&sealed, &mut into).is_err());
+    assert!(far.open(&sealed, &mut into).is_none());
     assert!(into[..40].iter().all(|byte| *byte == 0 || *byte == 9), "{into:?}");
 }

@@ -73,8 +73,8 @@ impl Records {
             let at = plain.len();
             plain.resize(at + message.len(), 0);
             let opened = self.cipher.open(message, &mut plain[at..]);
-            plain.truncate(at + opened.as_ref().map_or(0, |opened| *opened));
-            opened?;
+            plain.truncate(at + opened.unwrap_or(0));
+            opened.ok_or_else(forged)?;
             used += length;
         }
         self.begun.drain(..used);

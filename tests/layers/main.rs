@@ -40,6 +40,7 @@ const PURE: [&str; 25] = [
     "src/host/shm/layout.rs",
     "src/proof/admission.rs",
     "src/proof/frame.rs",
+    "src/proof/record.rs",
     "src/rendezvous/launcher",
     "src/rendezvous/protocol",
     "src/rendezvous/service",

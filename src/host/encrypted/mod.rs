@@ -117,7 +117,7 @@ impl<L: ByteLink> EncryptedLink<L> {
         if come.plain.len() < message.len() {
             come.plain.resize(message.len().next_power_of_two(), 0);
         }
-        come.content = self.cipher.open(message, &mut come.plain)?;
+        come.content = self.cipher.open(message, &mut come.plain).ok_or_else(record::forged)?;
         come.next = 0;
         come.start += length;
         Ok(true)

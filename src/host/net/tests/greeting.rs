@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::{LOCALHOST, hello, is_closed, membership, read_exactly, soon, write_all};
-use crate::host::net::{Channel, Link};
 use crate::host::net::connector::{ConnectError, Connector};
 use crate::host::net::hello::{Answer, CONFIRM, Hello, Reason};
 use crate::host::net::listener::Acceptor;
+use crate::host::net::{Channel, Link};
 use crate::proof::{self, Secret, Unproven};
 
 /// What a connection attempt ends in, with `acceptor` serving meanwhile.
@@ -263,7 +263,12 @@ fn an_encrypted_link_wants_the_same_secret_and_encryption_at_both_ends() {
     for (mine, theirs, reason, words) in [
         (encrypting(2), encrypting(1), proof::Reason::Wrong, "another secret"),
         (encrypting(1), None, proof::Reason::NoSecret, "it has no secret"),
-        (encrypting(1), plain(), proof::Reason::Encrypted, "it does not encrypt its connections, and this process does; set COLLECTIVES_ENCRYPT"),
+        (
+            encrypting(1),
+            plain(),
+            proof::Reason::Encrypted,
+            "it does not encrypt its connections, and this process does; set COLLECTIVES_ENCRYPT",
+        ),
         (plain(), encrypting(1), proof::Reason::Plain, "it encrypts its connections, and this process does not; set COLLECTIVES_ENCRYPT"),
     ] {
         let error = proving_with(mine, theirs, hello(0, 1)).unwrap_err();

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Channel, Link};
 use super::hello::{Hello, Membership};
 use super::mesh::Mesh;
+use super::{Channel, Link};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
