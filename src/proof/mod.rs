@@ -49,9 +49,6 @@ pub(crate) mod fuzz;
 mod initiator;
 #[cfg(feature = "encryption")]
 mod noise;
-#[cfg(not(feature = "encryption"))]
-#[path = "without_noise.rs"]
-mod noise;
 #[cfg(all(test, feature = "encryption"))]
 mod noise_tests;
 pub(crate) mod record;
@@ -59,6 +56,8 @@ mod responder;
 mod secret;
 #[cfg(test)]
 mod tests;
+#[cfg(not(feature = "encryption"))]
+mod without_noise;
 
 use std::io;
 
@@ -72,6 +71,8 @@ pub(crate) use initiator::{Initiator, Step};
 pub(crate) use noise::Cipher;
 pub(crate) use responder::Responder;
 pub use secret::Secret;
+#[cfg(not(feature = "encryption"))]
+use without_noise as noise;
 
 /// The first bytes of an opening.
 const OPENING_MAGIC: [u8; 8] = *b"colprove";

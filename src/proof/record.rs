@@ -55,7 +55,7 @@ impl Records {
     }
 
     /// How much has come of a record that is not whole.
-    #[cfg(feature = "internals")]
+    #[cfg(all(feature = "internals", feature = "encryption"))]
     pub(crate) fn begun(&self) -> usize {
         self.begun.len()
     }
