@@ -1,4 +1,5 @@
-//! Frames over the links between two ranks: rings in shared memory, and TCP over the loopback interface.
+//! Frames over the links between two ranks: rings in shared memory, and TCP over the loopback interface, in plain and encrypted (with the feature
+//! `encryption`).
 //!
 //! `cargo bench --features __internals --bench links`. A frame is a header of 52 bytes and a payload; "there and back" is a frame each
 //! way, "one way" is frames after one another. The reader checks the first and last bytes of each, and all of the first.
@@ -76,9 +77,16 @@ fn tcp(criterion: &mut Criterion) {
     frames(criterion, "tcp", Link::tcp);
 }
 
+/// TCP with encryption, where this build has it.
+fn encrypted(criterion: &mut Criterion) {
+    if cfg!(feature = "encryption") {
+        frames(criterion, "encrypted", Link::encrypted);
+    }
+}
+
 criterion_group! {
     name = benches;
     config = common::criterion();
-    targets = rings, tcp
+    targets = rings, tcp, encrypted
 }
 criterion_main!(benches);

@@ -54,7 +54,7 @@ impl fmt::Display for Transport {
 /// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
 /// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
 /// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), `COLLECTIVES_TRACE` (a folder),
-/// and `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
+/// `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file), and `COLLECTIVES_ENCRYPT` (`0` or `1`); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
 /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, also where the program asks for fewer).
 ///
 /// # What a rank costs
@@ -135,6 +135,10 @@ pub struct Config {
     pub trace_dir: Option<PathBuf>,
     /// What every rank of the job, and whoever serves its store, has to know to be let in. Default: `None`, so nobody is asked.
     pub secret: Option<Secret>,
+    /// Encrypts all connections of the job over TCP, between ranks and to the store, so that whoever is on the line reads nothing and changes nothing
+    /// unnoticed (`SECURITY.md` says what remains). Needs a secret, and the crate's feature `encryption`; all ranks must say the same, and
+    /// whoever serves their store: those that differ refuse each other. Memory inside a host is not touched. Default: off.
+    pub encrypt: bool,
     /// What NCCL is told about the communicator. Default: nothing, so NCCL decides.
     #[cfg(feature = "cuda")]
     pub nccl: NcclConfig,
@@ -189,6 +193,7 @@ impl Default for Config {
             trace: false,
             trace_dir: None,
             secret: None,
+            encrypt: false,
             #[cfg(feature = "cuda")]
             nccl: NcclConfig::default(),
             #[cfg(feature = "cuda")]
@@ -219,6 +224,13 @@ impl Config {
         }
         if self.secret.is_none() {
             self.secret = secret(read)?;
+        }
+        self.encrypt |= switch(read, ENCRYPT)?;
+        self.encrypt |= self.secret.as_ref().is_some_and(Secret::encrypts);
+        if self.encrypt {
+            let reason = "there is no secret to encrypt with; set COLLECTIVES_SECRET (or Config::secret), on every rank alike";
+            let secret = self.secret.ok_or_else(|| Error::config(format!("{ENCRYPT}=1 (or Config::encrypt)"), reason))?;
+            self.secret = Some(secret.encrypting()?);
         }
         if let Some(transport) = read("COLLECTIVES_TRANSPORT").filter(|_| self.transport == default.transport) {
             self.transport = transport.parse().map_err(|_| wrong("COLLECTIVES_TRANSPORT", &transport, "auto, shm or tcp"))?;
@@ -257,6 +269,9 @@ impl Config {
     pub(crate) const MAX_FLIGHT_RECORDER_CALLS: usize = 1 << 24;
 }
 
+/// Whether connections are encrypted.
+const ENCRYPT: &str = "COLLECTIVES_ENCRYPT";
+
 /// A variable that is a number of seconds.
 fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>> {
     let Some(seconds) = read(name) else { return Ok(None) };
@@ -265,13 +280,24 @@ fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<D
 }
 
 impl Secret {
-    /// The one that `COLLECTIVES_SECRET` holds, or the file that `COLLECTIVES_SECRET_FILE` names; `None` where neither is set.
+    /// The one that `COLLECTIVES_SECRET` holds, or the file that `COLLECTIVES_SECRET_FILE` names; `None` where neither is set. It is
+    /// [`encrypting`](Secret::encrypting) where `COLLECTIVES_ENCRYPT` is `1`.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] where both are set, or what they give is no secret; [`Error::Io`] where the file cannot be read.
+    /// [`Error::Config`] where both are set, or what they give is no secret; [`Error::Io`] where the file cannot be read;
+    /// [`Error::Unsupported`] where this build cannot encrypt, and is to.
     pub fn from_env() -> Result<Option<Self>> {
-        secret(&environment)
+        secret(&environment)?.map(Self::encrypting_if_asked).transpose()
+    }
+
+    /// The same secret, [`encrypting`](Secret::encrypting) where `COLLECTIVES_ENCRYPT` is `1`: for a launcher that makes a secret for its job.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] where the variable is neither `0` nor `1`; [`Error::Unsupported`] where this build cannot encrypt, and is to.
+    pub fn encrypting_if_asked(self) -> Result<Self> {
+        if switch(&environment, ENCRYPT)? { self.encrypting() } else { Ok(self) }
     }
 }
 
@@ -443,6 +469,29 @@ mod tests {
         assert!(matches!(with(&[("COLLECTIVES_SECRET_FILE", "/no/such/file")]), Err(Error::Io { .. })));
     }
 
+    #[test]
+    fn whoever_wants_encryption_gets_it_or_an_error_that_says_what_is_missing() {
+        let long = ("COLLECTIVES_SECRET", "0123456789abcdef0123");
+        let with = |variables: &[(&str, &str)]| Config::default().with_variables(&read(variables));
+        let error = with(&[("COLLECTIVES_ENCRYPT", "1")]).unwrap_err().to_string();
+        assert!(error.contains("COLLECTIVES_ENCRYPT=1") && error.contains("set COLLECTIVES_SECRET"), "{error}");
+        let error = Config { encrypt: true, ..Config::default() }.with_variables(&read(&[])).unwrap_err().to_string();
+        assert!(error.contains("Config::encrypt"), "{error}");
+        for off in [&[long][..], &[long, ("COLLECTIVES_ENCRYPT", "0")]] {
+            assert!(!with(off).unwrap().encrypt && !with(off).unwrap().secret.unwrap().encrypts());
+        }
+        let on =
+            [with(&[long, ("COLLECTIVES_ENCRYPT", "1")]), Config { encrypt: true, ..Config::default() }.with_variables(&read(&[long]))];
+        for on in on {
+            if cfg!(feature = "encryption") {
+                assert!(on.as_ref().unwrap().encrypt && on.unwrap().secret.unwrap().encrypts());
+            } else {
+                let error = on.unwrap_err().to_string();
+                assert!(error.contains("feature `encryption`") && error.contains("COLLECTIVES_ENCRYPT"), "{error}");
+            }
+        }
+    }
+
     #[cfg(feature = "cuda")]
     #[test]
     fn the_environment_can_have_more_device_calls_compared_and_not_fewer() {
@@ -480,6 +529,7 @@ mod tests {
             ("COLLECTIVES_TIMEOUT", "-1"),
             ("COLLECTIVES_TIMEOUT", "soon"),
             ("COLLECTIVES_REPRODUCIBLE", "yes"),
+            ("COLLECTIVES_ENCRYPT", "true"),
             ("COLLECTIVES_LISTEN_ADDRESS", "here"),
             ("COLLECTIVES_FLIGHT_RECORDER", "on"),
             ("COLLECTIVES_FLIGHT_RECORDER", "100000000000"),

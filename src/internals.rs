@@ -23,7 +23,7 @@ use crate::host::net;
 use crate::host::net::mesh::Mesh;
 use crate::host::reduce::Kernel as Inner;
 use crate::host::shm::{CallContext, Channel, Group};
-use crate::{ReduceOp, Result};
+use crate::{ReduceOp, Result, Secret};
 
 /// The inputs that a fold here takes at most, besides its destination.
 pub const MOST_INPUTS: usize = 16;
@@ -146,9 +146,22 @@ impl Link {
     ///
     /// Where a rank cannot listen or connect.
     pub fn tcp() -> Result<Vec<Self>> {
+        Self::tcp_with(None)
+    }
+
+    /// The same with encryption.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Link::tcp`], and where this build cannot encrypt.
+    pub fn encrypted() -> Result<Vec<Self>> {
+        Self::tcp_with(Some(&Secret::random()?.encrypting()?))
+    }
+
+    fn tcp_with(secret: Option<&Secret>) -> Result<Vec<Self>> {
         let listen = Ipv4Addr::LOCALHOST.into();
         let meshes =
-            exchanging(2, |rank, exchange| Mesh::exchange(exchange, rank, 2, true, listen, [7; 16], 0, None, &Deadline::after(LIMIT)))?;
+            exchanging(2, |rank, exchange| Mesh::exchange(exchange, rank, 2, true, listen, [7; 16], 0, secret, &Deadline::after(LIMIT)))?;
         let deadline = Deadline::after(LIMIT);
         let stopped = |stop: crate::host::abort_reason::Interrupted| stop.to_error("opening a link", &Deadline::after(LIMIT), &[]);
         let mut connector = meshes[0].connecting(net::Channel::PointToPoint, 1).map_err(stopped)?;
@@ -301,10 +314,14 @@ impl fmt::Debug for Mailboxes {
 pub mod fuzz {
     #[cfg(feature = "serde")]
     pub use crate::communicator::fuzz::objects;
+    #[cfg(feature = "encryption")]
+    pub use crate::host::fuzz::encrypted_link;
     pub use crate::host::fuzz::{
         acceptor, algorithms, engine_headers, engine_peer, facts, fingerprints, greetings, message_frames, message_peer,
         shared_memory_file, shared_memory_layout, shared_memory_ring,
     };
+    #[cfg(feature = "encryption")]
+    pub use crate::proof::fuzz::{handshake, records};
     pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
     #[cfg(feature = "checkpoint")]
     pub use crate::train::checkpoint::fuzz::{checkpoint_indexes, safetensors_headers};
@@ -313,6 +330,8 @@ pub mod fuzz {
     pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let mut seeds = crate::rendezvous::fuzz::seeds();
         seeds.extend(crate::host::fuzz::seeds());
+        #[cfg(feature = "encryption")]
+        seeds.extend(crate::proof::fuzz::seeds());
         #[cfg(feature = "serde")]
         seeds.extend(crate::communicator::fuzz::seeds());
         #[cfg(feature = "checkpoint")]

@@ -28,7 +28,7 @@
 //!
 //! `cuda` (on by default): devices; nothing is linked, the driver and NCCL are opened when they are asked for.
 //! `serde`: collectives and messages on any serialisable value. `checkpoint`: `train::checkpoint`, which saves and loads by any number of ranks.
-//! `float8`: the element types of the crate `float8`.
+//! `float8`: the element types of the crate `float8`. `encryption`: connections over TCP can be encrypted ([`Config::encrypt`]).
 //!
 //! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
 //!

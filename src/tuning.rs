@@ -148,6 +148,9 @@ pub(crate) mod net {
     pub(crate) const SILENCE_INTERVAL: Duration = Duration::from_secs(1);
     /// How long a peer's host may leave what was sent to it unanswered.
     pub(crate) const SILENCE_LIMIT: Duration = Duration::from_secs(12);
+    /// How many records of an encrypted link go in one write, and how many are read at once.
+    pub(crate) const RECORDS_WRITTEN: usize = 4;
+    pub(crate) const RECORDS_READ: usize = 2;
     /// How long a broken stream is not yet taken for a lost peer: whoever knows why it broke gets a moment to say so.
     pub(crate) const BROKEN_GRACE: Duration = Duration::from_millis(200);
 }
@@ -218,6 +221,8 @@ pub(crate) mod service {
     pub(crate) const UNSENT_BYTES: usize = 1 << 20;
     /// Unread bytes of requests from which a client whose wait is parked is not read from.
     pub(crate) const UNREAD_BYTES: usize = 1 << 20;
+    /// Bytes of answers that are encrypted at a time.
+    pub(crate) const SEALED_BYTES: usize = 4 << 20;
 }
 
 /// Trace files (`observe/trace.rs`).

@@ -60,6 +60,20 @@ wirings! {
     Dealt dealt_threads dealt_threads_large;
 }
 
+#[cfg(feature = "encryption")]
+#[test]
+fn encrypted_threads() {
+    for world_size in [1, 2, 3, 5] {
+        threads(Wiring::Encrypted, world_size, |comm| everything(comm, &COUNTS, SEED + world_size as u64));
+    }
+}
+
+#[cfg(feature = "encryption")]
+#[test]
+fn encrypted_threads_large() {
+    large(Wiring::Encrypted);
+}
+
 macro_rules! processes {
     ($($test:ident $wiring:ident $world_size:literal;)*) => {$(
         #[test]
@@ -82,4 +96,9 @@ processes! {
     tcp_processes_3 Tcp 3;
     pairs_processes_4 Pairs 4;
     dealt_processes_6 Dealt 6;
+}
+
+#[cfg(feature = "encryption")]
+processes! {
+    encrypted_processes_3 Encrypted 3;
 }

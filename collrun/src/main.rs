@@ -138,7 +138,7 @@ fn with_new_secret(place: &Place, hosts: &meeting::Hosts<'_>) -> Result<collecti
         let message = "--secret: the other hosts could not know it; give COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each";
         return Err(usage(message.to_owned()));
     };
-    Ok(Secret::random().and_then(|secret| {
+    Ok(Secret::random().and_then(Secret::encrypting_if_asked).and_then(|secret| {
         let (node, mut store) = meeting::meet(place, Some(&secret), hosts)?;
         store.secret = Some(secret);
         Ok((node, store))

@@ -116,7 +116,7 @@ pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, has_multi
 pub(crate) use kernels::{Kernels, MOST_PARTIALS};
 pub(crate) use memory::suits_window;
 pub use memory::{NcclBuffer, Registrable, Registration, Window};
-pub(crate) use nccl::library;
+pub(crate) use nccl::{encrypt, library};
 pub(crate) use plan::{Job, Message, Reduction};
 pub(crate) use plane::{DevicePlane, WORDS_BYTES, Words};
 pub use standalone::{NcclAbortHandle, NcclCommunicator, RawBuffer, RawCall, ShrinkMode, UniqueId};

@@ -5,6 +5,8 @@ use crate::algorithm::AlgorithmRanges;
 use crate::call::Call;
 use crate::deadline::Deadline;
 
+#[cfg(feature = "encryption")]
+pub use super::encrypted::fuzz::encrypted_link;
 pub use super::engine::fuzz::{engine_headers, engine_peer};
 pub use super::net::fuzz::{acceptor, greetings};
 pub use super::plane::fuzz::facts;
@@ -60,6 +62,8 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds.extend(super::engine::fuzz::seeds(&abort_reasons));
     seeds.extend(super::point_to_point::fuzz::seeds(&abort_reasons));
     seeds.extend(super::net::fuzz::seeds());
+    #[cfg(feature = "encryption")]
+    seeds.extend(super::encrypted::fuzz::seeds());
     seeds.push(("facts", super::plane::fuzz::seed()));
     seeds.push(("shared_memory_file", b"\x05\x01name".to_vec()));
     seeds.push(("shared_memory_file", b"\x05\0nameno memory".to_vec()));

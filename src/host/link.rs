@@ -5,6 +5,9 @@ use std::os::fd::BorrowedFd;
 
 /// A reliable, ordered stream of bytes in each direction between this rank and one peer.
 ///
+/// It carries messages of at least two bytes, each of which begins with a part of its own. Who has written some of a message, but not all,
+/// writes the rest next, or nothing more.
+///
 /// Every call returns `WouldBlock` where nothing can move now. Any other error means that the peer is gone:
 /// `UnexpectedEof` where it closed its end, `ConnectionReset` or `BrokenPipe` where it died.
 pub(crate) trait ByteLink {
@@ -19,7 +22,7 @@ pub(crate) trait ByteLink {
         self.try_read(into)
     }
 
-    /// What a poll can wait on; `None` for a stream in shared memory.
+    /// What a poll can wait on; `None` where a poll does not see all that can be read: a stream in shared memory, or one that has read ahead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 

@@ -19,6 +19,7 @@
 pub(crate) mod abort_reason;
 pub(crate) mod bools;
 pub(crate) mod copy;
+mod encrypted;
 pub(crate) mod engine;
 pub(crate) mod exchange;
 pub(crate) mod fold;

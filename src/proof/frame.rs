@@ -16,11 +16,15 @@ pub(super) const REFUSED: u8 = 3;
 /// A random number, or an HMAC.
 pub(super) type Word = [u8; 32];
 
+/// The last byte before the word: whether a handshake for encryption takes the place of HMACs.
+pub(super) const PLAIN: u8 = 0;
+pub(super) const ENCRYPTED: u8 = 1;
+
 /// A reply.
-pub(super) fn reply(kind: u8, reason: u8, word: &Word) -> [u8; FRAME_BYTES] {
+pub(super) fn reply(kind: u8, mode: u8, word: &Word) -> [u8; FRAME_BYTES] {
     let mut bytes = [0; FRAME_BYTES];
     bytes[..8].copy_from_slice(&REPLY_MAGIC);
-    bytes[8..12].copy_from_slice(&[VERSION, kind, reason, 0]);
+    bytes[8..12].copy_from_slice(&[VERSION, kind, 0, mode]);
     bytes[12..].copy_from_slice(word);
     bytes
 }
@@ -45,12 +49,17 @@ pub(crate) enum Reason {
     Malformed,
     /// The responder has too many others to attend to: worth another try.
     Busy,
+    /// The responder encrypts its connections, and the initiator does not.
+    Plain,
+    /// The other way round.
+    Encrypted,
     /// A reason of a later version.
     Other(u8),
 }
 
 impl Reason {
-    pub(super) const KNOWN: [Self; 5] = [Self::NoSecret, Self::Wanted, Self::Wrong, Self::Malformed, Self::Busy];
+    pub(super) const KNOWN: [Self; 7] =
+        [Self::NoSecret, Self::Wanted, Self::Wrong, Self::Malformed, Self::Busy, Self::Plain, Self::Encrypted];
 
     fn code(self) -> u8 {
         match self {
@@ -59,6 +68,8 @@ impl Reason {
             Self::Wrong => 3,
             Self::Malformed => 4,
             Self::Busy => 5,
+            Self::Plain => 6,
+            Self::Encrypted => 7,
             Self::Other(code) => code,
         }
     }
@@ -69,7 +80,9 @@ impl Reason {
 
     /// The reply that refuses for this reason.
     pub(crate) fn to_reply(self) -> [u8; FRAME_BYTES] {
-        reply(REFUSED, self.code(), &[0; 32])
+        let mut bytes = reply(REFUSED, PLAIN, &[0; 32]);
+        bytes[10] = self.code();
+        bytes
     }
 }
 
@@ -94,6 +107,9 @@ impl Unproven {
     }
 }
 
+/// What to do where one end encrypts and the other does not.
+const ENCRYPT_ALIKE: &str = "set COLLECTIVES_ENCRYPT=1 (or Config::encrypt) for all ranks and for whoever serves their store, or for none";
+
 impl fmt::Display for Unproven {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -109,9 +125,13 @@ impl fmt::Display for Unproven {
             }
             Self::Told(Reason::Malformed) => f.write_str("it did not understand this process's; build all ranks alike"),
             Self::Told(Reason::Busy) => f.write_str("it has too many others to attend to"),
+            Self::Told(Reason::Plain) => write!(f, "it encrypts its connections, and this process does not; {ENCRYPT_ALIKE}"),
+            Self::Told(Reason::Encrypted) => write!(f, "it does not encrypt its connections, and this process does; {ENCRYPT_ALIKE}"),
             Self::Told(Reason::Other(code)) => write!(f, "it refused this process for the reason {code}, which a later version may know"),
             Self::Found(Reason::NoSecret) => f.write_str("it offers one, and this process has no secret"),
             Self::Found(Reason::Wanted) => f.write_str("it began without one: it has no secret, or does not belong here"),
+            Self::Found(Reason::Plain) => f.write_str("it does not encrypt its connections, and this process does"),
+            Self::Found(Reason::Encrypted) => f.write_str("it encrypts its connections, and this process does not"),
             Self::Found(_) => f.write_str("its own is wrong: it has another secret, or does not belong here"),
             Self::Junk(what) => write!(f, "{what}"),
         }

@@ -22,23 +22,57 @@
 //! nothing that was computed with the secret. What follows is not protected: whoever controls the network between the two ends can let them
 //! prove themselves and then take the connection over. SECURITY.md says what is promised.
 //!
+//! # Encryption
+//!
+//! Where the job encrypts ([`Secret::encrypting`]), the Noise handshake takes the place of the HMACs, with a key of the secret: it proves as much
+//! and leaves both ends with keys, so a connection has one mechanism and not two. The messages are the same, and so is all that judges them
+//! (who may wait unproven, and for how long; the words of a refusal). Public keys stand where the nonces do, with a tag behind them:
+//!
+//! ```text
+//! initiator  opening    "colprove", version, purpose, context length, 1, public key (32), context, its tag (16)   60 B + context
+//! responder  reply      "colproof", version, CHALLENGE, 0, 1, public key (32), its tag (16)                        60 B
+//! initiator  tag        16 zeros, encrypted                                                                        32 B
+//! responder  reply      "colproof", version, PROOF, 0, 1, 16 zeros, encrypted                                      44 B
+//! ```
+//!
+//! The version, the purpose and the context are Noise's prologue: ends that do not mean the same get other keys. The third message shows that the
+//! first was not a recording. All that follows are [`record`]s, in both directions. Each end knows by its own settings which of the two it
+//! wants, and refuses the other with a reason of its own: there is no falling back. As with HMACs, an unproven connection sees nothing that was
+//! computed with the secret, since the responder checks the first tag before it answers.
+//!
 //! [`admission`] says how many connections may be there without a proof, and for how long.
 
 mod admission;
 mod frame;
+#[cfg(all(feature = "__internals", feature = "encryption"))]
+pub(crate) mod fuzz;
+mod initiator;
+#[cfg(feature = "encryption")]
+mod noise;
+#[cfg(all(test, feature = "encryption"))]
+mod noise_tests;
+pub(crate) mod record;
+mod responder;
 mod secret;
 #[cfg(test)]
 mod tests;
+#[cfg(not(feature = "encryption"))]
+mod without_noise;
 
-use std::{fmt, io};
+use std::io;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 pub(crate) use admission::Admission;
-use frame::{CHALLENGE, FRAME_BYTES, PROOF, REFUSED, REPLY_MAGIC, VERSION, Word, reply, split};
+use frame::{REPLY_MAGIC, VERSION, Word};
 pub(crate) use frame::{Reason, Unproven};
+pub(crate) use initiator::{Initiator, Step};
+pub(crate) use noise::Cipher;
+pub(crate) use responder::Responder;
 pub use secret::Secret;
+#[cfg(not(feature = "encryption"))]
+use without_noise as noise;
 
 /// The first bytes of an opening.
 const OPENING_MAGIC: [u8; 8] = *b"colprove";
@@ -46,6 +80,9 @@ const OPENING_MAGIC: [u8; 8] = *b"colprove";
 const LABEL: &[u8] = b"collectives proof 1\0";
 /// The same for what a rank vouches for.
 const VOUCH_LABEL: &[u8] = b"collectives vouch 1\0";
+/// What the key of a handshake is made from, and what its prologue begins with.
+const KEY_LABEL: &[u8] = b"collectives noise key 1\0";
+const PROLOGUE_LABEL: &[u8] = b"collectives noise 1\0";
 /// The longest context.
 const CONTEXT_BYTES: usize = 64;
 
@@ -58,6 +95,13 @@ pub(crate) enum Purpose {
     Link = 2,
     /// Two ranks of one host, one of which hands a file to the other.
     Memory = 3,
+}
+
+impl Purpose {
+    /// Whether connections for it are encrypted. What stays inside a host is not: the system keeps others from it.
+    fn encrypts(self, secret: &Secret) -> bool {
+        secret.encrypts() && self != Self::Memory
+    }
 }
 
 /// Who computed an HMAC.
@@ -87,186 +131,6 @@ pub(crate) fn is_vouched(secret: &Secret, words: &[u8], tag: &Word) -> bool {
     vouching(secret, words).verify_slice(tag).is_ok()
 }
 
-/// The initiator's end.
-pub(crate) struct Initiator {
-    secret: Secret,
-    purpose: Purpose,
-    context: Vec<u8>,
-    nonce: Word,
-    /// The responder's nonce, once it is known.
-    challenge: Option<Word>,
-    heard: Vec<u8>,
-}
-
-/// What the initiator does next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Listen on.
-    Listen,
-    /// Send this, then listen on.
-    Send(Word),
-    /// Both are proven.
-    Done,
-}
-
-impl Initiator {
-    /// Begins a proof; `context` has at most 64 bytes.
-    pub(crate) fn new(secret: &Secret, purpose: Purpose, context: &[u8]) -> io::Result<Self> {
-        debug_assert!(context.len() <= CONTEXT_BYTES);
-        Ok(Self { secret: secret.clone(), purpose, context: context.to_vec(), nonce: random()?, challenge: None, heard: Vec::new() })
-    }
-
-    /// What is to be sent first.
-    pub(crate) fn opening(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(FRAME_BYTES + self.context.len());
-        bytes.extend(OPENING_MAGIC);
-        bytes.extend([VERSION, self.purpose as u8, self.context.len() as u8, 0]);
-        bytes.extend(self.nonce);
-        bytes.extend(&self.context);
-        bytes
-    }
-
-    /// How many bytes the next [`Initiator::receive`] may be given. Those behind them are no part of the proof.
-    pub(crate) fn wants(&self) -> usize {
-        FRAME_BYTES - self.heard.len()
-    }
-
-    /// Takes in what the responder sent.
-    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Step, Unproven> {
-        if bytes.len() > self.wants() {
-            return Err(Unproven::Junk(format!("it sent {} bytes more than a reply has", bytes.len() - self.wants())));
-        }
-        self.heard.extend_from_slice(bytes);
-        check_begin(&self.heard, &REPLY_MAGIC)?;
-        let Some(frame) = self.heard.first_chunk::<FRAME_BYTES>() else { return Ok(Step::Listen) };
-        let (head, word) = split(frame);
-        self.heard.clear();
-        match (head, self.challenge) {
-            ([REFUSED, reason, 0], _) => Err(Unproven::Told(Reason::from_code(reason))),
-            ([CHALLENGE, 0, 0], None) => {
-                self.challenge = Some(word);
-                Ok(Step::Send(self.mac(Side::Initiator, &word).finalize().into_bytes().into()))
-            }
-            ([PROOF, 0, 0], Some(challenge)) => match self.mac(Side::Responder, &challenge).verify_slice(&word) {
-                Ok(()) => Ok(Step::Done),
-                Err(_) => Err(Unproven::Found(Reason::Wrong)),
-            },
-            (head, _) => Err(Unproven::Junk(format!("its reply begins with {head:?}, out of turn"))),
-        }
-    }
-
-    fn mac(&self, side: Side, challenge: &Word) -> Hmac<Sha256> {
-        mac(&self.secret, side, self.purpose, [&self.nonce, challenge], &self.context)
-    }
-}
-
-impl fmt::Debug for Initiator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Initiator").field("purpose", &self.purpose).field("challenged", &self.challenge.is_some()).finish_non_exhaustive()
-    }
-}
-
-/// The responder's end.
-pub(crate) struct Responder {
-    secret: Secret,
-    purpose: Purpose,
-    /// How long the context has to be.
-    context_bytes: usize,
-    heard: Vec<u8>,
-    stage: Stage,
-}
-
-/// How far a responder is.
-enum Stage {
-    Opening,
-    /// With both nonces and the context.
-    Challenged([Word; 2], Vec<u8>),
-    Done(Vec<u8>),
-}
-
-impl Responder {
-    /// Waits for an opening with a context of so many bytes.
-    pub(crate) fn new(secret: &Secret, purpose: Purpose, context_bytes: usize) -> Self {
-        debug_assert!(context_bytes <= CONTEXT_BYTES);
-        Self { secret: secret.clone(), purpose, context_bytes, heard: Vec::new(), stage: Stage::Opening }
-    }
-
-    /// Takes in what the initiator sent, and says what to send in return, if it is complete.
-    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Option<[u8; FRAME_BYTES]>, Unproven> {
-        let wanted = match self.stage {
-            Stage::Opening => FRAME_BYTES + self.context_bytes,
-            Stage::Challenged(..) => size_of::<Word>(),
-            Stage::Done(_) => 0,
-        };
-        self.heard.extend_from_slice(&bytes[..bytes.len().min(FRAME_BYTES + CONTEXT_BYTES + 1 - self.heard.len())]);
-        if let Stage::Opening = self.stage {
-            self.check_opening()?;
-        }
-        if self.heard.len() > wanted {
-            return Err(Unproven::Junk("it sent bytes before its turn".to_owned()));
-        }
-        if self.heard.len() < wanted {
-            return Ok(None);
-        }
-        let heard = std::mem::take(&mut self.heard);
-        match std::mem::replace(&mut self.stage, Stage::Opening) {
-            Stage::Opening => self.challenge(&heard).map(Some),
-            Stage::Challenged(nonces, context) => self.judge(&heard, nonces, context).map(Some),
-            done @ Stage::Done(_) => {
-                self.stage = done;
-                Ok(None)
-            }
-        }
-    }
-
-    /// What the connection is about, once both ends are proven.
-    pub(crate) fn proven(&self) -> Option<&[u8]> {
-        match &self.stage {
-            Stage::Done(context) => Some(context),
-            _ => None,
-        }
-    }
-
-    /// Refuses bytes that cannot become an opening for this purpose.
-    fn check_opening(&self) -> Result<(), Unproven> {
-        let seen = self.heard.len().min(OPENING_MAGIC.len());
-        if self.heard[..seen] != OPENING_MAGIC[..seen] {
-            return Err(Unproven::Found(Reason::Wanted));
-        }
-        check_begin(&self.heard, &OPENING_MAGIC)?;
-        let expected = [self.purpose as u8, self.context_bytes as u8, 0];
-        match self.heard.get(9..12) {
-            Some(head) if head != expected => {
-                Err(Unproven::Junk(format!("its proof is for another purpose: {head:?} where {expected:?} is wanted")))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The answer to a complete opening.
-    fn challenge(&mut self, opening: &[u8]) -> Result<[u8; FRAME_BYTES], Unproven> {
-        let (frame, context) = opening.split_first_chunk::<FRAME_BYTES>().ok_or_else(|| Unproven::Junk("half an opening".to_owned()))?;
-        let nonce = random().map_err(|error| Unproven::Junk(format!("this process has no random numbers for it: {error}")))?;
-        self.stage = Stage::Challenged([split(frame).1, nonce], context.to_vec());
-        Ok(reply(CHALLENGE, 0, &nonce))
-    }
-
-    /// The answer to a tag.
-    fn judge(&mut self, tag: &[u8], nonces: [Word; 2], context: Vec<u8>) -> Result<[u8; FRAME_BYTES], Unproven> {
-        let mac = |side| mac(&self.secret, side, self.purpose, [&nonces[0], &nonces[1]], &context);
-        mac(Side::Initiator).verify_slice(tag).map_err(|_| Unproven::Found(Reason::Wrong))?;
-        let proof = reply(PROOF, 0, &mac(Side::Responder).finalize().into_bytes().into());
-        self.stage = Stage::Done(context);
-        Ok(proof)
-    }
-}
-
-impl fmt::Debug for Responder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Responder").field("purpose", &self.purpose).field("proven", &self.proven().is_some()).finish_non_exhaustive()
-    }
-}
-
 /// An HMAC that is keyed and has taken in `parts`.
 fn keyed<const N: usize>(secret: &Secret, parts: [&[u8]; N]) -> Hmac<Sha256> {
     // HMAC takes keys of any length: the error that the interface knows cannot occur.
@@ -281,6 +145,35 @@ fn mac(secret: &Secret, side: Side, purpose: Purpose, nonces: [&Word; 2], contex
 
 fn vouching(secret: &Secret, words: &[u8]) -> Hmac<Sha256> {
     keyed(secret, [VOUCH_LABEL, words])
+}
+
+/// The key of a handshake: Noise wants 32 bytes, and a secret may have others.
+fn handshake_key(secret: &Secret) -> Word {
+    keyed(secret, [KEY_LABEL]).finalize().into_bytes().into()
+}
+
+/// What NCCL gets for a key: one that says nothing of the secret, nor of any other key.
+#[cfg(feature = "cuda")]
+pub(crate) fn nccl_key(secret: &Secret) -> Word {
+    keyed(secret, [b"collectives nccl key 1\0"]).finalize().into_bytes().into()
+}
+
+/// What both ends of a handshake must agree on.
+fn prologue(purpose: Purpose, context: &[u8]) -> Vec<u8> {
+    [PROLOGUE_LABEL, &[VERSION, purpose as u8, context.len() as u8], context].concat()
+}
+
+/// What shows that its sender has the keys.
+fn confirm(cipher: &mut Cipher) -> Result<Word, Unproven> {
+    let mut word = [0; 32];
+    let sealed = cipher.seal(&[0; size_of::<Word>() - noise::TAG_BYTES], &mut word);
+    sealed.map(|()| word).map_err(|error| Unproven::Junk(format!("this process cannot encrypt: {error}")))
+}
+
+/// Whether it does.
+fn is_confirmed(cipher: &mut Cipher, word: &[u8]) -> bool {
+    let mut plain = [1; size_of::<Word>()];
+    cipher.open(word, &mut plain).is_some_and(|length| plain[..length] == [0; size_of::<Word>() - noise::TAG_BYTES])
 }
 
 /// Refuses bytes that begin otherwise, as far as they go, and another version.

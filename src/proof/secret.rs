@@ -20,8 +20,9 @@ const MOST: usize = 1024;
 /// What the processes of a job know and nobody else does.
 ///
 /// Every connection then begins with a proof, by both ends, that they know it: to the store, between ranks, and where shared memory is
-/// handed over. Whoever cannot prove it is refused. Nothing is encrypted. Give the same secret to all ranks and to whoever serves their
-/// store, by `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE`, or by [`Config::secret`](crate::Config::secret).
+/// handed over. Whoever cannot prove it is refused. Give the same secret to all ranks and to whoever serves their
+/// store, by `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE`, or by [`Config::secret`](crate::Config::secret). What follows is encrypted
+/// where that is asked for: `COLLECTIVES_ENCRYPT=1`, [`Config::encrypt`](crate::Config::encrypt), or [`Secret::encrypting`].
 ///
 /// A secret has 16 to 1024 bytes, which should come from a source of random numbers: `openssl rand -hex 32`, or [`Secret::random`]. It is
 /// never printed, and its memory is overwritten when the last clone is dropped.
@@ -40,6 +41,8 @@ const MOST: usize = 1024;
 #[derive(Clone)]
 pub struct Secret {
     bytes: Arc<Zeroizing<Vec<u8>>>,
+    /// Whether connections of those who know it are encrypted.
+    encrypts: bool,
 }
 
 impl Secret {
@@ -54,7 +57,7 @@ impl Secret {
             let reason = format!("has {} bytes, expected {FEWEST} to {MOST}; make one with `openssl rand -hex 32`", bytes.len());
             return Err(Error::config("the job's secret", reason));
         }
-        Ok(Self { bytes: Arc::new(bytes) })
+        Ok(Self { bytes: Arc::new(bytes), encrypts: false })
     }
 
     /// A new one: 256 random bits, as 64 hexadecimal digits.
@@ -97,6 +100,29 @@ impl Secret {
             Error::Config { reason, .. } => Error::config(what, reason),
             other => other,
         })
+    }
+
+    /// The same secret, with which connections over TCP are encrypted as well, by the Noise protocol: no byte that is read, changed, dropped,
+    /// repeated or added on its way goes unnoticed. Both ends must want it; one that does and one that does not refuse each other.
+    ///
+    /// [`Config::encrypt`](crate::Config::encrypt) does this for a job. Here it is for stores of one's own:
+    /// [`TcpStoreServer::bind_with_secret`](crate::store::TcpStoreServer::bind_with_secret) and
+    /// [`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where this crate was built without its feature `encryption`.
+    pub fn encrypting(self) -> Result<Self> {
+        if !super::noise::IS_HERE {
+            let reason = "this build of the crate collectives lacks it; build with its feature `encryption`, or unset COLLECTIVES_ENCRYPT";
+            return Err(Error::Unsupported { what: "encryption".to_owned(), reason: reason.to_owned() });
+        }
+        Ok(Self { encrypts: true, ..self })
+    }
+
+    /// Whether connections of those who know it are encrypted.
+    pub(crate) fn encrypts(&self) -> bool {
+        self.encrypts
     }
 
     /// The bytes, for handing them on to a process that is to know them.

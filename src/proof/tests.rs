@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use super::frame::{CHALLENGE, FRAME_BYTES, PLAIN, PROOF, REFUSED, reply, split};
+use super::initiator::Stage;
 use super::*;
 use crate::Error;
 
@@ -19,8 +21,15 @@ fn responder(seed: u8) -> Responder {
     Responder::new(&secret(seed), Purpose::Link, CONTEXT.len())
 }
 
+fn nonce(initiator: &Initiator) -> Word {
+    match initiator.stage() {
+        Stage::Hmac { nonce, .. } => *nonce,
+        _ => panic!("no HMAC"),
+    }
+}
+
 /// The responder's answer to complete bytes.
-fn answer(responder: &mut Responder, bytes: &[u8]) -> [u8; FRAME_BYTES] {
+fn answer(responder: &mut Responder, bytes: &[u8]) -> Vec<u8> {
     responder.receive(bytes).unwrap().unwrap()
 }
 
@@ -40,7 +49,7 @@ fn transcript(initiator: &mut Initiator, responder: &mut Responder) -> [Vec<u8>;
     let proof = answer(responder, &tag);
     assert_eq!(initiator.receive(&proof), Ok(Step::Done));
     assert_eq!(responder.proven(), Some(CONTEXT));
-    [opening, challenge.to_vec(), tag.to_vec(), proof.to_vec()]
+    [opening, challenge, tag.to_vec(), proof]
 }
 
 fn hex(text: &str) -> Vec<u8> {
@@ -125,7 +134,7 @@ fn a_responder_that_only_pretends_is_found_by_the_initiator() {
 fn a_recorded_connection_is_worth_nothing() {
     let [opening, challenge, tag_bytes, proof] = transcript(&mut initiator(1), &mut responder(1));
     let mut responder = responder(1);
-    assert_ne!(answer(&mut responder, &opening).to_vec(), challenge, "nonces are drawn anew");
+    assert_ne!(answer(&mut responder, &opening), challenge, "nonces are drawn anew");
     assert_eq!(responder.receive(&tag_bytes), Err(Unproven::Found(Reason::Wrong)));
     let mut initiator = initiator(1);
     assert_ne!(initiator.opening(), opening, "nonces are drawn anew");
@@ -139,7 +148,7 @@ fn nobody_is_taken_in_by_an_own_message_sent_back() {
     assert!(matches!(initiator.receive(&initiator.opening()[..FRAME_BYTES]), Err(Unproven::Junk(_))));
     // The tag in place of the proof.
     let mut initiator = self::initiator(1);
-    let echo = reply(CHALLENGE, 0, &initiator.nonce);
+    let echo = reply(CHALLENGE, PLAIN, &nonce(&initiator));
     let own = tag(&mut initiator, &echo);
     assert_eq!(initiator.receive(&reply(PROOF, 0, &own)), Err(Unproven::Found(Reason::Wrong)));
     let mut responder = responder(1);
@@ -154,8 +163,8 @@ fn the_two_sides_cannot_be_swapped() {
     let (mut initiator, mut responder) = (initiator(1), responder(1));
     let challenge = answer(&mut responder, &initiator.opening());
     tag(&mut initiator, &challenge);
-    let (_, nonce) = split(&challenge);
-    let swapped = initiator.mac(Side::Responder, &nonce).finalize().into_bytes();
+    let (_, theirs) = split(challenge.first_chunk().unwrap());
+    let swapped = initiator.mac(Side::Responder, &nonce(&initiator), &theirs).finalize().into_bytes();
     assert_eq!(responder.receive(&swapped), Err(Unproven::Found(Reason::Wrong)));
 }
 
@@ -223,7 +232,9 @@ fn those_without_a_secret_are_told_so() {
     for reason in Reason::KNOWN {
         assert_eq!(initiator(1).receive(&reason.to_reply()), Err(Unproven::Told(reason)));
     }
-    assert_eq!(initiator(1).receive(&reply(REFUSED, 77, &[0; 32])), Err(Unproven::Told(Reason::Other(77))));
+    let mut unknown = reply(REFUSED, PLAIN, &[0; 32]);
+    unknown[10] = 77;
+    assert_eq!(initiator(1).receive(&unknown), Err(Unproven::Told(Reason::Other(77))));
 }
 
 #[test]

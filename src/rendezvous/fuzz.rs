@@ -322,7 +322,8 @@ fn collect(service: &mut Service, told: &mut Told) {
     for (id, (answers, refusal)) in (0..).zip(told) {
         while !service.unsent(id).is_empty() {
             answers.extend_from_slice(service.unsent(id));
-            service.sent(id, service.unsent(id).len());
+            let unsent = service.unsent(id).len();
+            service.sent(id, unsent);
         }
         if let Some(reason) = service.refusal(id) {
             assert!(!service.wants_input(id) && !reason.is_empty());

@@ -27,6 +27,9 @@ pub enum Wiring {
     Pairs,
     /// Two hosts of unequal size, ranks dealt out in turn with every third on the second: 0 1 3 4 | 2 5.
     Dealt,
+    /// Over TCP only, and all of it encrypted.
+    #[cfg(feature = "encryption")]
+    Encrypted,
 }
 
 impl Wiring {
@@ -45,6 +48,12 @@ impl Wiring {
             Wiring::Tcp => config.transport = Transport::Tcp,
             Wiring::Pairs => config.host_identity = Some(format!("pair {}", rank / 2)),
             Wiring::Dealt => config.host_identity = Some(if rank % 3 == 2 { "second" } else { "first" }.to_owned()),
+            #[cfg(feature = "encryption")]
+            Wiring::Encrypted => {
+                config.transport = Transport::Tcp;
+                config.secret = Some(collectives::Secret::new("the secret of an encrypted wiring").unwrap());
+                config.encrypt = true;
+            }
         }
         Communicator::builder().config(config)
     }

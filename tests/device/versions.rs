@@ -53,6 +53,54 @@ fn one_rank_on_a_release_whose_mean_is_broken() {
     });
 }
 
+#[cfg(feature = "encryption")]
+fn encrypting() -> collectives::Builder {
+    Communicator::builder().configure(|config| {
+        config.secret = Some(collectives::Secret::new("the secret of a job on devices").unwrap());
+        config.encrypt = true;
+    })
+}
+
+#[cfg(feature = "encryption")]
+#[test]
+fn nccl_encrypts_with_a_key_of_the_secret() {
+    steers_nccl!();
+    alone_in_a_process("versions::nccl_encrypts_with_a_key_of_the_secret", || {
+        simgpu::nccl::install(simgpu::nccl::NEWEST);
+        threads_with(
+            2,
+            |_| encrypting().require_device(DeviceChoice::Local),
+            |comm| {
+                everything_in(&DeviceMemory::of(comm), comm, &[13], 5);
+            },
+        );
+        // HMAC-SHA256 of "collectives nccl key 1\0", by Python's hmac module.
+        assert_eq!(simgpu::nccl::encryption_key(), "0325359ec8998eb7618f02b790b35376892785efb5cf9e4829b05c272d740031");
+        // One process has one key.
+        let other = encrypting().configure(|config| config.secret = Some(collectives::Secret::new("another secret of a job").unwrap()));
+        let error = other.require_device(DeviceChoice::Local).run_local(1, |_| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("another job's secret"), "{error}");
+        assert_nothing_found();
+    });
+}
+
+#[cfg(feature = "encryption")]
+#[test]
+fn a_release_that_cannot_encrypt_is_not_used_where_it_is_to() {
+    steers_nccl!();
+    alone_in_a_process("versions::a_release_that_cannot_encrypt_is_not_used_where_it_is_to", || {
+        simgpu::nccl::install(22809);
+        let error = encrypting().require_device(DeviceChoice::Local).run_local(2, |_| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("2.32.3 or later") && error.contains("COLLECTIVES_ENCRYPT"), "{error}");
+        // The host plane is as good as ever.
+        let sums = encrypting().run_local(2, |comm| {
+            let mut sum = 1_u8;
+            comm.all_reduce(&mut sum, ReduceOp::Sum).map(|()| sum)
+        });
+        assert_eq!(sums.unwrap(), [2, 2]);
+    });
+}
+
 #[test]
 fn a_release_that_is_too_old_is_named() {
     steers_nccl!();

@@ -4,7 +4,11 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(feature = "encryption")]
+mod line;
 mod unproven;
+#[cfg(feature = "encryption")]
+mod wire;
 
 use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};
@@ -102,6 +106,13 @@ fn spawn(name: &str, rank: usize, port: u16, secret: Option<&str>) -> Child {
     ranks::spawn_rank(name, rank, 3, port, &variables)
 }
 
+/// With the secret, and encryption or not.
+#[cfg(feature = "encryption")]
+fn spawn_encrypting(name: &str, rank: usize, port: u16, encrypts: bool) -> Child {
+    let variables = [("COLLECTIVES_SECRET", RIGHT.to_owned()), ("COLLECTIVES_ENCRYPT", u8::from(encrypts).to_string())];
+    ranks::spawn_rank(name, rank, 3, port, &variables)
+}
+
 fn said(child: Child) -> String {
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&stderr).into_owned();
@@ -127,6 +138,50 @@ fn a_rank_with_another_secret_is_refused_and_the_job_waits_for_the_right_one() {
         let said = said(member);
         assert!(said.contains("RANK DONE"), "{said}");
     }
+}
+
+#[cfg(feature = "encryption")]
+#[test]
+fn ranks_that_encrypt_and_ranks_that_do_not_refuse_each_other_at_once() {
+    const NAME: &str = "ranks_that_encrypt_and_ranks_that_do_not_refuse_each_other_at_once";
+    if ranks::is_rank_of(NAME) {
+        return rank_at_a_url();
+    }
+    for (encrypts, words) in [
+        (true, "it encrypts its connections, and this process does not; set COLLECTIVES_ENCRYPT=1"),
+        (false, "it does not encrypt its connections, and this process does; set COLLECTIVES_ENCRYPT=1"),
+    ] {
+        let port = ranks::free_port();
+        let members: Vec<Child> = (0..2).map(|rank| spawn_encrypting(NAME, rank, port, encrypts)).collect();
+        let refused = said(spawn_encrypting(NAME, 2, port, !encrypts));
+        assert!(refused.contains("unauthorized true") && refused.contains(words) && refused.contains(&port.to_string()), "{refused}");
+        let last = spawn_encrypting(NAME, 2, port, encrypts);
+        for member in members.into_iter().chain([last]) {
+            assert!(said(member).contains("RANK DONE"));
+        }
+    }
+}
+
+#[cfg(feature = "encryption")]
+#[test]
+fn ranks_that_meet_at_a_store_of_their_own_find_who_does_not_encrypt() {
+    let store = MemoryStore::new();
+    let join = |rank: usize| {
+        let builder = Communicator::builder().configure(|config| {
+            config.timeout = LONG;
+            config.secret = Some(secret(RIGHT));
+            config.encrypt = rank != 2;
+        });
+        builder.with_store(Arc::new(store.clone()), rank, 3).unwrap_err().to_string()
+    };
+    thread::scope(|scope| {
+        let join = &join;
+        let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || join(rank))).collect();
+        for rank in ranks {
+            let error = rank.join().unwrap();
+            assert!(error.contains("rank 2") && error.contains("COLLECTIVES_ENCRYPT"), "{error}");
+        }
+    });
 }
 
 #[test]

@@ -133,6 +133,13 @@ fn a_thousand_unproven_connections_do_not_hold_up_a_job_with_a_secret() {
     ranks::alone_in_a_process(NAME, || besieged(Some(&secret(RIGHT))));
 }
 
+#[cfg(feature = "encryption")]
+#[test]
+fn a_thousand_unproven_connections_do_not_hold_up_a_job_that_encrypts() {
+    const NAME: &str = "unproven::a_thousand_unproven_connections_do_not_hold_up_a_job_that_encrypts";
+    ranks::alone_in_a_process(NAME, || besieged(Some(&secret(RIGHT).encrypting().unwrap())));
+}
+
 #[test]
 fn a_thousand_unproven_connections_do_not_hold_up_a_job_without_one() {
     const NAME: &str = "unproven::a_thousand_unproven_connections_do_not_hold_up_a_job_without_one";

@@ -33,7 +33,7 @@ pub struct Target {
 }
 
 /// Every target. The bounds are twice to four times what valid inputs take.
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 27] = [
     target("store_requests", fuzz::store_requests, 64 << 10, 1 << 10),
     target("store_service", fuzz::store_service, 64 << 10, 256),
     target("store_replies", fuzz::store_replies, 64 << 10, 128),
@@ -51,6 +51,10 @@ pub const TARGETS: [Target; 24] = [
     target("message_peer", fuzz::message_peer, 2 << 20, 256),
     target("greetings", fuzz::greetings, 64 << 10, 64),
     target("acceptor", fuzz::acceptor, 64 << 10, 64),
+    target("handshake", fuzz::handshake, 64 << 10, 64),
+    target("records", fuzz::records, 64 << 10, 64),
+    // What comes in has room for two records, each of at most 64 KiB.
+    target("encrypted_link", fuzz::encrypted_link, 512 << 10, 64),
     target("facts", fuzz::facts, 64 << 10, 64),
     target("shared_memory_file", fuzz::shared_memory_file, 64 << 10, 64),
     target("shared_memory_layout", fuzz::shared_memory_layout, 64 << 10, 64),

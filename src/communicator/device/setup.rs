@@ -253,6 +253,9 @@ impl Communicator {
             DeviceChoice::Context(context) => device::of(context),
         }?;
         let library = device::library(self.config().nccl_library.as_ref())?;
+        if let Some(secret) = self.config().secret.as_ref().filter(|_| self.config().encrypt) {
+            device::encrypt(library, secret)?;
+        }
         Ok(Found { gpu, library })
     }
 

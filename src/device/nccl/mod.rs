@@ -5,6 +5,7 @@
 mod raw;
 
 use std::ffi::{CStr, CString, c_int};
+use std::sync::Mutex;
 
 use cudarc::driver::DriverError;
 use nccl_sys::{Library, MissingSymbol, Version, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId};
@@ -13,7 +14,9 @@ use crate::config::NcclEnvironment;
 use crate::device::driver;
 use crate::element::DType;
 use crate::error::Error;
+use crate::event;
 use crate::nccl_config::{CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
+use crate::proof::{self, Secret};
 
 pub(crate) use self::raw::Raw;
 
@@ -38,6 +41,32 @@ fn judge(found: Version, path: &str) -> Result<(), String> {
     let refusal =
         || format!("NCCL {found} ({path}) is older than {OLDEST}, the oldest that can be used: install a newer one, or name its file");
     if found < OLDEST { Err(refusal()) } else { Ok(()) }
+}
+
+/// The key that this process's NCCL encrypts with, in the form that it was given in, which it may go on reading.
+static ENCRYPTION: Mutex<Option<CString>> = Mutex::new(None);
+
+/// Has NCCL encrypt what it sends over TCP, from now on and in the whole process, with a key of the job's secret; why it cannot, else.
+pub(crate) fn encrypt(library: &Library, secret: &Secret) -> Result<(), String> {
+    let digits: String = proof::nccl_key(secret).iter().map(|byte| format!("{byte:02x}")).collect();
+    let key = CString::new(digits).map_err(|_| "a key with a zero in it".to_owned())?;
+    let mut given = event::lock(&ENCRYPTION);
+    match &*given {
+        Some(before) if *before == key => return Ok(()),
+        Some(_) => return Err("NCCL encrypts with another job's secret in this process; it has one key for all".to_owned()),
+        None => {}
+    }
+    let mode = nccl_sys::ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_PSK.0 as c_int;
+    let config = nccl_sys::ncclEncryptionConfig_t { mode, psk: key.as_ptr(), ..nccl_sys::ncclEncryptionConfig_t::new() };
+    // SAFETY: the configuration is in the form of the header that it was generated from, which it names, and lives through the call; the key ends
+    // in a zero, and lives as long as the process once the call has gone well.
+    let answer = unsafe { library.ncclSetEncryption(&config) };
+    if let Err(refusal) = check(library, nccl_sys::NCCL_COMM_NULL, "ncclSetEncryption", answer) {
+        let error = refusal.into_error("having NCCL encrypt its connections".to_owned());
+        return Err(format!("{error}; use an NCCL that can, 2.32.3 or later, or unset COLLECTIVES_ENCRYPT"));
+    }
+    *given = Some(key);
+    Ok(())
 }
 
 /// Why a call was not made: which one, and whose refusal it is.

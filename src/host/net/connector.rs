@@ -14,10 +14,12 @@ use rustix::event::{PollFd, PollFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::hello::{Answer, CONFIRM, Hello, Refusal};
+use super::link::Link;
 use super::listener::Acceptor;
-use super::tcp::{self, TcpLink};
+use super::tcp;
 use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::host::link::ByteLink;
 use crate::proof::{Initiator, Purpose, Reason, Secret, Step, Unproven};
 use crate::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 
@@ -48,7 +50,7 @@ enum Stage {
     /// The two ends prove to each other that they know the secret.
     Proving(TcpStream, Initiator),
     /// The hello has been sent; these bytes of the answer are there.
-    Greeting(TcpStream, Vec<u8>),
+    Greeting(Link, Vec<u8>),
 }
 
 /// What a stage leads to.
@@ -56,7 +58,7 @@ enum Turn {
     /// Nothing more can be done now.
     Waits(Stage),
     Goes(Stage),
-    Opens(TcpLink),
+    Opens(Link),
 }
 
 /// Why a link cannot be had, however often it is tried.
@@ -105,7 +107,7 @@ impl Connector {
     /// Goes on as far as it can without waiting, and hands over the link once it is open. To be called again when
     /// [`Connector::interest`] or this rank's listener is ready, and every few milliseconds; not after the link was handed over. After an
     /// error it begins anew.
-    pub(crate) fn advance(&mut self) -> Result<Option<TcpLink>, ConnectError> {
+    pub(crate) fn advance(&mut self) -> Result<Option<Link>, ConnectError> {
         if let Some(link) = self.serve() {
             return Ok(Some(link));
         }
@@ -127,7 +129,8 @@ impl Connector {
         match &self.stage {
             Stage::Pausing(_) => None,
             Stage::Connecting(socket) => Some(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)),
-            Stage::Proving(stream, _) | Stage::Greeting(stream, _) => Some(PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)),
+            Stage::Proving(stream, _) => Some(PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)),
+            Stage::Greeting(link, _) => Some(PollFd::from_borrowed_fd(link.as_fd(), PollFlags::IN)),
         }
     }
 
@@ -146,14 +149,14 @@ impl Connector {
 
     /// Greets who has connected to this rank meanwhile: ranks that wait for each other in a circle would otherwise not get on. Returns the
     /// link where the peer is to open it and has.
-    fn serve(&self) -> Option<TcpLink> {
+    fn serve(&self) -> Option<Link> {
         let mut acceptor = event::lock(self.acceptor.as_ref()?);
         acceptor.poll();
         if self.hello.is_opened_by_receiver() { acceptor.take(self.hello.channel, self.hello.receiver) } else { None }
     }
 
     /// [`Connector::advance`], before a failed attempt is set aside.
-    fn step(&mut self) -> Result<Option<TcpLink>, Trouble> {
+    fn step(&mut self) -> Result<Option<Link>, Trouble> {
         let mut stage = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now()));
         loop {
             match self.turn(stage)? {
@@ -180,7 +183,7 @@ impl Connector {
                 None => self.greet(socket.into()).map(Turn::Goes),
             },
             Stage::Proving(stream, initiator) => self.hear_proof(stream, initiator),
-            Stage::Greeting(stream, heard) => self.hear_answer(stream, heard),
+            Stage::Greeting(link, heard) => self.hear_answer(link, heard),
         }
     }
 
@@ -219,7 +222,7 @@ impl Connector {
         let hello = self.hello.to_bytes();
         let Some(secret) = &self.secret else {
             send(&mut stream, &hello)?;
-            return Ok(Stage::Greeting(stream, Vec::new()));
+            return Ok(Stage::Greeting(Link::new(stream, None), Vec::new()));
         };
         let initiator = Initiator::new(secret, Purpose::Link, &hello)?;
         send(&mut stream, &initiator.opening())?;
@@ -242,7 +245,10 @@ impl Connector {
             match initiator.receive(&chunk[..read]) {
                 Ok(Step::Listen) => {}
                 Ok(Step::Send(tag)) => send(&mut stream, &tag)?,
-                Ok(Step::Done) => return Ok(Turn::Goes(Stage::Greeting(stream, Vec::new()))),
+                Ok(Step::Done) => {
+                    let link = Link::new(stream, initiator.into_cipher());
+                    return Ok(Turn::Goes(Stage::Greeting(link, Vec::new())));
+                }
                 Err(why @ Unproven::Told(Reason::Busy)) => return Err(Trouble::Passing(why.to_string())),
                 Err(why) => return Err(Trouble::Final(ConnectError::Unproven { rank: self.hello.receiver, address: self.address, why })),
             }
@@ -250,16 +256,17 @@ impl Connector {
     }
 
     /// Reads the answer; to a welcome it confirms and gives out the link.
-    fn hear_answer(&self, mut stream: TcpStream, mut heard: Vec<u8>) -> Result<Turn, Trouble> {
+    fn hear_answer(&self, mut link: Link, mut heard: Vec<u8>) -> Result<Turn, Trouble> {
         let answer = loop {
             let mut chunk = [0; Answer::MAX_BYTES];
             // A connection that ends or breaks here met a peer that ran out of room, or one that is going down: the next
             // attempt will tell.
-            match stream.read(&mut chunk) {
-                Ok(0) => return Err(Trouble::Passing("the peer closed the connection without an answer".to_owned())),
+            match link.try_read(&mut chunk) {
                 Ok(read) => heard.extend_from_slice(&chunk[..read]),
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Turn::Waits(Stage::Greeting(stream, heard))),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Turn::Waits(Stage::Greeting(link, heard))),
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                    return Err(Trouble::Passing("the peer closed the connection without an answer".to_owned()));
+                }
                 Err(error) => return Err(error.into()),
             }
             match Answer::decode(&heard) {
@@ -276,8 +283,8 @@ impl Connector {
             Ok(Answer::Refused(refusal)) => return Err(Trouble::Final(ConnectError::Refused { rank, address, refusal })),
             Err(what) => return junk(what),
         }
-        send(&mut stream, &[CONFIRM])?;
-        Ok(Turn::Opens(TcpLink::new(stream)))
+        link.say(&[CONFIRM])?;
+        Ok(Turn::Opens(link))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,8 +10,10 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, is_hello, quote};
-use super::tcp::{self, TcpLink};
-use crate::proof::{self, Admission, Purpose, Responder, Secret, Unproven};
+use super::link::Link;
+use super::tcp;
+use crate::host::link::ByteLink;
+use crate::proof::{self, Admission, Cipher, Purpose, Responder, Secret, Unproven};
 use crate::tuning::{admission, net::BACKLOG};
 
 /// Accepts connections, reads their hellos, and keeps those that belong until they are asked for.
@@ -26,9 +28,9 @@ pub(super) struct Acceptor {
     /// Connections that have not said hello.
     pending: Admission<PendingConnection>,
     /// Connections that have been welcomed and have not confirmed: at most one for each channel and rank, so they need no limit in time.
-    welcomed: Vec<(Caller, TcpStream)>,
+    welcomed: Vec<(Caller, Link)>,
     /// Links that nobody has asked for yet: at most one for each channel and rank.
-    ready: Vec<(Caller, TcpLink)>,
+    ready: Vec<(Caller, Link)>,
 }
 
 /// Who is at the other end: the link's purpose and the peer's rank.
@@ -74,13 +76,13 @@ impl Acceptor {
     }
 
     /// The link of this kind that `rank` has opened, if it has.
-    pub(super) fn take(&mut self, channel: Channel, rank: u32) -> Option<TcpLink> {
+    pub(super) fn take(&mut self, channel: Channel, rank: u32) -> Option<Link> {
         let at = self.ready.iter().position(|(caller, _)| *caller == (channel, rank))?;
         Some(self.ready.swap_remove(at).1)
     }
 
     /// All links of this kind that peers have opened since they were last asked for.
-    pub(super) fn take_all(&mut self, channel: Channel) -> Vec<(usize, TcpLink)> {
+    pub(super) fn take_all(&mut self, channel: Channel) -> Vec<(usize, Link)> {
         self.ready.extract_if(.., |((kind, _), _)| *kind == channel).map(|((_, rank), link)| (rank as usize, link)).collect()
     }
 
@@ -121,8 +123,8 @@ impl Acceptor {
             Verdict::Gone if pending.began().is_empty() => self.unwatch(&pending.stream),
             Verdict::Gone => self.drop_junk(&pending, "closed the connection in the middle of its hello"),
             Verdict::Junk(what) => self.drop_junk(&pending, &what),
-            Verdict::Unproven(unproven) => self.refuse_unproven(&pending, &unproven),
-            Verdict::Refused(refusal) => self.refuse(&pending, refusal),
+            Verdict::Unproven(unproven) => self.refuse_unproven(pending, &unproven),
+            Verdict::Refused(refusal) => self.refuse(pending, refusal),
             Verdict::Welcome(hello) => self.welcome(pending, &hello),
         }
     }
@@ -138,7 +140,7 @@ impl Acceptor {
     }
 
     /// Lets a connection that is about to be dropped end no more waits. Closing it is not enough where a forked child has it too.
-    fn unwatch(&self, stream: &TcpStream) {
+    fn unwatch(&self, stream: impl AsFd) {
         // It may not be there.
         let _ = epoll::delete(&self.readiness, stream);
     }
@@ -169,19 +171,19 @@ impl Acceptor {
     }
 
     /// Tells the other end why: it may be a rank of this job with wrong facts.
-    fn refuse(&mut self, pending: &PendingConnection, refusal: Refusal) {
-        self.drop_junk(pending, &refusal.to_string());
+    fn refuse(&mut self, pending: PendingConnection, refusal: Refusal) {
+        self.drop_junk(&pending, &refusal.to_string());
         // An answer fits into an empty send buffer; where the connection is broken there is nobody to tell.
-        let _ = (&pending.stream).write(&Answer::Refused(refusal).to_bytes());
+        let _ = pending.into_link().say(&Answer::Refused(refusal).to_bytes());
     }
 
     /// Tells the other end what it lacks, in the words that it can understand.
-    fn refuse_unproven(&mut self, pending: &PendingConnection, unproven: &Unproven) {
+    fn refuse_unproven(&mut self, pending: PendingConnection, unproven: &Unproven) {
         if is_hello(pending.began()) {
             let text = "it wants a proof of the job's secret: set COLLECTIVES_SECRET (or Config::secret) as for the other ranks";
             return self.refuse(pending, Refusal::new(Reason::Unproven, text.to_owned()));
         }
-        self.drop_junk(pending, &format!("no proof of the job's secret: {unproven}"));
+        self.drop_junk(&pending, &format!("no proof of the job's secret: {unproven}"));
         pending.drain();
         let _ = (&pending.stream).write(&unproven.to_reply());
     }
@@ -191,36 +193,37 @@ impl Acceptor {
         let caller = (hello.channel, hello.sender.rank);
         if self.ready.iter().any(|(other, _)| *other == caller) {
             let text = format!("rank {} has a link of this kind already", hello.sender.rank);
-            return self.refuse(&pending, Refusal::new(Reason::Duplicate, text));
+            return self.refuse(pending, Refusal::new(Reason::Duplicate, text));
         }
         // An earlier attempt that was not confirmed has been given up.
-        for (_, stream) in self.welcomed.extract_if(.., |(other, _)| *other == caller) {
-            let _ = epoll::delete(&self.readiness, &stream);
+        for (_, link) in self.welcomed.extract_if(.., |(other, _)| *other == caller) {
+            let _ = epoll::delete(&self.readiness, &link);
         }
-        let answer = Answer::Welcome.to_bytes();
-        match (&pending.stream).write(&answer) {
-            Ok(written) if written == answer.len() => self.welcomed.push((caller, pending.stream)),
+        let from = pending.from;
+        let mut link = pending.into_link();
+        match link.say(&Answer::Welcome.to_bytes()) {
+            Ok(()) => self.welcomed.push((caller, link)),
             // It will try again.
-            other => {
-                self.unwatch(&pending.stream);
-                crate::event::debug!("welcoming rank {} at {}: {other:?}", hello.sender.rank, pending.from);
+            Err(error) => {
+                self.unwatch(&link);
+                crate::event::debug!("welcoming rank {} at {from}: {error}", hello.sender.rank);
             }
         }
     }
 
     /// Makes links of those who have confirmed.
     fn hear_confirmations(&mut self) {
-        for (caller, stream) in std::mem::take(&mut self.welcomed) {
+        for (caller, mut link) in std::mem::take(&mut self.welcomed) {
             let mut word = [0];
-            match (&stream).read(&mut word) {
-                Ok(1) if word[0] == CONFIRM => match epoll::delete(&self.readiness, &stream) {
-                    Ok(()) => self.ready.push((caller, TcpLink::new(stream))),
+            match link.try_read(&mut word) {
+                Ok(1) if word[0] == CONFIRM => match epoll::delete(&self.readiness, &link) {
+                    Ok(()) => self.ready.push((caller, link)),
                     Err(error) => crate::event::warn!("taking the link of rank {} out of the poll: {error}", caller.1),
                 },
-                Err(error) if is_not_yet(&error) => self.welcomed.push((caller, stream)),
+                Err(error) if is_not_yet(&error) => self.welcomed.push((caller, link)),
                 // The peer gave up, or is gone; if it wants the link it will try again.
                 other => {
-                    self.unwatch(&stream);
+                    self.unwatch(&link);
                     crate::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
                 }
             }
@@ -235,6 +238,8 @@ struct PendingConnection {
     from: SocketAddr,
     /// The proof in place of a hello, where there is a secret.
     proving: Option<Responder>,
+    /// The keys of what follows, once there is a proof and it is encrypted.
+    cipher: Option<Cipher>,
     /// What it began with.
     heard: [u8; Hello::BYTES],
     heard_bytes: usize,
@@ -258,7 +263,7 @@ impl PendingConnection {
     /// One that has just come, and has to prove itself where there is a secret.
     fn new(stream: TcpStream, from: SocketAddr, secret: Option<&Secret>) -> Self {
         let proving = secret.map(|secret| Responder::new(secret, Purpose::Link, Hello::BYTES));
-        Self { stream, from, proving, heard: [0; Hello::BYTES], heard_bytes: 0 }
+        Self { stream, from, proving, cipher: None, heard: [0; Hello::BYTES], heard_bytes: 0 }
     }
 
     /// What it began with.
@@ -302,12 +307,18 @@ impl PendingConnection {
                 Ok(_) => {}
                 Err(unproven) => return Some(Verdict::Unproven(unproven)),
             }
-            if let Some(hello) = responder.proven() {
-                return judge(hello, me);
+            if responder.proven().is_some() {
+                self.cipher = responder.take_cipher();
+                return judge(responder.proven().unwrap_or_default(), me);
             }
         }
         self.proving = Some(responder);
         None
+    }
+
+    /// The connection as a link, encrypted where that was agreed on.
+    fn into_link(self) -> Link {
+        Link::new(self.stream, self.cipher)
     }
 
     /// Reads what is left of a few words: bytes that nobody has read would take the words of a refusal with them.

@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::Channel;
 use super::connector::Connector;
 use super::hello::{Hello, Membership, REFUSAL_TEXT_BYTES, quote};
+use super::link::Link;
 use super::listener::Acceptor;
-use super::tcp::TcpLink;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
@@ -106,7 +106,7 @@ impl Mesh {
         peers: &[usize],
         deadline: &Deadline,
         interrupted: &mut dyn FnMut() -> Option<AbortReason>,
-    ) -> std::result::Result<Vec<(usize, TcpLink)>, Interrupted> {
+    ) -> std::result::Result<Vec<(usize, Link)>, Interrupted> {
         let begun = peers.iter().map(|&peer| Ok((peer, self.connecting(channel, peer)?)));
         let mut opening = begun.collect::<std::result::Result<Vec<_>, Interrupted>>()?;
         let mut open = Vec::new();
@@ -143,7 +143,7 @@ impl Mesh {
         participants: &[usize],
         deadline: &Deadline,
         interrupted: &mut dyn FnMut() -> Option<AbortReason>,
-    ) -> std::result::Result<Vec<(usize, TcpLink)>, Interrupted> {
+    ) -> std::result::Result<Vec<(usize, Link)>, Interrupted> {
         let me = self.me.rank as usize;
         let Some(position) = participants.iter().position(|&rank| rank == me) else { return Ok(Vec::new()) };
         let partners: Vec<usize> = partners(position, participants.len()).iter().map(|&at| participants[at]).collect();
@@ -151,7 +151,7 @@ impl Mesh {
     }
 
     /// The links of this kind that peers have opened since the last call, with their ranks.
-    pub(crate) fn accepted(&self, channel: Channel) -> Vec<(usize, TcpLink)> {
+    pub(crate) fn accepted(&self, channel: Channel) -> Vec<(usize, Link)> {
         let Some(listening) = &self.listening else { return Vec::new() };
         let mut acceptor = event::lock(&listening.acceptor);
         acceptor.poll();

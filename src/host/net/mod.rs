@@ -9,6 +9,7 @@ mod connector;
 pub(crate) mod fuzz;
 mod hello;
 pub(crate) mod identity;
+mod link;
 mod listener;
 pub(crate) mod mesh;
 pub(crate) mod tcp;
@@ -19,3 +20,4 @@ mod tests;
 
 pub(crate) use connector::Connector;
 pub(crate) use hello::Channel;
+pub(crate) use link::Link;

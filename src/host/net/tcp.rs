@@ -47,6 +47,12 @@ impl TcpLink {
     }
 }
 
+impl AsFd for TcpLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
 impl ByteLink for TcpLink {
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         // The system takes a limited number of parts, which might all be empty ones.

@@ -12,7 +12,6 @@ use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::host::net::mesh::Mesh;
-use crate::host::net::tcp::TcpLink;
 use crate::host::net::{self, Connector};
 use crate::host::point_to_point;
 use crate::host::shm::{Channel, Group, RingLink};
@@ -28,7 +27,7 @@ pub(crate) struct PlaneLink {
 /// What carries it.
 enum Stream {
     Ring(RingLink),
-    Tcp(TcpLink),
+    Tcp(net::Link),
     /// TCP, being opened by this rank or by the peer. Whoever reads and writes its links goes on with that, so what another peer tells is
     /// heard meanwhile. A deadline that passes leaves it so.
     Opening(Box<Connector>),
@@ -45,7 +44,7 @@ impl PlaneLink {
     }
 
     /// Over TCP.
-    fn tcp(link: TcpLink) -> Self {
+    fn tcp(link: net::Link) -> Self {
         Self::new(Stream::Tcp(link))
     }
 

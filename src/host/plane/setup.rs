@@ -169,7 +169,10 @@ impl HostFacts {
     /// The settings that decide what is sent, in words that can be compared and read.
     fn settings_of(config: &Config) -> String {
         let algorithms = if config.algorithms.is_empty() { "auto".to_owned() } else { config.algorithms.to_string() };
-        let settings = format!("transport {}, reproducible {}, algorithm {algorithms}", config.transport, config.reproducible);
+        let mut settings = format!("transport {}, reproducible {}, algorithm {algorithms}", config.transport, config.reproducible);
+        if config.encrypt {
+            settings.push_str(", encrypted (COLLECTIVES_ENCRYPT or Config::encrypt)");
+        }
         // Ranks without a device plane say nothing of it, so the usual must go without saying.
         #[cfg(feature = "cuda")]
         if config.check_device_calls != CheckDeviceCalls::default() {

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::limits::MESSAGE_BYTES;
 use super::protocol::{NOT_READY, READY, RequestDecoder, STOP_WAITING, StoreRequest, WAIT_CANCELED, push_bytes, query};
 use super::table::{Key, Refusal, Table};
+use crate::proof::record::Records;
 use crate::proof::{self, Purpose, Reason, Responder, Secret, Unproven};
-use crate::tuning::service::{UNREAD_BYTES, UNSENT_BYTES};
+use crate::tuning::service::{SEALED_BYTES, UNREAD_BYTES, UNSENT_BYTES};
 
 /// Tells clients apart.
 pub(super) type ClientId = u64;
@@ -30,8 +31,12 @@ enum Parked {
 struct Session {
     /// The proof that comes before everything else, while there is none.
     proving: Option<Responder>,
+    /// What its bytes are encrypted with, where they are.
+    records: Option<Records>,
     requests: RequestDecoder,
     answers: Vec<u8>,
+    /// What goes out before the answers: records of earlier ones, and replies of a proof.
+    sealed: Vec<u8>,
     validated: bool,
     parked: Option<Parked>,
     /// The queue for whose sake a wait ended: its value is this client's to take.
@@ -43,8 +48,35 @@ struct Session {
 impl Session {
     /// Reads nothing more, and tells the client why.
     fn refuse_unproven(&mut self, unproven: &Unproven) {
-        self.answers.extend(unproven.to_reply());
+        self.sealed.extend(unproven.to_reply());
         self.refused = Some(format!("no proof of the job's secret: {unproven}"));
+    }
+
+    /// How much it has not been sent.
+    fn owed(&self) -> usize {
+        self.answers.len() + self.sealed.len()
+    }
+
+    /// Takes in requests, decrypted where they are not plain.
+    fn take_in(&mut self, bytes: &[u8]) {
+        let Some(records) = &mut self.records else { return self.requests.push(bytes) };
+        let mut plain = Vec::new();
+        let opened = records.open(bytes, &mut plain);
+        self.requests.push(&plain);
+        if let Err(error) = opened {
+            self.refused = Some(error.to_string());
+        }
+    }
+
+    /// Encrypts some of the answers, where nothing else is to be sent before.
+    fn seal(&mut self) {
+        let Some(records) = self.records.as_mut().filter(|_| self.sealed.is_empty() && !self.answers.is_empty()) else { return };
+        let count = self.answers.len().min(SEALED_BYTES);
+        if let Err(error) = records.seal(&self.answers[..count], &mut self.sealed) {
+            self.sealed.clear();
+            self.refused = Some(error.to_string());
+        }
+        self.answers.drain(..count);
     }
 }
 
@@ -98,8 +130,9 @@ impl Service {
             Some(_) if bytes.is_empty() => {}
             Some(responder) => match responder.receive(bytes) {
                 Ok(reply) => {
-                    session.answers.extend(reply.into_iter().flatten());
+                    session.sealed.extend(reply.into_iter().flatten());
                     if responder.proven().is_some() {
+                        session.records = responder.take_cipher().map(Records::new);
                         session.proving = None;
                     }
                 }
@@ -107,7 +140,7 @@ impl Service {
             },
             None if proof::is_opening(bytes) && !session.validated => session.refuse_unproven(&Unproven::Found(Reason::NoSecret)),
             None => {
-                session.requests.push(bytes);
+                session.take_in(bytes);
                 self.proceed(id);
             }
         }
@@ -116,7 +149,7 @@ impl Service {
     /// Tells a client that others are more urgent, if it could understand.
     pub(super) fn turn_away(&mut self, id: ClientId) {
         if let Some(session) = self.sessions.get_mut(&id).filter(|session| session.proving.is_some()) {
-            session.answers.extend(Reason::Busy.to_reply());
+            session.sealed.extend(Reason::Busy.to_reply());
         }
     }
 
@@ -133,17 +166,20 @@ impl Service {
         std::mem::take(&mut self.answered)
     }
 
-    /// The answers that a client has not been sent.
-    pub(super) fn unsent(&self, id: ClientId) -> &[u8] {
-        self.sessions.get(&id).map_or(&[], |session| &session.answers)
+    /// What a client has not been sent, or the beginning of it.
+    pub(super) fn unsent(&mut self, id: ClientId) -> &[u8] {
+        let Some(session) = self.sessions.get_mut(&id) else { return &[] };
+        session.seal();
+        if session.sealed.is_empty() { &session.answers } else { &session.sealed }
     }
 
-    /// So many bytes of the answers have been sent; goes on with requests that waited for that.
+    /// So many bytes of [`Service::unsent`] have been sent; goes on with requests that waited for that.
     pub(super) fn sent(&mut self, id: ClientId, bytes: usize) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.answers.drain(..bytes);
-        if session.answers.is_empty() {
-            session.answers = Vec::new();
+        let unsent = if session.sealed.is_empty() { &mut session.answers } else { &mut session.sealed };
+        unsent.drain(..bytes);
+        if unsent.is_empty() {
+            *unsent = Vec::new();
         }
         self.proceed(id);
     }
@@ -152,7 +188,7 @@ impl Service {
     pub(super) fn wants_input(&self, id: ClientId) -> bool {
         self.sessions.get(&id).is_some_and(|session| {
             let full = session.parked.is_some() && session.requests.waiting() > UNREAD_BYTES;
-            session.refused.is_none() && session.answers.len() <= UNSENT_BYTES && !full
+            session.refused.is_none() && session.owed() <= UNSENT_BYTES && !full
         })
     }
 
@@ -182,7 +218,7 @@ impl Service {
     /// Carries out a client's complete requests, as far as it may go.
     fn read_requests(&mut self, id: ClientId) {
         while let Some(session) = self.sessions.get_mut(&id) {
-            if session.refused.is_some() || session.answers.len() > UNSENT_BYTES {
+            if session.refused.is_some() || session.owed() > UNSENT_BYTES {
                 return;
             }
             // Answers come in the order of requests, so only the end of a wait may overtake it.

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Backoff;
 use crate::deadline::Deadline;
+use crate::proof::record::Records;
 use crate::proof::{self, Initiator, Purpose, Reason, Secret, Step, Unproven};
 use crate::rendezvous::protocol::{Expect, MAGIC, Reply, ReplyDecoder, query};
 use crate::rendezvous::store;
@@ -73,6 +74,8 @@ pub(super) struct Connection {
     stream: TcpStream,
     /// Bytes that came behind the last answer.
     rest: Vec<u8>,
+    /// What everything is encrypted with after the proof, where it is.
+    records: Option<Records>,
 }
 
 impl Connection {
@@ -137,7 +140,7 @@ impl Connection {
         }
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        let mut connection = Self { stream, rest: Vec::new() };
+        let mut connection = Self { stream, rest: Vec::new(), records: None };
         if let Some(secret) = secret {
             connection.prove(secret, &limit)?;
         }
@@ -166,7 +169,10 @@ impl Connection {
             match initiator.receive(&scratch[..read])? {
                 Step::Listen => {}
                 Step::Send(tag) => self.send(&tag, deadline)?,
-                Step::Done => return Ok(()),
+                Step::Done => {
+                    self.records = initiator.into_cipher().map(Records::new);
+                    return Ok(());
+                }
             }
         }
     }
@@ -192,13 +198,21 @@ impl Connection {
     }
 
     /// Sends a request.
-    pub(super) fn send(&mut self, mut message: &[u8], deadline: &Deadline) -> std::result::Result<(), Failure> {
+    pub(super) fn send(&mut self, message: &[u8], deadline: &Deadline) -> std::result::Result<(), Failure> {
         if !self.rest.is_empty() {
             return Err(Failure::Malformed(format!("{} bytes that nobody asked for", self.rest.len())));
         }
-        while !message.is_empty() {
-            match self.stream.write(message) {
-                Ok(count) => message = &message[count..],
+        let mut sealed = Vec::new();
+        let mut left = match &mut self.records {
+            Some(records) => {
+                records.seal(message, &mut sealed)?;
+                &sealed[..]
+            }
+            None => message,
+        };
+        while !left.is_empty() {
+            match self.stream.write(left) {
+                Ok(count) => left = &left[count..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(PollFlags::OUT, deadline)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
@@ -220,7 +234,10 @@ impl Connection {
             come.clear();
             match self.stream.read(&mut scratch) {
                 Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "the server closed the connection").into()),
-                Ok(count) => come.extend_from_slice(&scratch[..count]),
+                Ok(count) => match &mut self.records {
+                    Some(records) => records.open(&scratch[..count], &mut come)?,
+                    None => come.extend_from_slice(&scratch[..count]),
+                },
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(PollFlags::IN, deadline)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),

@@ -110,6 +110,14 @@ pub fn lose(rank: usize) -> usize {
     call!(simgpu_nccl_lose(rank => usize) -> usize)
 }
 
+/// The key that NCCL encrypts with in this process; empty where there is none.
+pub fn encryption_key() -> String {
+    let mut key = vec![0_u8; 256];
+    let length = call!(simgpu_nccl_encryption_key(key.as_mut_ptr().cast() => *mut c_char, key.len() => usize) -> usize);
+    key.truncate(length);
+    String::from_utf8_lossy(&key).into_owned()
+}
+
 /// From now on, until [`reset`], nobody in this process hears of the death of another process: as between devices of one host, where NCCL
 /// has no connection that could break. Who waits for a dead rank then waits until it aborts.
 pub fn silence_deaths() {

@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::{LOCALHOST, hello, is_closed, membership, read_exactly, soon, write_all};
-use crate::host::net::Channel;
 use crate::host::net::connector::{ConnectError, Connector};
 use crate::host::net::hello::{Answer, CONFIRM, Hello, Reason};
 use crate::host::net::listener::Acceptor;
-use crate::host::net::tcp::TcpLink;
+use crate::host::net::{Channel, Link};
 use crate::proof::{self, Secret, Unproven};
 
 /// What a connection attempt ends in, with `acceptor` serving meanwhile.
-fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<TcpLink, ConnectError> {
+fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<Link, ConnectError> {
     let mut connector = Connector::new(acceptor.address().unwrap(), hello, None, true, None);
     let deadline = soon();
     loop {
@@ -209,8 +208,12 @@ fn a_black_hole_does_not_hold_the_connector() {
 /// What a connection attempt ends in where the two ends have these secrets.
 fn proving(mine: Option<u8>, theirs: Option<u8>, hello: Hello) -> std::result::Result<(), ConnectError> {
     let secret = |seed: Option<u8>| seed.map(|seed| Secret::new(vec![seed; 32]).unwrap());
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), secret(theirs)).unwrap();
-    let mut connector = Connector::new(acceptor.address().unwrap(), hello, secret(mine), true, None);
+    proving_with(secret(mine), secret(theirs), hello)
+}
+
+fn proving_with(mine: Option<Secret>, theirs: Option<Secret>, hello: Hello) -> std::result::Result<(), ConnectError> {
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), theirs).unwrap();
+    let mut connector = Connector::new(acceptor.address().unwrap(), hello, mine, true, None);
     let deadline = soon();
     while connector.advance()?.is_none() {
         assert!(!deadline.has_passed(), "{}", connector.progress());
@@ -247,6 +250,40 @@ fn a_proven_hello_is_checked_like_any_other() {
     let wrong = Hello { receiver: 2, ..hello(0, 1) };
     match proving(Some(1), Some(1), wrong) {
         Err(ConnectError::Refused { refusal, .. }) => assert_eq!(refusal.reason, Reason::Rank),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[cfg(feature = "encryption")]
+#[test]
+fn an_encrypted_link_wants_the_same_secret_and_encryption_at_both_ends() {
+    let encrypting = |seed: u8| Some(Secret::new(vec![seed; 32]).unwrap().encrypting().unwrap());
+    let plain = || Some(Secret::new(vec![1; 32]).unwrap());
+    proving_with(encrypting(1), encrypting(1), hello(0, 1)).unwrap();
+    for (mine, theirs, reason, words) in [
+        (encrypting(2), encrypting(1), proof::Reason::Wrong, "another secret"),
+        (encrypting(1), None, proof::Reason::NoSecret, "it has no secret"),
+        (
+            encrypting(1),
+            plain(),
+            proof::Reason::Encrypted,
+            "it does not encrypt its connections, and this process does; set COLLECTIVES_ENCRYPT",
+        ),
+        (plain(), encrypting(1), proof::Reason::Plain, "it encrypts its connections, and this process does not; set COLLECTIVES_ENCRYPT"),
+    ] {
+        let error = proving_with(mine, theirs, hello(0, 1)).unwrap_err();
+        assert!(error.to_string().contains("rank 1") && error.to_string().contains(words), "{error}");
+        assert!(matches!(error, ConnectError::Unproven { why: Unproven::Told(told), .. } if told == reason), "{error}");
+    }
+    match proving_with(None, encrypting(1), hello(0, 1)) {
+        Err(ConnectError::Refused { refusal, .. }) => assert_eq!(refusal.reason, Reason::Unproven),
+        other => panic!("{other:?}"),
+    }
+    // What is refused after the proof is told over what was agreed on.
+    match proving_with(encrypting(1), encrypting(1), Hello { receiver: 2, ..hello(0, 1) }) {
+        Err(ConnectError::Refused { refusal, .. }) => {
+            assert_eq!((refusal.reason, refusal.text.as_str()), (Reason::Rank, "rank 2 was wanted, this is rank 1"));
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::Channel;
 use super::hello::{Hello, Membership};
 use super::mesh::Mesh;
-use super::tcp::TcpLink;
+use super::{Channel, Link};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::exchange::{Exchange, local};
 use crate::host::link::ByteLink;
+use crate::proof::Secret;
 use crate::random::Random;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -39,15 +39,23 @@ fn shuffled(random: &mut Random, mut items: Vec<usize>) -> Vec<usize> {
 }
 
 fn new_mesh(exchange: &mut dyn Exchange, rank: usize, size: usize, listen: IpAddr) -> Mesh {
-    Mesh::exchange(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, None, &soon()).unwrap()
+    new_mesh_with(None, exchange, rank, size, listen)
+}
+
+fn new_mesh_with(secret: Option<&Secret>, exchange: &mut dyn Exchange, rank: usize, size: usize, listen: IpAddr) -> Mesh {
+    Mesh::exchange(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, secret, &soon()).unwrap()
 }
 
 /// Runs `body` as each rank of a mesh on its own thread, and returns what they return, by rank.
 fn run<R: Send>(size: usize, listen: IpAddr, body: impl Fn(usize, Mesh) -> R + Sync) -> Vec<R> {
+    run_with(None, size, listen, body)
+}
+
+fn run_with<R: Send>(secret: Option<&Secret>, size: usize, listen: IpAddr, body: impl Fn(usize, Mesh) -> R + Sync) -> Vec<R> {
     let body = &body;
     thread::scope(|scope| {
         let ranks: Vec<_> = (local::exchanges(size).into_iter().enumerate())
-            .map(|(rank, mut exchange)| scope.spawn(move || body(rank, new_mesh(&mut exchange, rank, size, listen))))
+            .map(|(rank, mut exchange)| scope.spawn(move || body(rank, new_mesh_with(secret, &mut exchange, rank, size, listen))))
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -60,7 +68,7 @@ impl Mesh {
         peer: usize,
         deadline: &Deadline,
         interrupted: &mut dyn FnMut() -> Option<AbortReason>,
-    ) -> std::result::Result<TcpLink, Interrupted> {
+    ) -> std::result::Result<Link, Interrupted> {
         self.open(Channel::PointToPoint, &[peer], deadline, interrupted).map(|mut links| links.remove(0).1)
     }
 }
@@ -68,7 +76,7 @@ impl Mesh {
 /// The links for collectives of one rank, opened when they are first wanted.
 struct CollectiveLinks<'a> {
     mesh: &'a Mesh,
-    open: BTreeMap<usize, TcpLink>,
+    open: BTreeMap<usize, Link>,
 }
 
 impl<'a> CollectiveLinks<'a> {
@@ -81,14 +89,14 @@ impl<'a> CollectiveLinks<'a> {
         peer: usize,
         deadline: &Deadline,
         interrupted: &mut dyn FnMut() -> Option<AbortReason>,
-    ) -> std::result::Result<&mut TcpLink, Interrupted> {
+    ) -> std::result::Result<&mut Link, Interrupted> {
         if !self.open.contains_key(&peer) {
             self.open.extend(self.mesh.open(Channel::Collective, &[peer], deadline, interrupted)?);
         }
         Ok(self.open.get_mut(&peer).unwrap())
     }
 
-    fn for_each_open(&mut self, mut visit: impl FnMut(usize, &mut TcpLink)) {
+    fn for_each_open(&mut self, mut visit: impl FnMut(usize, &mut Link)) {
         self.open.iter_mut().for_each(|(peer, link)| visit(*peer, link));
     }
 }
@@ -115,12 +123,13 @@ fn payload(channel: Channel, from: usize, to: usize) -> Vec<u8> {
     (0..PAYLOAD).map(|index| (seed + index * 3 + index / 256) as u8).collect()
 }
 
-fn wait_for(link: &TcpLink, flags: PollFlags) {
-    let descriptor = link.descriptor().unwrap();
+fn wait_for(link: &Link, flags: PollFlags) {
+    // There is none where something was read ahead.
+    let Some(descriptor) = link.descriptor() else { return };
     poll(&mut [PollFd::from_borrowed_fd(descriptor, flags)], None).unwrap();
 }
 
-fn write_all(link: &mut TcpLink, bytes: &[u8]) {
+fn write_all(link: &mut Link, bytes: &[u8]) {
     let mut sent = 0;
     while sent < bytes.len() {
         let (head, tail) = bytes[sent..].split_at((bytes.len() - sent) / 3);
@@ -132,7 +141,7 @@ fn write_all(link: &mut TcpLink, bytes: &[u8]) {
     }
 }
 
-fn read_exactly(link: &mut TcpLink, len: usize) -> Vec<u8> {
+fn read_exactly(link: &mut Link, len: usize) -> Vec<u8> {
     let (mut bytes, mut got) = (vec![0; len], 0);
     while got < len {
         match link.try_read(&mut bytes[got..]) {
@@ -151,7 +160,7 @@ fn wait_for_caller(mesh: &Mesh) {
 }
 
 /// Point-to-point links from everyone else.
-fn accept_all(mesh: &Mesh, count: usize) -> Vec<(usize, TcpLink)> {
+fn accept_all(mesh: &Mesh, count: usize) -> Vec<(usize, Link)> {
     let mut links = mesh.accepted(Channel::PointToPoint);
     while links.len() < count {
         wait_for_caller(mesh);
@@ -162,8 +171,12 @@ fn accept_all(mesh: &Mesh, count: usize) -> Vec<(usize, TcpLink)> {
 
 /// Opens everything in random order, then exchanges bytes on every link in both directions.
 fn full_mesh(size: usize, listen: IpAddr, seed: u64) {
+    full_mesh_with(None, size, listen, seed);
+}
+
+fn full_mesh_with(secret: Option<&Secret>, size: usize, listen: IpAddr, seed: u64) {
     println!("{size} ranks on {listen}, seed {seed}");
-    run(size, listen, |rank, mesh| {
+    run_with(secret, size, listen, |rank, mesh| {
         let mut random = Random(seed + rank as u64);
         let mut links = CollectiveLinks::of(&mesh);
         let peers: Vec<usize> = (0..size).filter(|&peer| peer != rank).collect();
@@ -197,6 +210,16 @@ fn every_rank_reaches_every_other() {
     full_mesh(1, LOCALHOST, 1);
     for (size, seed) in [(2, 11), (2, 12), (5, 13), (5, 14), (13, 15)] {
         full_mesh(size, LOCALHOST, seed);
+    }
+}
+
+#[test]
+fn every_rank_reaches_every_other_where_they_have_a_secret() {
+    let secret = Secret::new("a secret of the tests").unwrap();
+    full_mesh_with(Some(&secret), 3, LOCALHOST, 16);
+    #[cfg(feature = "encryption")]
+    for (size, seed) in [(2, 17), (5, 18), (13, 19)] {
+        full_mesh_with(Some(&secret.clone().encrypting().unwrap()), size, LOCALHOST, seed);
     }
 }
 

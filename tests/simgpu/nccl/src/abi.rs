@@ -94,6 +94,20 @@ pub struct SimInfo {
     pub estimated_time: f32,
 }
 
+/// What `ncclSetEncryption` is given, from 2.32.3.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[expect(missing_docs, reason = "the names are NCCL's")]
+pub struct EncryptionConfig {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub mode: c_int,
+    pub psk: *const c_char,
+}
+
+const _: () = assert!(size_of::<EncryptionConfig>() == 32 && std::mem::offset_of!(EncryptionConfig, psk) == 24);
+
 /// The configuration of one call, from 2.31.2.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -45,6 +45,17 @@ pub unsafe extern "C" fn simgpu_nccl_in_progress(function: *const c_char, polls:
     control::set_polls(&unsafe { text(function) }, polls);
 }
 
+/// Writes the key that this process encrypts with, without a zero, and says how long it is; nothing is written where there is no room.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simgpu_nccl_encryption_key(into: *mut c_char, room: usize) -> usize {
+    let key = other_calls::encryption_key();
+    if key.len() <= room {
+        // SAFETY: there is room for so many bytes, as the caller says.
+        unsafe { std::ptr::copy_nonoverlapping(key.as_ptr().cast(), into, key.len()) };
+    }
+    key.len()
+}
+
 /// Launches of a rank hang, after `after` that go well, until the communicator is aborted. A negative number ends that for later ones.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_hang(rank: usize, after: i64) {

@@ -4,7 +4,7 @@
 #![allow(clippy::missing_safety_doc, reason = "the contracts are NCCL's own")]
 #![allow(missing_docs, reason = "NCCL's manual says what these do")]
 
-use crate::abi::{Code, Handle, Kind};
+use crate::abi::{CONFIG_MAGIC, Code, EncryptionConfig, Handle, Kind};
 use crate::call::{acting, asking, call, check_pointer, in_group};
 use crate::comm::{self, Comm, Scalar};
 use crate::control;
@@ -16,7 +16,7 @@ use crate::job::scalar_bits;
 use crate::operation::Region;
 use crate::report::{self, lock};
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
@@ -50,6 +50,40 @@ pub extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(_comm: Handle) -> *const c_char {
     report::last().as_ptr()
+}
+
+/// The key of this process, where one was set.
+static ENCRYPTION_KEY: Mutex<String> = Mutex::new(String::new());
+/// The fewest bytes of a key; NCCL has such a bound, too.
+const LEAST_KEY: usize = 32;
+
+/// The key that this process encrypts with; empty where there is none.
+pub(crate) fn encryption_key() -> String {
+    lock(&ENCRYPTION_KEY).clone()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclSetEncryption(config: *const EncryptionConfig) -> c_int {
+    call("ncclSetEncryption", || {
+        check_pointer(config, "ncclSetEncryption", "config")?;
+        // SAFETY: the pointer is not null, and what it points to is what the header says.
+        let config = unsafe { config.read() };
+        if config.magic != CONFIG_MAGIC || config.size != size_of::<EncryptionConfig>() {
+            return Err(Fault::argument("ncclSetEncryption: config not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER"));
+        }
+        let key = match config.mode {
+            0 => String::new(),
+            1 if config.psk.is_null() => return Err(Fault::argument("ncclSetEncryption: NCCL_ENCRYPTION_MODE_PSK requires config->psk")),
+            // SAFETY: the pointer is not null, and a string by the header.
+            1 => unsafe { CStr::from_ptr(config.psk) }.to_string_lossy().into_owned(),
+            mode => return Err(Fault::argument(format!("ncclSetEncryption: config->mode={mode} is not a supported encryption mode"))),
+        };
+        if config.mode == 1 && key.len() < LEAST_KEY {
+            return Err(Fault::argument(format!("ncclSetEncryption: config->psk must be at least {LEAST_KEY} bytes")));
+        }
+        *lock(&ENCRYPTION_KEY) = key;
+        Ok(Code::SUCCESS)
+    })
 }
 
 /// What was handed out, and what it really is: the address is rounded up to a page, as windows need it.

@@ -1,7 +1,7 @@
 //! What this library exports under NCCL's names, and the release that brought each: an older one must seem not to have it.
 
 /// Names with version codes, oldest first.
-pub const SYMBOLS: [(&str, i32); 53] = [
+pub const SYMBOLS: [(&str, i32); 54] = [
     ("ncclGetVersion", 2305),
     ("ncclGetUniqueId", 2305),
     ("ncclGetErrorString", 2305),
@@ -55,4 +55,5 @@ pub const SYMBOLS: [(&str, i32); 53] = [
     ("ncclAlltoAllConfig", 23102),
     ("ncclGatherConfig", 23102),
     ("ncclScatterConfig", 23102),
+    ("ncclSetEncryption", 23203),
 ];

@@ -1,0 +1,145 @@
+//! The end that connects.
+
+use std::{fmt, io};
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use super::frame::{CHALLENGE, ENCRYPTED, FRAME_BYTES, PLAIN, PROOF, REFUSED, REPLY_MAGIC, Reason, Unproven, VERSION, Word, split};
+use super::noise::{Cipher, HANDSHAKE_BYTES, Handshake, TAG_BYTES};
+use super::secret::Secret;
+use super::{CONTEXT_BYTES, OPENING_MAGIC, Purpose, Side, check_begin, confirm, handshake_key, is_confirmed, mac, prologue, random};
+
+/// The initiator's end.
+pub(crate) struct Initiator {
+    secret: Secret,
+    purpose: Purpose,
+    context: Vec<u8>,
+    opening: Vec<u8>,
+    stage: Stage,
+    heard: Vec<u8>,
+}
+
+/// By which means it proves itself, and how far it is.
+pub(super) enum Stage {
+    /// HMACs over both nonces: its own, and the responder's once it is known.
+    Hmac { nonce: Word, challenge: Option<Word> },
+    /// A handshake, whose first message is the opening.
+    Handshake(Handshake),
+    /// The handshake is over, and the responder is to show that it has the keys.
+    Keys(Cipher),
+    /// Both have them.
+    Sealed(Cipher),
+    /// Nothing more is to be said: without keys both are proven, or one is not.
+    Over,
+}
+
+/// What the initiator does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Listen on.
+    Listen,
+    /// Send this, then listen on.
+    Send(Word),
+    /// Both are proven.
+    Done,
+}
+
+impl Initiator {
+    /// Begins a proof; `context` has at most 64 bytes.
+    pub(crate) fn new(secret: &Secret, purpose: Purpose, context: &[u8]) -> io::Result<Self> {
+        debug_assert!(context.len() <= CONTEXT_BYTES);
+        let head = |mode| [&OPENING_MAGIC[..], &[VERSION, purpose as u8, context.len() as u8, mode]].concat();
+        let (stage, opening) = if purpose.encrypts(secret) {
+            let (handshake, message) = Handshake::begin(&handshake_key(secret), &prologue(purpose, context))?;
+            let (key, tag) = message.split_at(size_of::<Word>());
+            (Stage::Handshake(handshake), [&head(ENCRYPTED), key, context, tag].concat())
+        } else {
+            let nonce = random()?;
+            (Stage::Hmac { nonce, challenge: None }, [&head(PLAIN), &nonce[..], context].concat())
+        };
+        Ok(Self { secret: secret.clone(), purpose, context: context.to_vec(), opening, stage, heard: Vec::new() })
+    }
+
+    /// What is to be sent first.
+    pub(crate) fn opening(&self) -> Vec<u8> {
+        self.opening.clone()
+    }
+
+    /// How many bytes the next [`Initiator::receive`] may be given. Those behind them are no part of the proof.
+    pub(crate) fn wants(&self) -> usize {
+        self.reply_bytes() - self.heard.len()
+    }
+
+    /// The length of the reply that is coming in, as far as it can be told.
+    fn reply_bytes(&self) -> usize {
+        let has_tag = matches!(self.stage, Stage::Handshake(_)) && self.heard.get(9) == Some(&CHALLENGE);
+        if has_tag { FRAME_BYTES + TAG_BYTES } else { FRAME_BYTES }
+    }
+
+    /// Takes in what the responder sent.
+    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Step, Unproven> {
+        if bytes.len() > self.wants() {
+            return Err(Unproven::Junk(format!("it sent {} bytes more than a reply has", bytes.len() - self.wants())));
+        }
+        self.heard.extend_from_slice(bytes);
+        check_begin(&self.heard, &REPLY_MAGIC)?;
+        if self.heard.len() < self.reply_bytes() {
+            return Ok(Step::Listen);
+        }
+        let heard = std::mem::take(&mut self.heard);
+        let Some((frame, tag)) = heard.split_first_chunk::<FRAME_BYTES>() else { return Ok(Step::Listen) };
+        let (head, word) = split(frame);
+        match (head, std::mem::replace(&mut self.stage, Stage::Over)) {
+            ([REFUSED, reason, 0], _) => Err(Unproven::Told(Reason::from_code(reason))),
+            ([CHALLENGE, 0, PLAIN], Stage::Hmac { nonce, challenge: None }) => {
+                self.stage = Stage::Hmac { nonce, challenge: Some(word) };
+                Ok(Step::Send(self.mac(Side::Initiator, &nonce, &word).finalize().into_bytes().into()))
+            }
+            ([PROOF, 0, PLAIN], Stage::Hmac { nonce, challenge: Some(challenge) }) => {
+                let verified = self.mac(Side::Responder, &nonce, &challenge).verify_slice(&word);
+                verified.map(|()| Step::Done).map_err(|_| Unproven::Found(Reason::Wrong))
+            }
+            ([CHALLENGE, 0, ENCRYPTED], Stage::Handshake(handshake)) => {
+                let mut message = [0; HANDSHAKE_BYTES];
+                message[..word.len()].copy_from_slice(&word);
+                message[word.len()..].copy_from_slice(tag);
+                let mut cipher = handshake.finish(&message).ok_or(Unproven::Found(Reason::Wrong))?;
+                let confirmation = confirm(&mut cipher)?;
+                self.stage = Stage::Keys(cipher);
+                Ok(Step::Send(confirmation))
+            }
+            ([PROOF, 0, ENCRYPTED], Stage::Keys(mut cipher)) => {
+                if !is_confirmed(&mut cipher, &word) {
+                    return Err(Unproven::Found(Reason::Wrong));
+                }
+                self.stage = Stage::Sealed(cipher);
+                Ok(Step::Done)
+            }
+            (head, _) => Err(Unproven::Junk(format!("its reply begins with {head:?}, out of turn"))),
+        }
+    }
+
+    /// The keys of what follows, once both are proven; `None` where nothing is encrypted.
+    pub(crate) fn into_cipher(self) -> Option<Cipher> {
+        match self.stage {
+            Stage::Sealed(cipher) => Some(cipher),
+            Stage::Hmac { .. } | Stage::Handshake(_) | Stage::Keys(_) | Stage::Over => None,
+        }
+    }
+
+    pub(super) fn mac(&self, side: Side, nonce: &Word, challenge: &Word) -> Hmac<Sha256> {
+        mac(&self.secret, side, self.purpose, [nonce, challenge], &self.context)
+    }
+
+    #[cfg(test)]
+    pub(super) fn stage(&self) -> &Stage {
+        &self.stage
+    }
+}
+
+impl fmt::Debug for Initiator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Initiator").field("purpose", &self.purpose).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,275 @@
+//! The Noise protocol by [`snow`], `Noise_NNpsk0_25519_AESGCM_SHA256`, with the primitives of `ring` and `sha2`.
+//!
+//! NN: neither end has a key of its own, both make one for each connection, so recorded traffic stays closed to whoever learns the secret
+//! later. psk0: the secret is part of the very first key, so the first message of either end is worth nothing without it. AES-GCM, since with
+//! the processor's instructions it is twice as fast as ChaCha20-Poly1305 (`benches/record/2026-11-24-encryption.md`).
+//!
+//! Each direction has a key and counts its messages, so a message that was changed, dropped, repeated or moved is not opened. The counter has 64
+//! bits and cannot run out. But AES-GCM grows weaker with what one key has encrypted, so a direction's key is replaced after so many
+//! messages, by Noise's own `REKEY` ([`MESSAGES_PER_KEY`]).
+
+use std::fmt;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use ring::agreement::{self, EphemeralPrivateKey, UnparsedPublicKey, X25519};
+use ring::rand::{SecureRandom, SystemRandom};
+use sha2::{Digest, Sha256};
+use snow::params::{CipherChoice, DHChoice, HashChoice};
+use snow::resolvers::CryptoResolver;
+use snow::{Builder, HandshakeState, TransportState, types};
+
+use super::frame::Word;
+
+/// Whether this build can encrypt.
+pub(super) const IS_HERE: bool = true;
+/// What it is called.
+const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
+/// The length of a public key, and of a tag.
+const PUBLIC_BYTES: usize = 32;
+pub(crate) const TAG_BYTES: usize = 16;
+/// Either message of the handshake: a public key and a tag.
+pub(super) const HANDSHAKE_BYTES: usize = PUBLIC_BYTES + TAG_BYTES;
+/// The longest message, with its tag.
+pub(crate) const MESSAGE_BYTES: usize = 65_535;
+/// How many messages one key encrypts: at most 4 GiB, or 2^28 blocks. Who sees them can tell them from noise with an advantage of 2^-73.
+const MESSAGES_PER_KEY: u64 = 1 << 16;
+
+/// A message of the handshake.
+pub(super) type HandshakeMessage = [u8; HANDSHAKE_BYTES];
+
+/// The initiator's end of a handshake, whose first message is on its way.
+pub(super) struct Handshake(Box<HandshakeState>);
+
+impl Handshake {
+    /// Begins one. Both ends must say the same in `prologue`.
+    pub(super) fn begin(key: &Word, prologue: &[u8]) -> io::Result<(Self, HandshakeMessage)> {
+        let builder = builder(key, prologue).and_then(Builder::build_initiator);
+        let mut state = builder.map_err(|error| io::Error::other(format!("beginning a Noise handshake: {error}")))?;
+        let mut message = [0; HANDSHAKE_BYTES];
+        match state.write_message(&[], &mut message) {
+            Ok(HANDSHAKE_BYTES) => Ok((Self(Box::new(state)), message)),
+            other => Err(io::Error::other(format!("beginning a Noise handshake: {other:?}"))),
+        }
+    }
+
+    /// Takes the other end's message; `None` where it does not know the key, or something was changed on its way.
+    pub(super) fn finish(mut self, message: &HandshakeMessage) -> Option<Cipher> {
+        self.0.read_message(message, &mut [0; HANDSHAKE_BYTES]).ok()?;
+        Cipher::of(*self.0)
+    }
+
+    /// The responder's end, from the first message: its answer, and the keys. `None` as for [`Handshake::finish`].
+    pub(super) fn answer(key: &Word, prologue: &[u8], message: &HandshakeMessage) -> Option<(Cipher, HandshakeMessage)> {
+        let mut state = builder(key, prologue).and_then(Builder::build_responder).ok()?;
+        state.read_message(message, &mut [0; HANDSHAKE_BYTES]).ok()?;
+        let mut answer = [0; HANDSHAKE_BYTES];
+        let length = state.write_message(&[], &mut answer).ok()?;
+        Some((Cipher::of(state).filter(|_| length == HANDSHAKE_BYTES)?, answer))
+    }
+}
+
+fn builder<'a>(key: &'a Word, prologue: &'a [u8]) -> Result<Builder<'a>, snow::Error> {
+    Builder::with_resolver(PATTERN.parse()?, Box::new(Primitives)).psk(0, key)?.prologue(prologue)
+}
+
+/// The keys of a connection: what is sealed by one end is opened by the other, in order and once.
+pub(crate) struct Cipher {
+    state: TransportState,
+    /// Something could not be opened: nothing behind it is.
+    is_broken: bool,
+}
+
+impl Cipher {
+    fn of(state: HandshakeState) -> Option<Self> {
+        Some(Self { state: state.into_transport_mode().ok()?, is_broken: false })
+    }
+
+    /// Encrypts a message of at most [`MESSAGE_BYTES`] less the tag; `into` has the length of both.
+    pub(crate) fn seal(&mut self, plain: &[u8], into: &mut [u8]) -> io::Result<()> {
+        if is_time_to_rekey(self.state.sending_nonce()) {
+            self.state.rekey_outgoing();
+        }
+        match self.state.write_message(plain, into) {
+            Ok(length) if length == plain.len() + TAG_BYTES => Ok(()),
+            other => Err(io::Error::other(format!("encrypting {} bytes: {other:?}", plain.len()))),
+        }
+    }
+
+    /// Decrypts a message; `into` has at least its length. Returns the length of what is there now. `None` where it is not the next that the other
+    /// end sealed: nothing of it is in `into` then, and no other is opened.
+    pub(crate) fn open(&mut self, sealed: &[u8], into: &mut [u8]) -> Option<usize> {
+        if !self.is_broken && is_time_to_rekey(self.state.receiving_nonce()) {
+            self.state.rekey_incoming();
+        }
+        let opened = if self.is_broken { None } else { self.state.read_message(sealed, into).ok() };
+        self.is_broken = opened.is_none();
+        opened
+    }
+}
+
+fn is_time_to_rekey(nonce: u64) -> bool {
+    nonce > 0 && nonce.is_multiple_of(MESSAGES_PER_KEY)
+}
+
+impl fmt::Debug for Cipher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cipher").field("is_broken", &self.is_broken).finish_non_exhaustive()
+    }
+}
+
+/// Where snow gets its primitives from.
+struct Primitives;
+
+impl CryptoResolver for Primitives {
+    fn resolve_rng(&self) -> Option<Box<dyn types::Random>> {
+        Some(Box::new(SystemRandomness))
+    }
+
+    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn types::Dh>> {
+        matches!(choice, DHChoice::Curve25519).then(|| Box::new(OneExchange::default()) as Box<dyn types::Dh>)
+    }
+
+    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn types::Hash>> {
+        matches!(choice, HashChoice::SHA256).then(|| Box::new(Hash(Sha256::new())) as Box<dyn types::Hash>)
+    }
+
+    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn types::Cipher>> {
+        matches!(choice, CipherChoice::AESGCM).then(|| Box::new(AesGcm(None)) as Box<dyn types::Cipher>)
+    }
+}
+
+struct SystemRandomness;
+
+impl types::Random for SystemRandomness {
+    fn try_fill_bytes(&mut self, dest: &mut [u8]) -> Result<(), snow::Error> {
+        SystemRandom::new().fill(dest).map_err(|_| snow::Error::Rng)
+    }
+}
+
+/// A private key that is good for one exchange, which is all that NN has.
+#[derive(Default)]
+struct OneExchange {
+    private: Mutex<Option<EphemeralPrivateKey>>,
+    public: [u8; PUBLIC_BYTES],
+}
+
+impl types::Dh for OneExchange {
+    fn name(&self) -> &'static str {
+        "25519"
+    }
+
+    fn pub_len(&self) -> usize {
+        PUBLIC_BYTES
+    }
+
+    fn priv_len(&self) -> usize {
+        PUBLIC_BYTES
+    }
+
+    /// For keys that last, which NN has none of.
+    fn set(&mut self, _: &[u8]) {}
+
+    fn generate(&mut self, _: &mut dyn types::Random) -> Result<(), snow::Error> {
+        let private = EphemeralPrivateKey::generate(&X25519, &SystemRandom::new()).map_err(|_| snow::Error::Rng)?;
+        let public = private.compute_public_key().map_err(|_| snow::Error::Dh)?;
+        self.public = public.as_ref().try_into().map_err(|_| snow::Error::Dh)?;
+        self.private = Mutex::new(Some(private));
+        Ok(())
+    }
+
+    fn pubkey(&self) -> &[u8] {
+        &self.public
+    }
+
+    /// Ring does not give it out, and nobody asks where no key lasts.
+    fn privkey(&self) -> &[u8] {
+        &[]
+    }
+
+    fn dh(&self, pubkey: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
+        let private = self.private.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(snow::Error::Dh)?;
+        let theirs = UnparsedPublicKey::new(&X25519, pubkey.get(..PUBLIC_BYTES).ok_or(snow::Error::Dh)?);
+        let shared = agreement::agree_ephemeral(private, &theirs, |shared| {
+            out.get_mut(..PUBLIC_BYTES).zip(shared.get(..PUBLIC_BYTES)).map(|(out, shared)| out.copy_from_slice(shared))
+        });
+        shared.ok().flatten().ok_or(snow::Error::Dh)
+    }
+}
+
+struct Hash(Sha256);
+
+impl types::Hash for Hash {
+    fn name(&self) -> &'static str {
+        "SHA256"
+    }
+
+    fn block_len(&self) -> usize {
+        64
+    }
+
+    fn hash_len(&self) -> usize {
+        32
+    }
+
+    fn reset(&mut self) {
+        self.0 = Sha256::new();
+    }
+
+    fn input(&mut self, data: &[u8]) {
+        self.0.update(data);
+    }
+
+    fn result(&mut self, out: &mut [u8]) {
+        out[..32].copy_from_slice(&std::mem::take(&mut self.0).finalize());
+    }
+}
+
+/// AES-256-GCM; without a key it encrypts and opens nothing.
+struct AesGcm(Option<LessSafeKey>);
+
+/// Noise's nonce: four zeros, and the counter, its highest byte first.
+fn nonce(counter: u64) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[4..].copy_from_slice(&counter.to_be_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+impl types::Cipher for AesGcm {
+    fn name(&self) -> &'static str {
+        "AESGCM"
+    }
+
+    fn set(&mut self, key: &[u8; 32]) {
+        self.0 = UnboundKey::new(&AES_256_GCM, key).ok().map(LessSafeKey::new);
+    }
+
+    /// The length of what is in `out`; 0, and nothing there, where it cannot be.
+    fn encrypt(&self, counter: u64, authtext: &[u8], plaintext: &[u8], out: &mut [u8]) -> usize {
+        let sealed = plaintext.len() + TAG_BYTES;
+        let (Some(key), Some(out)) = (&self.0, out.get_mut(..sealed)) else { return 0 };
+        let (body, tag) = out.split_at_mut(plaintext.len());
+        body.copy_from_slice(plaintext);
+        match key.seal_in_place_separate_tag(nonce(counter), Aad::from(authtext), body) {
+            Ok(value) => {
+                tag.copy_from_slice(value.as_ref());
+                sealed
+            }
+            Err(_) => {
+                out.fill(0);
+                0
+            }
+        }
+    }
+
+    fn decrypt(&self, counter: u64, authtext: &[u8], ciphertext: &[u8], out: &mut [u8]) -> Result<usize, snow::Error> {
+        let (Some(key), Some(out)) = (&self.0, out.get_mut(..ciphertext.len())) else { return Err(snow::Error::Decrypt) };
+        out.copy_from_slice(ciphertext);
+        let opened = key.open_in_place(nonce(counter), Aad::from(authtext), out).map(|plain| plain.len());
+        opened.map_err(|_| {
+            out.fill(0);
+            snow::Error::Decrypt
+        })
+    }
+}
