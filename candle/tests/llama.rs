@@ -420,8 +420,11 @@ fn train(variables: &HashMap<String, Var>, loss: impl Fn() -> Result<Tensor>) ->
     Ok(losses)
 }
 
-/// This rank's losses, and its weights at the end.
-fn trained(comm: &Communicator, heads: AttentionHeads, sequence_parallel: bool) -> Result<(Vec<f32>, HashMap<String, Vec<f32>>)> {
+/// Losses, and weights at the end.
+type Trained = (Vec<f32>, HashMap<String, Vec<f32>>);
+
+/// What this rank has of them.
+fn trained(comm: &Communicator, heads: AttentionHeads, sequence_parallel: bool) -> Result<Trained> {
     let ((ids, targets), ranks) = (tokens(), comm.world_size());
     let whole = whole_weights(heads);
     let part = |(name, _, split): (String, Vec<usize>, Split)| {
