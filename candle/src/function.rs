@@ -16,7 +16,7 @@ pub(crate) enum Step {
     /// The sum of all, on rank `.0`; zeros elsewhere.
     SumTo(usize),
     AllGather,
-    ReduceScatter,
+    ReduceScatter(ReduceOp),
     AllToAll,
     /// This rank's part.
     Part,
@@ -47,7 +47,7 @@ impl Function {
     fn shape_behind(&self, shape: &Shape) -> Result<Shape> {
         let ranks = self.comm.world_size();
         let mut dimensions = shape.dims().to_vec();
-        let is_split = matches!(self.forward, Step::ReduceScatter | Step::AllToAll | Step::Part);
+        let is_split = matches!(self.forward, Step::ReduceScatter(_) | Step::AllToAll | Step::Part);
         if !is_split && self.forward != Step::AllGather {
             return Ok(shape.clone());
         }
@@ -59,7 +59,7 @@ impl Function {
         }
         match self.forward {
             Step::AllGather => *first *= ranks,
-            Step::ReduceScatter | Step::Part => *first /= ranks,
+            Step::ReduceScatter(_) | Step::Part => *first /= ranks,
             _ => {}
         }
         Ok(Shape::from(dimensions))
@@ -86,7 +86,7 @@ impl Compute for Function {
             Step::Broadcast(root) => comm.broadcast_into((comm.rank() == root).then_some(source), destination, root),
             Step::SumTo(root) => comm.reduce_into(source, (comm.rank() == root).then_some(destination), root, ReduceOp::Sum),
             Step::AllGather => comm.all_gather_into(source, destination),
-            Step::ReduceScatter => comm.reduce_scatter_into(source, destination, ReduceOp::Sum),
+            Step::ReduceScatter(op) => comm.reduce_scatter_into(source, destination, op),
             Step::AllToAll => comm.all_to_all_into(source, destination),
             // These are copies.
             Step::Identity | Step::Part => Ok(()),
@@ -102,7 +102,7 @@ impl CustomOp1 for Function {
             Step::Broadcast(_) => "broadcast",
             Step::SumTo(_) => "reduce",
             Step::AllGather => "all_gather",
-            Step::ReduceScatter => "reduce_scatter",
+            Step::ReduceScatter(_) => "reduce_scatter",
             Step::AllToAll => "all_to_all",
             Step::Part => "scatter",
         }
@@ -123,7 +123,10 @@ impl CustomOp1 for Function {
         let Some(backward) = self.backward else {
             candle_core::bail!("{} with this op has no gradient here: use Sum or Avg, or detach the tensor", self.name());
         };
-        let function = Self { comm: self.comm.clone(), forward: backward, backward: Some(self.forward) };
+        let mean = self.forward == Step::ReduceScatter(ReduceOp::Avg);
+        let forward = if mean { Step::ReduceScatter(ReduceOp::Sum) } else { self.forward };
+        let function = Self { comm: self.comm.clone(), forward: backward, backward: Some(forward) };
+        let gradient = if mean { &(gradient / self.comm.world_size() as f64)? } else { gradient };
         function.apply(gradient, 0).map(Some)
     }
 }
@@ -157,16 +160,18 @@ pub fn broadcast(comm: &Communicator, tensor: &Tensor, root: usize) -> Result<Te
 ///
 /// A dimension that there is not, those of [`Communicator::all_gather`], and of candle.
 pub fn all_gather(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
-    Function { comm: comm.clone(), forward: Step::AllGather, backward: Some(Step::ReduceScatter) }.apply(tensor, dimension)
+    Function { comm: comm.clone(), forward: Step::AllGather, backward: Some(Step::ReduceScatter(ReduceOp::Sum)) }.apply(tensor, dimension)
 }
 
-/// This rank's part, along a dimension, of the sum of all ranks' tensors: `[.., d, ..]` becomes `[.., d / ranks, ..]`. Its gradient is an [`all_gather`].
+/// This rank's part, along a dimension, of all ranks' tensors reduced: `[.., d, ..]` becomes `[.., d / ranks, ..]`. With `Sum` and `Avg` it is
+/// differentiable, by an [`all_gather`] of the gradient, which is divided by the number of ranks for `Avg`.
 ///
 /// # Errors
 ///
 /// A dimension that there is not or that cannot be split equally, those of [`Communicator::reduce_scatter`], and of candle.
-pub fn reduce_scatter(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
-    Function { comm: comm.clone(), forward: Step::ReduceScatter, backward: Some(Step::AllGather) }.apply(tensor, dimension)
+pub fn reduce_scatter(comm: &Communicator, tensor: &Tensor, dimension: usize, op: ReduceOp) -> Result<Tensor> {
+    let backward = matches!(op, ReduceOp::Sum | ReduceOp::Avg).then_some(Step::AllGather);
+    Function { comm: comm.clone(), forward: Step::ReduceScatter(op), backward }.apply(tensor, dimension)
 }
 
 /// Sends the n-th part along a dimension to rank n, and has what all ranks sent to this one, in rank order. Its gradient is another one.

@@ -15,6 +15,9 @@ struct InPlace<'a> {
 enum Call {
     AllReduce(ReduceOp),
     Broadcast(usize),
+    AllGather,
+    ReduceScatter(ReduceOp),
+    AllToAll,
 }
 
 impl Change for InPlace<'_> {
@@ -22,6 +25,9 @@ impl Change for InPlace<'_> {
         match self.call {
             Call::AllReduce(op) => self.comm.all_reduce(elements, op),
             Call::Broadcast(root) => self.comm.broadcast(elements, root),
+            Call::AllGather => self.comm.all_gather(elements),
+            Call::ReduceScatter(op) => self.comm.reduce_scatter(elements, op),
+            Call::AllToAll => self.comm.all_to_all(elements),
         }
     }
 }
@@ -31,6 +37,9 @@ impl InplaceOp1 for InPlace<'_> {
         match self.call {
             Call::AllReduce(_) => "all_reduce_in_place",
             Call::Broadcast(_) => "broadcast_in_place",
+            Call::AllGather => "all_gather_in_place",
+            Call::ReduceScatter(_) => "reduce_scatter_in_place",
+            Call::AllToAll => "all_to_all_in_place",
         }
     }
 
@@ -60,4 +69,64 @@ pub fn all_reduce_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -
 /// A tensor that is not contiguous, those of [`Communicator::broadcast`], and of candle.
 pub fn broadcast_in_place(comm: &Communicator, tensor: &Tensor, root: usize) -> Result<()> {
     tensor.inplace_op1(&InPlace { comm, call: Call::Broadcast(root) })
+}
+
+/// Makes a call on a tensor whose first dimension has an equal part for each rank.
+fn on_parts(comm: &Communicator, tensor: &Tensor, call: Call) -> Result<()> {
+    let (call, ranks) = (InPlace { comm, call }, comm.world_size());
+    match tensor.dims().first() {
+        None => candle_core::bail!("{}: a scalar has no dimension with a part for each rank", call.name()),
+        Some(first) if !first.is_multiple_of(ranks) => {
+            candle_core::bail!("{}: {first} cannot be split between {ranks} ranks", call.name())
+        }
+        Some(_) => tensor.inplace_op1(&call),
+    }
+}
+
+/// Fills a contiguous tensor, `[ranks × d, ..]`, with all ranks' parts, in its own memory: this rank's part, rows `rank × d` and on, is there already. No
+/// gradient flows through this.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use collectives::Communicator;
+/// use collectives_candle::all_gather_in_place;
+///
+/// let all = Communicator::run_local(3, |comm| {
+///     let run = || -> candle_core::Result<Vec<f32>> {
+///         let all = Tensor::zeros(3, candle_core::DType::F32, &Device::Cpu)?;
+///         all.slice_set(&Tensor::new(&[comm.rank() as f32 + 1.0], &Device::Cpu)?, 0, comm.rank())?;
+///         all_gather_in_place(comm, &all)?;
+///         all.to_vec1()
+///     };
+///     Ok(run().expect("candle"))
+/// })?;
+/// assert_eq!(all, [[1.0, 2.0, 3.0]; 3]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// A tensor that is not contiguous, or whose first dimension has no equal part for each rank; those of [`Communicator::all_gather`], and of candle.
+pub fn all_gather_in_place(comm: &Communicator, tensor: &Tensor) -> Result<()> {
+    on_parts(comm, tensor, Call::AllGather)
+}
+
+/// Reduces a contiguous tensor, `[ranks × d, ..]`, over all ranks, each of which gets its part, rows `rank × d` and on, in the tensor's own memory. The
+/// other rows stay as they were. No gradient flows through this.
+///
+/// # Errors
+///
+/// As for [`all_gather_in_place`], and those of [`Communicator::reduce_scatter`].
+pub fn reduce_scatter_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<()> {
+    on_parts(comm, tensor, Call::ReduceScatter(op))
+}
+
+/// Sends the n-th part of a contiguous tensor, `[ranks × d, ..]`, to rank n, and has what all ranks sent to this one in its place, in rank order, in the
+/// tensor's own memory. No gradient flows through this.
+///
+/// # Errors
+///
+/// As for [`all_gather_in_place`], and those of [`Communicator::all_to_all`].
+pub fn all_to_all_in_place(comm: &Communicator, tensor: &Tensor) -> Result<()> {
+    on_parts(comm, tensor, Call::AllToAll)
 }

@@ -1,11 +1,12 @@
 //! Collectives on candle's tensors, where their memory lies, and layers that are split over ranks.
 //!
 //! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] give a new tensor, and are differentiable: the
-//!   gradient of an all-gather is a reduce-scatter, and so on. [`all_reduce_in_place`] and [`broadcast_in_place`] write to the tensor itself.
+//!   gradient of an all-gather is a reduce-scatter, and so on. [`all_reduce_in_place`] and its like, one for each, write to the tensor itself.
 //! - [`copy_to_ranks`], [`reduce_from_ranks`], [`gather_from_ranks`] and [`scatter_to_ranks`] begin and end a part of a model that is split, as Megatron
 //!   has them: beyond it every rank computes the same.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`] are the layers made of these.
-//!   Weights are read from safetensors files straight into a rank's share.
+//!   Weights are read from safetensors files straight into a rank's share; those of several layers, as a gate's and its neighbour's or queries, keys and
+//!   values, into one matrix. [`AttentionHeads`] says what a rank has of them.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //!
 //! ```
@@ -32,25 +33,32 @@
 //!
 //! On GPUs (feature `cuda`) calls run on the communicator's device plane; see [`device_of`].
 
+mod column;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod data_parallel;
+mod embedding;
 mod function;
+mod heads;
 mod in_place;
-mod layers;
 mod loss;
 mod memory;
 mod regions;
+mod row;
+mod share;
 
 use candle_core::{Device, Result};
 use collectives::Communicator;
 
+pub use column::ColumnParallelLinear;
 pub use data_parallel::DataParallel;
+pub use embedding::VocabParallelEmbedding;
 pub use function::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
-pub use in_place::{all_reduce_in_place, broadcast_in_place};
-pub use layers::{ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding};
+pub use heads::AttentionHeads;
+pub use in_place::{all_gather_in_place, all_reduce_in_place, all_to_all_in_place, broadcast_in_place, reduce_scatter_in_place};
 pub use loss::vocab_parallel_cross_entropy;
 pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
+pub use row::RowParallelLinear;
 
 /// The device that this rank's tensors are to live on: that of the communicator where it has one (with a stream of its own, which cudarc orders with the
 /// communicator's), and the processor otherwise.

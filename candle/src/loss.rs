@@ -1,14 +1,17 @@
 //! Losses over what is split.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use collectives::{Communicator, ReduceOp};
 
+use crate::embedding::own_ids;
 use crate::function::all_reduce;
-use crate::layers::own_ids;
 use crate::regions::reduce_from_ranks;
 
 /// The mean cross-entropy of logits whose last dimension is split over the ranks, `[rows, vocabulary / ranks]`, and targets, `[rows]`, the same on every
 /// rank: the same loss on every rank, without a row of all logits on any. Three all-reduces of `rows` numbers forward, none backward.
+///
+/// Logits may be `-inf`, as those of padding are. Of `f16` and `bf16`, in which sums over a vocabulary would stop growing, an `f32` copy is made, and the
+/// loss is `f32`; the gradient is of their own type.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -36,9 +39,12 @@ pub fn vocab_parallel_cross_entropy(comm: &Communicator, logits: &Tensor, target
         candle_core::bail!("{rows} rows of logits have targets of the shape {:?}", targets.dims());
     }
     let (targets, is_own) = own_ids(comm, targets, own)?;
+    let logits = &if matches!(logits.dtype(), DType::F16 | DType::BF16) { logits.to_dtype(DType::F32)? } else { logits.clone() };
     let largest = all_reduce(comm, &logits.detach().max_keepdim(D::Minus1)?, ReduceOp::Max)?.detach();
     let shifted = logits.broadcast_sub(&largest)?;
     let sums = reduce_from_ranks(comm, &shifted.exp()?.sum(D::Minus1)?)?;
-    let chosen = (shifted.gather(&targets.unsqueeze(1)?, 1)?.squeeze(1)? * is_own.to_dtype(logits.dtype())?)?;
+    let chosen = shifted.gather(&targets.unsqueeze(1)?, 1)?.squeeze(1)?;
+    // Chosen and not multiplied: what stands in for another rank's target may be -inf.
+    let chosen = is_own.where_cond(&chosen, &chosen.zeros_like()?)?;
     (sums.log()? - reduce_from_ranks(comm, &chosen)?)?.mean_all()
 }

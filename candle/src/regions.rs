@@ -10,12 +10,15 @@ fn region(comm: &Communicator, tensor: &Tensor, dimension: usize, forward: Step,
     Function { comm: comm.clone(), forward, backward: Some(backward) }.apply(tensor, dimension)
 }
 
-/// Begins it with the whole tensor on every rank: nothing happens forward (but a copy); gradients are summed.
+/// Begins it with the whole tensor on every rank: nothing happens forward, but a copy where there will be a gradient; gradients are summed.
 ///
 /// # Errors
 ///
 /// Those of candle; backward those of [`Communicator::all_reduce`].
 pub fn copy_to_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
+    if !tensor.track_op() {
+        return Ok(tensor.clone());
+    }
     region(comm, tensor, 0, Step::Identity, Step::AllReduce(ReduceOp::Sum))
 }
 

@@ -5,8 +5,8 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 use collectives::{Communicator, ReduceOp};
 use collectives_candle::{
-    all_gather, all_reduce, all_reduce_in_place, all_to_all, broadcast, broadcast_in_place, copy_to_ranks, gather_from_ranks,
-    reduce_from_ranks, reduce_scatter, scatter_to_ranks,
+    all_gather, all_gather_in_place, all_reduce, all_reduce_in_place, all_to_all, all_to_all_in_place, broadcast, broadcast_in_place,
+    copy_to_ranks, gather_from_ranks, reduce_from_ranks, reduce_scatter, reduce_scatter_in_place, scatter_to_ranks,
 };
 
 const RANKS: [usize; 4] = [1, 2, 3, 4];
@@ -48,7 +48,7 @@ fn every_type_goes_through_every_call() {
                 let outputs = [
                     all_reduce(comm, &own, ReduceOp::Sum)?,
                     all_gather(comm, &own, 0)?,
-                    reduce_scatter(comm, &own, 0)?,
+                    reduce_scatter(comm, &own, 0, ReduceOp::Sum)?,
                     broadcast(comm, &own, count - 1)?,
                     all_to_all(comm, &own, 0)?,
                     in_place.0,
@@ -82,11 +82,48 @@ fn every_type_goes_through_every_call() {
 }
 
 #[test]
+fn every_type_goes_through_the_calls_in_place_that_split_and_join() {
+    for count in RANKS {
+        for dtype in TYPES {
+            let rows = 12;
+            let each = rows / count;
+            let outputs = ranks(count, |comm| {
+                let own = tensor(comm.rank(), rows, dtype)?;
+                let [gathered, reduced, exchanged] = [own.copy()?, own.copy()?, own.copy()?];
+                all_gather_in_place(comm, &gathered)?;
+                reduce_scatter_in_place(comm, &reduced, ReduceOp::Max)?;
+                all_to_all_in_place(comm, &exchanged)?;
+                let largest = reduce_scatter(comm, &own, 0, ReduceOp::Max)?;
+                Ok([read(&gathered)?, read(&reduced)?, read(&exchanged)?, read(&largest)?])
+            });
+            let part = |from: usize, of: usize| values(from, rows)[of * each * 2..][..each * 2].to_vec();
+            for (rank, outputs) in outputs.into_iter().enumerate() {
+                let largest: Vec<f64> =
+                    (0..each * 2).map(|index| (0..count).map(|from| part(from, rank)[index]).fold(0.0, f64::max)).collect();
+                let mut reduced = values(rank, rows);
+                reduced[rank * each * 2..][..each * 2].copy_from_slice(&largest);
+                let expected = [
+                    (0..count).flat_map(|from| part(from, from)).collect(),
+                    reduced,
+                    (0..count).flat_map(|from| part(from, rank)).collect(),
+                    largest,
+                ];
+                assert_eq!(outputs, expected, "{dtype:?}, rank {rank} of {count}");
+            }
+        }
+    }
+}
+
+#[test]
 fn another_dimension_is_split_and_joined_there() {
     let outputs = ranks(2, |comm| {
         let own = tensor(comm.rank(), 2, DType::F32)?;
         let wide = all_gather(comm, &own, 1)?;
-        Ok((wide.to_vec2::<f32>()?, reduce_scatter(comm, &wide, 1)?.to_vec2::<f32>()?, scatter_to_ranks(comm, &wide, 1)?.to_vec2::<f32>()?))
+        Ok((
+            wide.to_vec2::<f32>()?,
+            reduce_scatter(comm, &wide, 1, ReduceOp::Sum)?.to_vec2::<f32>()?,
+            scatter_to_ranks(comm, &wide, 1)?.to_vec2::<f32>()?,
+        ))
     });
     let rows = |rank: usize| values(rank, 2).chunks(2).map(|row| row.iter().map(|x| *x as f32).collect()).collect::<Vec<Vec<f32>>>();
     let wide: Vec<Vec<f32>> = rows(0).into_iter().zip(rows(1)).map(|(left, right)| [left, right].concat()).collect();
@@ -141,7 +178,8 @@ fn gradients_are_what_all_losses_change_by() {
         against_differences(count, "all_reduce avg", |comm, x| weighted(comm, all_reduce(comm, x, ReduceOp::Avg)?));
         against_differences(count, "all_gather", |comm, x| weighted(comm, all_gather(comm, x, 0)?));
         against_differences(count, "all_gather along 1", |comm, x| weighted(comm, all_gather(comm, x, 1)?));
-        against_differences(count, "reduce_scatter", |comm, x| weighted(comm, reduce_scatter(comm, x, 0)?));
+        against_differences(count, "reduce_scatter sum", |comm, x| weighted(comm, reduce_scatter(comm, x, 0, ReduceOp::Sum)?));
+        against_differences(count, "reduce_scatter avg", |comm, x| weighted(comm, reduce_scatter(comm, x, 0, ReduceOp::Avg)?));
         against_differences(count, "broadcast", |comm, x| weighted(comm, broadcast(comm, x, count - 1)?));
         against_differences(count, "all_to_all", |comm, x| weighted(comm, all_to_all(comm, x, 0)?));
     }
@@ -184,15 +222,32 @@ fn what_cannot_be_done_is_said() {
         let largest = all_reduce(comm, x.as_tensor(), ReduceOp::Max)?.sum_all()?;
         let strided = x.as_tensor().t()?;
         Ok([
-            reduce_scatter(comm, &x, 0).unwrap_err().to_string(),
+            reduce_scatter(comm, &x, 0, ReduceOp::Sum).unwrap_err().to_string(),
             all_gather(comm, &x, 2).unwrap_err().to_string(),
             all_gather(comm, &scalar, 0).unwrap_err().to_string(),
             largest.backward().unwrap_err().to_string(),
             all_reduce_in_place(comm, &strided, ReduceOp::Sum).unwrap_err().to_string(),
             broadcast(comm, &x, 5).unwrap_err().to_string(),
+            // Six elements can be halved; three rows cannot.
+            all_to_all_in_place(comm, &x).unwrap_err().to_string(),
+            all_gather_in_place(comm, &scalar).unwrap_err().to_string(),
+            reduce_scatter_in_place(comm, &strided, ReduceOp::Sum).unwrap_err().to_string(),
+            reduce_scatter(comm, &strided.contiguous()?, 0, ReduceOp::Max)?.sum_all()?.backward().unwrap_err().to_string(),
         ])
     });
-    let expected = ["cannot be split between 2 ranks", "no dimension 2", "a scalar", "has no gradient", "contiguous", "root 5"];
+    let expected = [
+        "cannot be split between 2 ranks",
+        "no dimension 2",
+        "a scalar",
+        "has no gradient",
+        "contiguous",
+        "root 5",
+        "all_to_all_in_place: 3 cannot be split between 2 ranks",
+        "all_gather_in_place: a scalar",
+        "contiguous",
+        "reduce_scatter with this op has no gradient",
+    ];
+    assert_eq!(messages[1].len(), expected.len());
     for (message, expected) in messages[1].iter().zip(expected) {
         assert!(message.contains(expected), "{message}");
     }
@@ -208,6 +263,9 @@ fn tensors_without_elements_and_scalars_pass() {
     let outputs = ranks(3, |comm| {
         let nothing = Tensor::zeros((0, 2), DType::F32, &Device::Cpu)?;
         let one = Tensor::new(comm.rank() as f32, &Device::Cpu)?;
+        all_gather_in_place(comm, &nothing)?;
+        reduce_scatter_in_place(comm, &nothing, ReduceOp::Sum)?;
+        all_to_all_in_place(comm, &nothing)?;
         Ok((all_gather(comm, &nothing, 0)?.elem_count(), all_reduce(comm, &one, ReduceOp::Sum)?.to_scalar::<f32>()?))
     });
     assert_eq!(outputs, [(0, 3.0); 3]);

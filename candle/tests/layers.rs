@@ -6,12 +6,13 @@ use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Embedding, Linear};
 use collectives::Communicator;
 use collectives_candle::{
-    ColumnParallelLinear, DataParallel, RowParallelLinear, VocabParallelEmbedding, scatter_to_ranks, vocab_parallel_cross_entropy,
+    ColumnParallelLinear, DataParallel, RowParallelLinear, VocabParallelEmbedding, all_gather, gather_from_ranks, scatter_to_ranks,
+    vocab_parallel_cross_entropy,
 };
-use training_common::uniform;
+use training_common::{largest_difference, uniform};
 
-const RANKS: [usize; 3] = [1, 2, 4];
-const ROWS: usize = 8;
+const RANKS: [usize; 4] = [1, 2, 3, 4];
+const ROWS: usize = 12;
 const INPUTS: usize = 16;
 const HIDDEN: usize = 24;
 const OUTPUTS: usize = 12;
@@ -90,7 +91,7 @@ fn a_column_and_a_row_parallel_layer_make_a_block() {
                 }
                 let mut output = second.forward(&first.forward(&x)?.tanh()?)?;
                 if sequence_parallel {
-                    output = collectives_candle::gather_from_ranks(comm, &output, 0)?;
+                    output = gather_from_ranks(comm, &output, 0)?;
                 }
                 let gradients = output.sqr()?.mean_all()?.backward()?;
                 let of = |index: usize| elements(gradients.get(&leaves[index]).unwrap());
@@ -132,10 +133,14 @@ fn a_gathering_layer_gives_all_outputs_of_a_batch() {
     }
 }
 
+/// Ids, targets and what goes with them: a vocabulary of 24.
+const VOCABULARY: usize = 24;
+
 #[test]
 fn an_embedding_and_a_loss_over_a_split_vocabulary() {
-    let (table, ids) = (tensor(7, &[20, 6]), Tensor::new(&[[0_u32, 19, 5], [10, 9, 4]], &Device::Cpu).unwrap());
-    let (logits, targets) = (tensor(8, &[5, 20]).affine(40.0, 0.0).unwrap(), Tensor::new(&[19_i64, 0, 4, 5, 11], &Device::Cpu).unwrap());
+    let (table, ids) = (tensor(7, &[VOCABULARY, 6]), Tensor::new(&[[0_u32, 23, 5], [12, 11, 4]], &Device::Cpu).unwrap());
+    let logits = tensor(8, &[5, VOCABULARY]).affine(40.0, 0.0).unwrap();
+    let targets = Tensor::new(&[23_i64, 0, 4, 5, 13], &Device::Cpu).unwrap();
     let whole = || -> Result<[Vec<f32>; 4]> {
         let (table, logits) = (Var::from_tensor(&table)?, Var::from_tensor(&logits)?);
         let found = Embedding::new(table.as_tensor().clone(), 6).forward(&ids)?;
@@ -156,13 +161,125 @@ fn an_embedding_and_a_loss_over_a_split_vocabulary() {
         });
         for (rank, [output, table_slope, loss, logits_slope]) in found.iter().enumerate() {
             let what = |name: &str| format!("{name}, rank {rank} of {count}");
+            let own = VOCABULARY / count;
             assert_close(output, &expected[0], &what("embedding"));
-            assert_close(table_slope, &expected[1][rank * 120 / count..][..120 / count], &what("its gradient"));
+            assert_close(table_slope, &expected[1][rank * own * 6..][..own * 6], &what("its gradient"));
             assert_close(loss, &expected[2], &what("loss"));
-            let whole = Tensor::from_vec(expected[3].clone(), (5, 20), &Device::Cpu).unwrap();
-            let each = 20 / count;
-            let own = elements(&whole.narrow(1, rank * each, each).unwrap().contiguous().unwrap()).unwrap();
+            let whole = Tensor::from_vec(expected[3].clone(), (5, VOCABULARY), &Device::Cpu).unwrap();
+            let own = elements(&whole.narrow(1, rank * own, own).unwrap().contiguous().unwrap()).unwrap();
             assert_close(logits_slope, &own, &what("its gradient"));
+        }
+    }
+}
+
+#[test]
+fn a_sequence_parallel_embedding_leaves_each_rank_its_part_of_the_sequence() {
+    let ids: Vec<u32> = (0..24).map(|index| index * 5 % VOCABULARY as u32).collect();
+    let (table, ids) = (tensor(7, &[VOCABULARY, 6]), Tensor::from_vec(ids, (2, 12), &Device::Cpu).unwrap());
+    for dimension in [0, 1] {
+        let whole = Var::from_tensor(&table).unwrap();
+        let output = Embedding::new(whole.as_tensor().clone(), 6).forward(&ids).unwrap();
+        let slope = output.sqr().unwrap().sum_all().unwrap().backward().unwrap().get(&whole).unwrap().clone();
+        for count in RANKS.into_iter().filter(|count| ids.dims()[dimension].is_multiple_of(*count)) {
+            let found = ranks(count, |comm| {
+                let rows = Var::from_tensor(&part(comm, &table, 0)?)?;
+                let layer = VocabParallelEmbedding::new(comm, rows.as_tensor().clone())?.sequence_parallel(dimension);
+                let own = layer.forward(&ids)?;
+                let all = gather_from_ranks(comm, &own, dimension)?;
+                let slope = all.sqr()?.sum_all()?.backward()?.get(&rows).unwrap().clone();
+                Ok((elements(&own.contiguous()?)?, elements(&slope)?, elements(&part(comm, &output, dimension)?)?))
+            });
+            for (rank, (own, own_slope, expected)) in found.iter().enumerate() {
+                let rows = VOCABULARY / count * 6;
+                assert_close(own, expected, &format!("rank {rank} of {count}, dimension {dimension}"));
+                assert_close(own_slope, &elements(&slope).unwrap()[rank * rows..][..rows], &format!("gradient, rank {rank} of {count}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_padded_vocabulary_gives_what_the_vocabulary_alone_gives() {
+    // The last rank of four has padding only.
+    for (count, vocabulary) in [(2, 5), (3, 20), (4, 5)] {
+        let (table, head) = (tensor(7, &[vocabulary, 6]), tensor(9, &[vocabulary, INPUTS]));
+        let (input, last) = (tensor(1, &[3, INPUTS]), vocabulary as u32 - 1);
+        let ids = Tensor::new(&[last, 0, 2], &Device::Cpu).unwrap();
+        let found = Embedding::new(table.clone(), 6).forward(&ids).unwrap();
+        let whole = Var::from_tensor(&head).unwrap();
+        let loss = candle_nn::loss::cross_entropy(&Linear::new(whole.as_tensor().clone(), None).forward(&input).unwrap(), &ids).unwrap();
+        let slope = loss.backward().unwrap().get(&whole).unwrap().clone();
+        let outputs = ranks(count, |comm| {
+            let missing = VocabParallelEmbedding::split(comm, &table).unwrap_err().to_string();
+            let padding = vocabulary.next_multiple_of(count) - vocabulary;
+            let padded = |table: &Tensor| table.pad_with_zeros(0, 0, padding);
+            let own = VocabParallelEmbedding::split(comm, &padded(&table)?)?.forward(&ids)?;
+            let none = Tensor::cat(
+                &[Tensor::zeros(vocabulary, DType::F32, &Device::Cpu)?, Tensor::full(f32::NEG_INFINITY, padding, &Device::Cpu)?],
+                0,
+            )?;
+            let rows = Var::from_tensor(&part(comm, &padded(&head)?, 0)?)?;
+            let logits = ColumnParallelLinear::new(comm, rows.as_tensor().clone(), Some(part(comm, &none, 0)?))?.forward(&input)?;
+            let loss = vocab_parallel_cross_entropy(comm, &logits, &ids)?;
+            let slope = all_gather(comm, loss.backward()?.get(&rows).unwrap(), 0)?.narrow(0, 0, vocabulary)?;
+            Ok((missing, elements(&own)?, elements(&loss)?, elements(&slope)?))
+        });
+        for (missing, own, own_loss, own_slope) in outputs {
+            let next = vocabulary.next_multiple_of(count);
+            assert!(missing.contains(&format!("{vocabulary} rows cannot be split between {count} ranks; {next} could be")), "{missing}");
+            assert_close(&own, &elements(&found).unwrap(), &format!("embedding, {count} ranks"));
+            assert_close(&own_loss, &elements(&loss).unwrap(), &format!("loss, {count} ranks"));
+            assert_close(&own_slope, &elements(&slope).unwrap(), &format!("gradient, {count} ranks"));
+        }
+    }
+}
+
+#[test]
+fn half_precision_stays_near_the_whole_layer() {
+    let Weights { input, up, up_bias, down, down_bias } = weights();
+    // candle multiplies matrices of f16 on a processor, and of bf16 on GPUs only.
+    let half = |tensor: &Tensor| tensor.to_dtype(DType::F16).unwrap();
+    let block = |up: &dyn Module, down: &dyn Module| -> Result<Vec<f32>> {
+        elements(&down.forward(&up.forward(&half(&input))?.tanh()?)?.to_dtype(DType::F32)?)
+    };
+    let (up, down) = (Linear::new(half(&up), Some(half(&up_bias))), Linear::new(half(&down), Some(half(&down_bias))));
+    let expected = block(&up, &down).unwrap();
+    // An output is below 16, where f16 is precise to 2⁻⁷. Each rank's sum is rounded once, and so is each step of adding at most 4 of them up.
+    let bound = 8.0 / 128.0;
+    for count in RANKS {
+        for found in ranks(count, |comm| block(&ColumnParallelLinear::split(comm, &up)?, &RowParallelLinear::split(comm, &down)?)) {
+            let apart = largest_difference(&found, &expected);
+            assert!(apart <= bound, "{count} ranks: {apart}");
+        }
+    }
+}
+
+#[test]
+fn an_embedding_of_bf16_is_exact_and_its_loss_is_summed_in_f32() {
+    // In bf16 a sum of ones stops at 256.
+    let vocabulary = 1200;
+    let table = tensor(7, &[vocabulary, 4]).to_dtype(DType::BF16).unwrap();
+    let ids = Tensor::new(&[0_u32, 1199, 600, 17], &Device::Cpu).unwrap();
+    let found = elements(&table.index_select(&ids, 0).unwrap().to_dtype(DType::F32).unwrap()).unwrap();
+    let logits = tensor(8, &[4, vocabulary]).to_dtype(DType::BF16).unwrap();
+    let whole = Var::from_tensor(&logits.to_dtype(DType::F32).unwrap()).unwrap();
+    let loss = candle_nn::loss::cross_entropy(whole.as_tensor(), &ids).unwrap();
+    let slope = elements(loss.backward().unwrap().get(&whole).unwrap()).unwrap();
+    for count in RANKS {
+        let outputs = ranks(count, |comm| {
+            let own = VocabParallelEmbedding::split(comm, &table)?.forward(&ids)?;
+            let columns = Var::from_tensor(&part(comm, &logits, 1)?)?;
+            let loss = vocab_parallel_cross_entropy(comm, columns.as_tensor(), &ids)?;
+            let slope = loss.backward()?.get(&columns).unwrap().clone();
+            assert_eq!((own.dtype(), loss.dtype(), slope.dtype()), (DType::BF16, DType::F32, DType::BF16));
+            let slope = all_gather(comm, &slope, 1)?.contiguous()?.to_dtype(DType::F32)?;
+            Ok((elements(&own.to_dtype(DType::F32)?)?, elements(&loss)?, elements(&slope)?))
+        });
+        for (own, own_loss, own_slope) in outputs {
+            assert_eq!(own, found, "one rank has the row, and the others add zeros");
+            assert_close(&own_loss, &elements(&loss).unwrap(), &format!("loss, {count} ranks"));
+            // Slopes are below ½, and rounded once, to 8 bits.
+            assert!(largest_difference(&own_slope, &slope) <= 1.0 / 512.0, "{count} ranks");
         }
     }
 }

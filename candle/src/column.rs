@@ -1,0 +1,188 @@
+//! Linear layers that have a share of the outputs: of one matrix, or of several that stand together in one.
+
+use candle_core::{D, Module, Result, Tensor};
+use candle_nn::Linear;
+use candle_nn::var_builder::{Shard, ShardedVarBuilder};
+use collectives::Communicator;
+
+use crate::function::all_gather;
+use crate::heads::AttentionHeads;
+use crate::regions::{copy_to_ranks, gather_from_ranks};
+use crate::share::{expect, part_of, shard, share};
+
+/// A linear layer that has this rank's share of the outputs: `[.., inputs]` on every rank becomes `[.., outputs / ranks]`. Several layers with the same
+/// input may stand in one matrix ([`load_multi`](Self::load_multi), [`load_qkv`](Self::load_qkv)): one multiplication for all.
+#[derive(Debug, Clone)]
+pub struct ColumnParallelLinear {
+    comm: Communicator,
+    linear: Linear,
+    /// How many of this rank's outputs are of each layer in the matrix.
+    parts: Vec<usize>,
+    gathers: bool,
+    sequence: Option<usize>,
+}
+
+impl ColumnParallelLinear {
+    /// The layer of this rank's weight, `[outputs / ranks, inputs]`, and bias, `[outputs / ranks]`. They may be variables.
+    ///
+    /// # Errors
+    ///
+    /// A weight of another rank than two, and a bias of another length.
+    pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let (outputs, _) = weight.dims2()?;
+        bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
+        Ok(Self { comm: comm.clone(), linear: Linear::new(weight, bias), parts: vec![outputs], gathers: false, sequence: None })
+    }
+
+    /// This rank's part of a whole layer.
+    ///
+    /// # Errors
+    ///
+    /// Outputs that cannot be split equally.
+    pub fn split(comm: &Communicator, whole: &Linear) -> Result<Self> {
+        let bias = whole.bias().map(|bias| part_of(comm, "outputs", bias, 0)).transpose()?;
+        Self::new(comm, part_of(comm, "outputs", whole.weight(), 0)?, bias)
+    }
+
+    /// Reads this rank's part of `weight`, and of `bias` where there is to be one, from files of whole tensors. Nothing else is read.
+    ///
+    /// # Errors
+    ///
+    /// Outputs that cannot be split equally, and those of candle.
+    pub fn load(comm: &Communicator, inputs: usize, outputs: usize, bias: bool, files: &ShardedVarBuilder<'_>) -> Result<Self> {
+        Self::load_part(comm, inputs, share("outputs", comm, outputs)?, bias, shard(comm, 0), files)
+    }
+
+    /// Reads this rank's part of several layers, each with the name that it has in the files and its outputs, into one matrix: a gate and the projection
+    /// beside it, or queries, keys and values. A rank has its share of the first layer, then that of the second, and so on;
+    /// [`forward_parts`](Self::forward_parts) gives them apart. While it loads, the parts and the matrix are in memory at once.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::var_builder::ShardedSafeTensors;
+    /// # use collectives::Communicator;
+    /// use collectives_candle::ColumnParallelLinear;
+    ///
+    /// # let path = std::env::temp_dir().join(format!("load-multi-{}.safetensors", std::process::id()));
+    /// # let layer = |value: f32, outputs: usize| Tensor::full(value, (outputs, 2), &Device::Cpu);
+    /// # let file = std::collections::HashMap::from([("gate.weight", layer(1.0, 6)?), ("up.weight", layer(3.0, 6)?)]);
+    /// # candle_core::safetensors::save(&file, &path)?;
+    /// let outputs = Communicator::run_local(3, |comm| {
+    ///     let run = || -> candle_core::Result<Vec<Vec<Vec<f32>>>> {
+    ///         // SAFETY: nobody writes to the file while it is mapped.
+    ///         let files = unsafe { ShardedSafeTensors::var_builder(&[&path], DType::F32, &Device::Cpu)? };
+    ///         let layer = ColumnParallelLinear::load_multi(comm, 2, &[("gate", 6), ("up", 6)], false, &files)?;
+    ///         let parts = layer.forward_parts(&Tensor::ones((1, 2), DType::F32, &Device::Cpu)?)?;
+    ///         parts.iter().map(Tensor::to_vec2).collect()
+    ///     };
+    ///     Ok(run().expect("candle"))
+    /// })?;
+    /// # std::fs::remove_file(&path)?;
+    /// assert_eq!(outputs[0], [[[2.0, 2.0]], [[6.0, 6.0]]]); // two of the six outputs of each
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Outputs of which one cannot be split equally, no layers, and those of candle.
+    pub fn load_multi(
+        comm: &Communicator,
+        inputs: usize,
+        layers: &[(&str, usize)],
+        bias: bool,
+        files: &ShardedVarBuilder<'_>,
+    ) -> Result<Self> {
+        let load = |&(name, outputs): &(&str, usize)| Self::load(comm, inputs, outputs, bias, &files.pp(name));
+        Self::merge(layers.iter().map(load).collect::<Result<_>>()?)
+    }
+
+    /// Reads this rank's heads of an attention's queries, keys and values, which have these names in the files, into one matrix;
+    /// [`forward_parts`](Self::forward_parts) gives the three. Keys and values may have fewer heads than queries have, and fewer than there are ranks: then
+    /// each of several ranks has the same head, which all their queries are for. [`AttentionHeads::of_rank`] says how many heads a rank has.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AttentionHeads::of_rank`], and of candle.
+    pub fn load_qkv(
+        comm: &Communicator,
+        inputs: usize,
+        heads: AttentionHeads,
+        names: [&str; 3],
+        bias: bool,
+        files: &ShardedVarBuilder<'_>,
+    ) -> Result<Self> {
+        let own = heads.of_rank(comm)?;
+        let load = |name: &str, heads: usize, shard: Shard| Self::load_part(comm, inputs, heads * own.width, bias, shard, &files.pp(name));
+        let [queries, keys, values] = names;
+        let shared = heads.key_value_shard(comm);
+        Self::merge(vec![
+            load(queries, own.query, shard(comm, 0))?,
+            load(keys, own.key_value, shared)?,
+            load(values, own.key_value, shared)?,
+        ])
+    }
+
+    /// Reads a part of so many outputs.
+    fn load_part(comm: &Communicator, inputs: usize, own: usize, bias: bool, shard: Shard, files: &ShardedVarBuilder<'_>) -> Result<Self> {
+        let weight = files.get_with_hints((own, inputs), "weight", shard)?;
+        expect("weight", &weight, &[own, inputs])?;
+        let bias = bias.then(|| files.get_with_hints(own, "bias", shard)).transpose()?;
+        Self::new(comm, weight, bias)
+    }
+
+    /// One layer of several with the same input.
+    fn merge(layers: Vec<Self>) -> Result<Self> {
+        let Some(first) = layers.first() else { candle_core::bail!("there are no layers to be put into one matrix") };
+        let weights: Vec<&Tensor> = layers.iter().map(|layer| layer.linear.weight()).collect();
+        let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.linear.bias()).collect();
+        let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
+        let parts = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
+        Ok(Self { parts, ..Self::new(&first.comm, Tensor::cat(&weights, 0)?, bias)? })
+    }
+
+    /// Gives every rank all outputs: a gather forward, one for each layer in the matrix.
+    #[must_use]
+    pub fn gathering(mut self) -> Self {
+        self.gathers = true;
+        self
+    }
+
+    /// Takes this rank's part of the input along a dimension, as a [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer leaves it: an
+    /// [`all_gather`] forward, a [`reduce_scatter`](crate::reduce_scatter) backward, in place of the all-reduce.
+    #[must_use]
+    pub fn sequence_parallel(mut self, dimension: usize) -> Self {
+        self.sequence = Some(dimension);
+        self
+    }
+
+    /// What the layers in the matrix give, one after the other: `[.., outputs / ranks]` of each, or `[.., outputs]` where it is
+    /// [gathering](Self::gathering). Of a layer alone it is the [forward](Module::forward) pass.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`all_gather`], and of candle.
+    pub fn forward_parts(&self, input: &Tensor) -> Result<Vec<Tensor>> {
+        let input = match self.sequence {
+            Some(dimension) => all_gather(&self.comm, input, dimension)?,
+            None => copy_to_ranks(&self.comm, input)?,
+        };
+        let output = self.linear.forward(&input.contiguous()?)?;
+        let mut from = 0;
+        let part = |own: &usize| {
+            let part = output.narrow(D::Minus1, from, *own)?;
+            from += own;
+            if self.gathers { gather_from_ranks(&self.comm, &part, part.rank() - 1) } else { Ok(part) }
+        };
+        self.parts.iter().map(part).collect()
+    }
+}
+
+impl Module for ColumnParallelLinear {
+    /// The parts, one behind the other.
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        match &self.forward_parts(input)?[..] {
+            [one] => Ok(one.clone()),
+            parts => Tensor::cat(parts, D::Minus1),
+        }
+    }
+}

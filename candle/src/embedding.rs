@@ -1,0 +1,95 @@
+//! Embeddings that have a share of the rows.
+
+use candle_core::{D, DType, Module, Result, Tensor};
+use candle_nn::var_builder::ShardedVarBuilder;
+use collectives::{Communicator, ReduceOp};
+
+use crate::function::reduce_scatter;
+use crate::regions::reduce_from_ranks;
+use crate::share::{expect, part_of, shard, share};
+
+/// An embedding that has this rank's share of the rows: `[..]` of ids becomes `[.., width]` on every rank.
+///
+/// A vocabulary that cannot be split equally is padded first: rows of zeros in the embedding and in the layer that gives the logits, and there a bias of
+/// `-inf` for each row of padding, so that no token of padding has a probability, or a part in the loss.
+#[derive(Debug, Clone)]
+pub struct VocabParallelEmbedding {
+    comm: Communicator,
+    /// This rank's rows × width.
+    weight: Tensor,
+    sequence: Option<usize>,
+}
+
+impl VocabParallelEmbedding {
+    /// The embedding of this rank's rows, `[vocabulary / ranks, width]`, as many on every rank. They may be a variable.
+    ///
+    /// # Errors
+    ///
+    /// A weight of another rank than two.
+    pub fn new(comm: &Communicator, weight: Tensor) -> Result<Self> {
+        weight.dims2()?;
+        Ok(Self { comm: comm.clone(), weight, sequence: None })
+    }
+
+    /// This rank's part of a whole embedding, `[vocabulary, width]`.
+    ///
+    /// # Errors
+    ///
+    /// Rows that cannot be split equally: the error says how many of padding are missing.
+    pub fn split(comm: &Communicator, whole: &Tensor) -> Result<Self> {
+        Self::new(comm, part_of(comm, "rows", whole, 0)?)
+    }
+
+    /// Reads this rank's part of `weight` from files of whole tensors.
+    ///
+    /// # Errors
+    ///
+    /// As for [`split`](Self::split), and those of candle.
+    pub fn load(comm: &Communicator, vocabulary: usize, width: usize, files: &ShardedVarBuilder<'_>) -> Result<Self> {
+        let own = share("rows", comm, vocabulary)?;
+        let weight = files.get_with_hints((own, width), "weight", shard(comm, 0))?;
+        expect("weight", &weight, &[own, width])?;
+        Self::new(comm, weight)
+    }
+
+    /// Leaves each rank its part of the output along a dimension, as a [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer does: a
+    /// [`reduce_scatter`] forward, an [`all_gather`](crate::all_gather) backward, in place of the all-reduce. The ids are whole on every rank.
+    #[must_use]
+    pub fn sequence_parallel(mut self, dimension: usize) -> Self {
+        self.sequence = Some(dimension);
+        self
+    }
+}
+
+impl Module for VocabParallelEmbedding {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let (rows, width) = self.weight.dims2()?;
+        let (own, is_own) = own_ids(&self.comm, ids, rows)?;
+        let found = self.weight.embedding(&own.flatten_all()?)?;
+        let is_own = is_own.flatten_all()?.to_dtype(self.weight.dtype())?.unsqueeze(D::Minus1)?;
+        let shape: Vec<usize> = ids.dims().iter().copied().chain([width]).collect();
+        let found = found.broadcast_mul(&is_own)?.reshape(shape)?;
+        match self.sequence {
+            Some(dimension) => reduce_scatter(&self.comm, &found, dimension, ReduceOp::Sum),
+            None => reduce_from_ranks(&self.comm, &found),
+        }
+    }
+}
+
+/// Ids counted from this rank's first one, 0 where they are another rank's, and whether they are this rank's. Reads two numbers from the device, to
+/// refuse ids that are nobody's.
+pub(crate) fn own_ids(comm: &Communicator, ids: &Tensor, rows: usize) -> Result<(Tensor, Tensor)> {
+    let vocabulary = rows * comm.world_size();
+    let ids = ids.to_dtype(DType::I64)?.contiguous()?;
+    if ids.elem_count() > 0 {
+        let flat = ids.flatten_all()?;
+        let (least, most) = (flat.min(0)?.to_scalar::<i64>()?, flat.max(0)?.to_scalar::<i64>()?);
+        if least < 0 || most >= vocabulary as i64 {
+            candle_core::bail!("ids from {least} to {most}, of {vocabulary} that there are");
+        }
+    }
+    let first = (comm.rank() * rows) as i64;
+    let is_own = (ids.ge(first)? * ids.lt(first + rows as i64)?)?;
+    let own = (ids.affine(1.0, -(first as f64))? * is_own.to_dtype(DType::I64)?)?;
+    Ok((own.to_dtype(DType::U32)?, is_own))
+}

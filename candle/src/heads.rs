@@ -1,0 +1,59 @@
+//! The heads of an attention, of a model and of a rank.
+
+use candle_core::Result;
+use candle_nn::var_builder::Shard;
+use collectives::Communicator;
+
+/// How many heads an attention has, and how many numbers each. Keys and values may have fewer heads than queries have; as many query heads in a row then
+/// use each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionHeads {
+    /// Heads of the queries.
+    pub query: usize,
+    /// Heads of the keys, and of the values.
+    pub key_value: usize,
+    /// Numbers of a head.
+    pub width: usize,
+}
+
+impl AttentionHeads {
+    /// The heads that each rank has: an equal share of the query heads, and the heads of keys and values that these use. Where there are fewer of the
+    /// latter than ranks, a rank has one, and several ranks have the same.
+    ///
+    /// ```
+    /// use collectives::Communicator;
+    /// use collectives_candle::AttentionHeads;
+    ///
+    /// let heads = AttentionHeads { query: 32, key_value: 2, width: 128 };
+    /// let own = Communicator::run_local(4, |comm| Ok(heads.of_rank(comm).expect("32 query heads, 2 of keys and values, 4 ranks")))?;
+    /// assert_eq!(own, [AttentionHeads { query: 8, key_value: 1, width: 128 }; 4]); // of keys, ranks 0 and 1 have the same head
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Query heads that cannot be split equally between the ranks or between the heads of keys and values; and heads of keys and values of which neither
+    /// each rank can have as many, nor each head as many ranks.
+    pub fn of_rank(self, comm: &Communicator) -> Result<Self> {
+        let (Self { query, key_value, .. }, ranks) = (self, comm.world_size());
+        if query == 0 || key_value == 0 || !query.is_multiple_of(key_value) {
+            candle_core::bail!("{query} query heads cannot be shared out equally between {key_value} heads of keys and values");
+        }
+        if !query.is_multiple_of(ranks) {
+            candle_core::bail!("{query} query heads cannot be split between {ranks} ranks");
+        }
+        if !key_value.is_multiple_of(ranks) && !ranks.is_multiple_of(key_value) {
+            candle_core::bail!(
+                "{key_value} heads of keys and values cannot be split between {ranks} ranks, nor {ranks} ranks between {key_value} heads"
+            );
+        }
+        Ok(Self { query: query / ranks, key_value: (key_value / ranks).max(1), ..self })
+    }
+
+    /// This rank's part of the keys, or of the values, in a file.
+    pub(crate) fn key_value_shard(self, comm: &Communicator) -> Shard {
+        let ranks = comm.world_size();
+        let parts = self.key_value.min(ranks);
+        Shard { dim: 0, rank: comm.rank() * parts / ranks, world_size: parts }
+    }
+}

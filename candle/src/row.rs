@@ -1,0 +1,82 @@
+//! Linear layers that take a share of the inputs.
+
+use candle_core::{Module, Result, Tensor};
+use candle_nn::Linear;
+use candle_nn::var_builder::ShardedVarBuilder;
+use collectives::{Communicator, ReduceOp};
+
+use crate::function::reduce_scatter;
+use crate::regions::{copy_to_ranks, reduce_from_ranks};
+use crate::share::{expect, part_of, shard, share};
+
+/// A linear layer that takes this rank's share of the inputs: `[.., inputs / ranks]` becomes `[.., outputs]` on every rank.
+#[derive(Debug, Clone)]
+pub struct RowParallelLinear {
+    comm: Communicator,
+    linear: Linear,
+    bias: Option<Tensor>,
+    sequence: Option<usize>,
+}
+
+impl RowParallelLinear {
+    /// The layer of this rank's weight, `[outputs, inputs / ranks]`, and the whole bias, `[outputs]`, the same on every rank. They may be
+    /// variables.
+    ///
+    /// # Errors
+    ///
+    /// A weight of another rank than two, and a bias of another length.
+    pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let (outputs, _) = weight.dims2()?;
+        bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
+        Ok(Self { comm: comm.clone(), linear: Linear::new(weight, None), bias, sequence: None })
+    }
+
+    /// This rank's part of a whole layer.
+    ///
+    /// # Errors
+    ///
+    /// Inputs that cannot be split equally.
+    pub fn split(comm: &Communicator, whole: &Linear) -> Result<Self> {
+        Self::new(comm, part_of(comm, "inputs", whole.weight(), 1)?, whole.bias().cloned())
+    }
+
+    /// Reads this rank's part of `weight`, and the whole of `bias` where there is to be one, from files of whole tensors.
+    ///
+    /// # Errors
+    ///
+    /// Inputs that cannot be split equally, and those of candle.
+    pub fn load(comm: &Communicator, inputs: usize, outputs: usize, bias: bool, files: &ShardedVarBuilder<'_>) -> Result<Self> {
+        let own = share("inputs", comm, inputs)?;
+        let weight = files.get_with_hints((outputs, own), "weight", shard(comm, 1))?;
+        expect("weight", &weight, &[outputs, own])?;
+        let bias = bias.then(|| files.get(outputs, "bias")).transpose()?;
+        Self::new(comm, weight, bias)
+    }
+
+    /// Leaves each rank its part of the output along a dimension: a [`reduce_scatter`] forward, an [`all_gather`](crate::all_gather) backward, in place of the
+    /// all-reduce. What follows, up to the next [column-parallel](crate::ColumnParallelLinear::sequence_parallel) layer, works on parts; weights that all ranks
+    /// have, as a norm's, go through [`copy_to_ranks`] there.
+    #[must_use]
+    pub fn sequence_parallel(mut self, dimension: usize) -> Self {
+        self.sequence = Some(dimension);
+        self
+    }
+}
+
+impl Module for RowParallelLinear {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let sum = self.linear.forward(input)?;
+        let (output, bias) = match self.sequence {
+            // Each rank adds the bias to other rows, so its gradient is the ranks' sum.
+            Some(dimension) => {
+                let bias = self.bias.as_ref().map(|bias| copy_to_ranks(&self.comm, bias)).transpose()?;
+                (reduce_scatter(&self.comm, &sum, dimension, ReduceOp::Sum)?, bias)
+            }
+            None => (reduce_from_ranks(&self.comm, &sum)?, self.bias.clone()),
+        };
+        match bias {
+            Some(bias) => output.broadcast_add(&bias),
+            None => Ok(output),
+        }
+    }
+}
