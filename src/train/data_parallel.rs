@@ -9,6 +9,7 @@ use super::hook::Hook;
 use super::layout::{BucketLayout, Options};
 use super::loss_scaler::LossScaler;
 use super::parameter::{Float, Parameter};
+use super::step_order::Done;
 use crate::buffer::{Buffer, BufferMut};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -205,7 +206,7 @@ impl DataParallel {
     /// those of collectives.
     pub fn finish(&mut self) -> Result<Averaged<'_>> {
         self.buckets.finish("finish")?;
-        Ok(Averaged { buckets: &mut self.buckets })
+        Ok(Averaged { buckets: &mut self.buckets, done: Done::default() })
     }
 
     /// Averages all gradients in place: [`ready`](Self::ready) for each, the last first, and [`finish`](Self::finish). One for each
@@ -250,6 +251,7 @@ impl fmt::Debug for DataParallel {
 /// [`DataParallel::finish`].
 pub struct Averaged<'a> {
     buckets: &'a mut Buckets,
+    done: Done,
 }
 
 impl Averaged<'_> {
@@ -323,6 +325,7 @@ impl Averaged<'_> {
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping(limit)?;
         let norm = self.norm()?;
+        self.done = Done::Clipped;
         if let Some(factor) = factor(norm) {
             self.buckets.scale(|layout| 0..layout.len, factor)?;
         }
@@ -330,14 +333,16 @@ impl Averaged<'_> {
     }
 
     /// Divides all gradients by a loss's scale, and has the scaler note where one is infinite or no number, or so large that an `f64` cannot hold its
-    /// square. Comes before [`clip_norm`](Self::clip_norm). Each quotient is made in `f64` and rounded once. On a device it waits as
+    /// square. Comes once a step, before [`clip_norm`](Self::clip_norm). Each quotient is made in `f64` and rounded once. On a device it waits as
     /// [`norm`](Self::norm) does.
     ///
     /// # Errors
     ///
-    /// Those of [`norm`](Self::norm).
+    /// `InvalidArgument` where this step's gradients were unscaled or clipped already, and those of [`norm`](Self::norm).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.done.check("unscale", Done::Unscaled)?;
         self.buckets.check_all_there("unscale")?;
+        self.done = Done::Unscaled;
         self.buckets.unscale(|layout| 0..layout.len, scaler)
     }
 }

@@ -14,6 +14,7 @@ use super::layout::{BucketLayout, Options};
 use super::loss_scaler::LossScaler;
 use super::parameter::{Float, Parameter};
 use super::shard::Shard;
+use super::step_order::Done;
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -245,7 +246,7 @@ impl ShardedOptimizer {
             return Err(Error::argument("reduce", format!("parameter {index} {name} has no values yet: broadcast or load them first")));
         }
         self.buckets.finish("reduce")?;
-        Ok(Shards { optimizer: self })
+        Ok(Shards { optimizer: self, done: Done::default() })
     }
 }
 
@@ -253,6 +254,7 @@ impl ShardedOptimizer {
 #[must_use = "the parameters are updated by `update`"]
 pub struct Shards<'a> {
     optimizer: &'a mut ShardedOptimizer,
+    done: Done,
 }
 
 impl<'a> Shards<'a> {
@@ -270,6 +272,7 @@ impl<'a> Shards<'a> {
         let mut squares = buckets.sum_of_squares(|layout| own_range(comm, layout))?;
         comm.all_reduce(&mut squares, ReduceOp::Sum)?;
         let norm = squares.sqrt();
+        self.done = Done::Clipped;
         if let Some(factor) = factor(norm) {
             buckets.scale(|layout| own_range(comm, layout), factor)?;
         }
@@ -280,8 +283,10 @@ impl<'a> Shards<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`Averaged::norm`](super::Averaged::norm).
+    /// Those of [`Averaged::unscale`](super::Averaged::unscale).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.done.check("unscale", Done::Unscaled)?;
+        self.done = Done::Unscaled;
         let buckets = &mut self.optimizer.buckets;
         let comm = &buckets.comm().clone();
         buckets.unscale(|layout| own_range(comm, layout), scaler)

@@ -17,6 +17,7 @@ use crate::train::host::Squares;
 use crate::train::loss_scaler::LossScaler;
 use crate::train::parameter::Float;
 use crate::train::shard::Shard;
+use crate::train::step_order::Done;
 
 /// Gradients.
 impl FullySharded {
@@ -69,7 +70,7 @@ impl FullySharded {
     pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
         self.end_backward()?;
         self.go_on(Self::finish_all)?;
-        Ok(ReducedGradients { model: self })
+        Ok(ReducedGradients { model: self, done: Done::default() })
     }
 
     fn finish_all(&mut self) -> Result<()> {
@@ -153,13 +154,14 @@ impl FullySharded {
 #[must_use = "the parameters are updated by `update`"]
 pub struct ReducedGradients<'a> {
     model: &'a mut FullySharded,
+    done: Done,
 }
 
 impl ReducedGradients<'_> {
     /// Reduces this rank's shares over ranks that have the same shares of other gradients too: hybrid sharding, where parameters are dealt out over
     /// the ranks of a host, say, and every host has a copy of them ([`Mesh::by_host`](crate::train::Mesh::by_host)). What was averaged is averaged over
-    /// the copies, any other [`op`](super::FullyShardedOptions::op)'s are added up. Comes before [`clip_norm`](Self::clip_norm). All copies begin with the
-    /// same parameters, and end with the same bits.
+    /// the copies, any other [`op`](super::FullyShardedOptions::op)'s are added up. Comes once a step, before [`unscale`](Self::unscale) and
+    /// [`clip_norm`](Self::clip_norm). All copies begin with the same parameters, and end with the same bits.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -183,10 +185,12 @@ impl ReducedGradients<'_> {
     ///
     /// # Errors
     ///
-    /// `Mismatch` where the ranks of `replicas` have other shares than this one, as those do over which the model is dealt out; those of collectives. No
-    /// step can follow.
+    /// `InvalidArgument` where this step's gradients were reduced over copies, unscaled or clipped already: nothing has happened. `Mismatch` where the ranks of
+    /// `replicas` have other shares than this one, as those do over which the model is dealt out, and those of collectives: no step can follow.
     #[doc(alias = "HYBRID_SHARD")]
     pub fn reduce_over(&mut self, replicas: &Communicator) -> Result<()> {
+        self.done.check("reduce_over", Done::ReducedOver)?;
+        self.done = Done::ReducedOver;
         self.model.go_on(|model| {
             model.place.check(replicas)?;
             let shares = model.units.iter().map(|unit| format!("elements {:?} of {unit}, {}", unit.own, unit.layout.dtype)).collect();
@@ -218,6 +222,7 @@ impl ReducedGradients<'_> {
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping(limit)?;
         let norm = self.norm()?;
+        self.done = Done::Clipped;
         if let Some(factor) = factor(norm) {
             self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(factor))?;
         }
@@ -228,8 +233,10 @@ impl ReducedGradients<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Averaged::norm`](crate::train::Averaged::norm).
+    /// Those of [`Averaged::unscale`](crate::train::Averaged::unscale).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.done.check("unscale", Done::Unscaled)?;
+        self.done = Done::Unscaled;
         self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(scaler.inverse()))?;
         scaler.note(self.squares()?.is_finite());
         Ok(())
