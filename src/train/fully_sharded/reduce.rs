@@ -70,7 +70,7 @@ impl FullySharded {
     pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
         self.end_backward()?;
         self.go_on(Self::finish_all)?;
-        Ok(ReducedGradients { model: self, done: Done::default() })
+        Ok(ReducedGradients { model: self, done: Done::default(), replicas: None })
     }
 
     fn finish_all(&mut self) -> Result<()> {
@@ -155,6 +155,8 @@ impl FullySharded {
 pub struct ReducedGradients<'a> {
     model: &'a mut FullySharded,
     done: Done,
+    /// Ranks with copies, over which the gradients were reduced.
+    replicas: Option<Communicator>,
 }
 
 impl ReducedGradients<'_> {
@@ -181,7 +183,8 @@ impl ReducedGradients<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Collective over `replicas`: an all-reduce of each unit's share, all of them at once, behind one all-gather of 40 bytes a rank.
+    /// Collective over `replicas`: an all-reduce of each unit's share, all of them at once, behind one all-gather of 40 bytes a rank. A clone of
+    /// `replicas` is kept until the update, since its ranks must clip by the same norm.
     ///
     /// # Errors
     ///
@@ -198,11 +201,14 @@ impl ReducedGradients<'_> {
             let op = if model.options.op == ReduceOp::Avg { ReduceOp::Avg } else { ReduceOp::Sum };
             model.units.iter_mut().try_for_each(|unit| unit.gradients.start_all_reduce(replicas, op))?;
             model.units.iter_mut().try_for_each(|unit| unit.gradients.wait())
-        })
+        })?;
+        self.replicas = Some(replicas.clone());
+        Ok(())
     }
 
     /// The norm of all ranks' gradients together: the root of the sum of all squares, added up in `f64`; the same bits on every rank.
-    /// Collective: one all-reduce of one number, on the host. On a device it waits for this rank's sum first.
+    /// Collective: one all-reduce of one number, on the host, and one more over those of [`reduce_over`](Self::reduce_over). On a device it waits for
+    /// this rank's sum first.
     ///
     /// # Errors
     ///
@@ -210,6 +216,12 @@ impl ReducedGradients<'_> {
     pub fn norm(&self) -> Result<f64> {
         let mut squares = self.squares()?;
         self.model.comm.all_reduce(&mut squares, ReduceOp::Sum)?;
+        if let Some(replicas) = &self.replicas {
+            // The ranks of each copy may have added up in another order. What is not negative is ordered as its bits are.
+            let mut bits = squares.to_bits();
+            replicas.all_reduce(&mut bits, ReduceOp::Max)?;
+            squares = f64::from_bits(bits);
+        }
         Ok(squares.sqrt())
     }
 
