@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 use crate::train::agreement::{Listed, agree};
 use crate::train::any_flat::{AnyFlat, fill};
-use crate::train::data_parallel::clipping;
+use crate::train::data_parallel::{check_norm, clipping};
 use crate::train::hook::weight;
 use crate::train::host::Squares;
 use crate::train::loss_scaler::LossScaler;
@@ -232,13 +232,28 @@ impl ReducedGradients<'_> {
     /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
-        let factor = clipping(limit)?;
+        let factor = clipping("clip_norm", limit)?;
         let norm = self.norm()?;
-        self.done = Done::Clipped;
-        if let Some(factor) = factor(norm) {
-            self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(factor))?;
-        }
+        self.scale(factor(norm))?;
         Ok(norm)
+    }
+
+    /// As [`Averaged::clip_to`](crate::train::Averaged::clip_to), of this rank's shares. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and a negative norm. On a device `Cuda`.
+    pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
+        let factor = clipping("clip_to", limit)?;
+        check_norm(norm)?;
+        self.scale(factor(norm))
+    }
+
+    /// Multiplies this rank's shares, where there is a factor: the end of clipping.
+    fn scale(&mut self, factor: Option<f64>) -> Result<()> {
+        self.done = Done::Clipped;
+        let mut units = self.model.units.iter_mut();
+        factor.map_or(Ok(()), |factor| units.try_for_each(|unit| unit.gradients.scale(factor)))
     }
 
     /// As [`Averaged::unscale`](crate::train::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
