@@ -109,7 +109,10 @@ impl Buckets {
             }
         }
         let made = layouts.into_iter().map(|layout| of_its_type(comm, layout, place, options.op, ending)).collect();
-        let buckets: Vec<_> = everywhere(comm, what, made)?;
+        // What one rank alone may have no memory for comes first: once some of them make buffers together, all must.
+        let mut buckets: Vec<_> = everywhere(comm, what, made)?;
+        let allocated = buckets.iter_mut().try_for_each(|bucket| bucket.allocate(comm, place));
+        everywhere(comm, what, allocated)?;
         let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
         Ok(Self { comm: comm.clone(), entries, buckets, waiting, next: 0, missing: options.missing, health: StepHealth::default() })
     }
