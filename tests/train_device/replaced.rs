@@ -6,6 +6,7 @@ use collectives::train::{DataParallel, Flat, Hook, Options, Parameter, Progress}
 use collectives::{Communicator, Error, Result, bf16};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
+use crate::common::cases::Memory as _;
 use crate::gpu::ranks;
 
 /// A stream of the other one of two ranks' devices.
