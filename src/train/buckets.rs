@@ -237,7 +237,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// Ends the step: what has not come counts as zeros; every bucket is launched and waited for. Collective. Where a gradient never
+    /// Ends the step: what has not come counts as zeros, beside what was accumulated; every bucket is launched and waited for. Collective. Where a gradient never
     /// came on one rank, every rank gets the error, and another step can follow.
     pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
         self.health.check(call)?;
@@ -281,7 +281,7 @@ impl Buckets {
         }
     }
 
-    /// Makes every parameter ready, with zeros where no gradient has come. Gives the first of those that were not.
+    /// Makes every parameter ready, with zeros where nothing of a gradient has come. Gives the first of those that were not.
     fn fill_up(&mut self) -> Result<Option<usize>> {
         let absent: Vec<usize> = (0..self.entries.len()).filter(|index| self.entries[*index].stage != Stage::Ready).collect();
         for index in &absent {

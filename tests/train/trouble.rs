@@ -135,6 +135,29 @@ fn gradients_that_never_come_count_as_zeros_where_that_is_asked_for() {
 }
 
 #[test]
+fn what_was_accumulated_of_a_gradient_that_never_comes_counts() {
+    threads(Wiring::Shm, 2, |comm| {
+        let mut model = DataParallel::new(comm, two(), Options { missing: Missing::Zeros, ..small() }).unwrap();
+        for step in 0..3 {
+            // One rank accumulates twice, and has no last part of it; the other has nothing.
+            if (comm.rank() + step) % 2 == 0 {
+                model.accumulate(1, &[4.0_f32, 2.0]).unwrap();
+                model.accumulate(1, &[2.0_f32, 0.0]).unwrap();
+            }
+            let averaged = model.finish().unwrap();
+            assert_eq!(averaged.gradient::<f32>(1).unwrap(), [3.0, 1.0]);
+            assert_eq!(averaged.gradient::<f32>(0).unwrap(), [0.0; 100]);
+        }
+        // By default it is missing all the same.
+        let mut model = DataParallel::new(comm, two(), small()).unwrap();
+        model.ready(0, &vec![1.0_f32; 100]).unwrap();
+        model.accumulate(1, &[4.0_f32, 2.0]).unwrap();
+        let error = model.finish().map(drop).unwrap_err().to_string();
+        assert!(error.contains("parameter 1 \"bias\""), "{error}");
+    });
+}
+
+#[test]
 fn ranks_with_different_hooks_are_told_of_both_calls() {
     threads(Wiring::Shm, 2, |comm| {
         let mut model = DataParallel::new(comm, two(), Options::default()).unwrap();
