@@ -187,7 +187,11 @@ mod tests {
         let results = results.unwrap();
         assert!(results[1].0 > 3 * LONGEST_REASON && (LONGEST_REASON..LONGEST_REASON + 1000).contains(&results[0].0));
         for (_, is_mismatch, text) in results {
-            assert!(is_mismatch && text.contains("with parameters that differ behind the first 16 MiB") && text.len() < 1000, "{}", text.len());
+            assert!(
+                is_mismatch && text.contains("with parameters that differ behind the first 16 MiB") && text.len() < 1000,
+                "{}",
+                text.len()
+            );
         }
     }
 }

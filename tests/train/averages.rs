@@ -169,9 +169,12 @@ fn what_is_no_norm_and_no_limit_is_refused_and_gradients_without_a_finite_norm_s
     let mut shared = ShardedOptimizer::new(comm, Vec::new(), Options::default()).unwrap();
     model.ready(0, &[3.0_f32, 4.0]).unwrap();
     let (mut averaged, mut reduced, mut shards) = (model.finish().unwrap(), units.reduce().unwrap(), shared.reduce().unwrap());
-    for (norm, limit, words) in
-        [(-1.0, 1.0, "a norm of -1"), (f64::NEG_INFINITY, 1.0, "a norm of -inf"), (1.0, 0.0, "a limit of 0"), (1.0, f64::NAN, "a limit of NaN")]
-    {
+    for (norm, limit, words) in [
+        (-1.0, 1.0, "a norm of -1"),
+        (f64::NEG_INFINITY, 1.0, "a norm of -inf"),
+        (1.0, 0.0, "a limit of 0"),
+        (1.0, f64::NAN, "a limit of NaN"),
+    ] {
         for error in [averaged.clip_to(norm, limit), reduced.clip_to(norm, limit), shards.clip_to(norm, limit)].map(Result::unwrap_err) {
             assert!(error.to_string().contains("clip_to") && error.to_string().contains(words), "{error}");
         }
