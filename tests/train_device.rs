@@ -13,6 +13,8 @@ mod modes;
 #[allow(dead_code, unused_imports, reason = "the tests of training use all of it")]
 #[path = "train/network/mod.rs"]
 mod network;
+#[path = "train_device/replaced.rs"]
+mod replaced;
 
 use collectives::train::{Averaged, Compress, DataParallel, Flat, Float, Hook, Missing, Options, Parameter, Progress, ShardedOptimizer};
 use collectives::{Communicator, DType, Error, ReduceOp, Result, bf16, f16};

@@ -5,6 +5,11 @@ use sha2::{Digest, Sha256};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 
+/// Bytes of a list that are told where it differs, at most. A rank that says that it has more may say anything.
+const LONGEST_LIST: usize = 16 << 20;
+/// Bytes of an error that are told, at most.
+const LONGEST_REASON: usize = 64 << 10;
+
 /// What each rank lists, one line for each: parameters, or calls.
 #[derive(Default)]
 pub(super) struct Listed {
@@ -33,13 +38,22 @@ pub(super) fn agree(comm: &Communicator, what: &str, listed: &Listed, settings: 
     let mut all = vec![([0; 32], 0).into_plain(); comm.world_size()];
     comm.all_gather_into(&[(digest, mine.len() as u64).into_plain()], &mut all)?;
     let Some(other) = all.iter().position(|theirs| *theirs != all[0]) else { return Ok(()) };
-    let told = |rank: usize| {
-        let mut text = if comm.rank() == rank { mine.clone().into_bytes() } else { vec![0; length(&all[rank])] };
-        comm.broadcast(&mut text, rank).map(|()| String::from_utf8_lossy(&text).into_owned())
-    };
+    let told = |rank: usize| tell(comm, rank, mine.as_bytes(), length(&all[rank]), LONGEST_LIST);
     let (first, second) = (told(0)?, told(other)?);
     let (first_call, second_call) = first_difference(&first, &second, listed.noun);
     Err(Error::Mismatch { first: comm.peers()[0].clone(), first_call, second: comm.peers()[other].clone(), second_call })
+}
+
+/// The beginning of a rank's text, on all ranks: of this one's own, or of another's of so many bytes. Collective.
+fn tell(comm: &Communicator, rank: usize, mine: &[u8], length: u64, longest: usize) -> Result<String> {
+    // Every rank was told the same lengths.
+    let length = usize::try_from(length).unwrap_or(usize::MAX).min(longest);
+    let mut text = vec![0; length];
+    if comm.rank() == rank {
+        text.copy_from_slice(&mine[..length]);
+    }
+    comm.broadcast(&mut text, rank)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// A digest and a length as they travel.
@@ -57,8 +71,8 @@ impl IntoPlain for ([u8; 32], u64) {
 }
 
 /// The length in it.
-fn length(plain: &[u8; 40]) -> usize {
-    plain[32..].iter().rev().fold(0, |length, byte| length << 8 | usize::from(*byte))
+fn length(plain: &[u8; 40]) -> u64 {
+    plain[32..].iter().rev().fold(0, |length, byte| length << 8 | u64::from(*byte))
 }
 
 /// One line for what is made, one for the settings, and those that are listed; debug forms hold no line ends.
@@ -72,6 +86,10 @@ fn text(what: &str, listed: &Listed, settings: &str) -> String {
 fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     let ((first_what, first), (second_what, second)) = (split(first), split(second));
     let (first, second) = match first == second {
+        true if first_what == second_what => {
+            let behind = format!("{noun} that differ behind the first {} MiB of their list", LONGEST_LIST >> 20);
+            (behind.clone(), behind)
+        }
         true => (split(first).0.to_owned(), split(second).0.to_owned()),
         false => first_different_line(first, second, noun),
     };
@@ -121,9 +139,7 @@ fn first_failure(comm: &Communicator, mine: Option<&Error>) -> Result<Option<(us
     let mut lengths = vec![0_u64; comm.world_size()];
     comm.all_gather_into(&[mine.len() as u64], &mut lengths)?;
     let Some(rank) = lengths.iter().position(|length| *length > 0) else { return Ok(None) };
-    let mut text = if comm.rank() == rank { mine.into_bytes() } else { vec![0; lengths[rank] as usize] };
-    comm.broadcast(&mut text, rank)?;
-    Ok(Some((rank, String::from_utf8_lossy(&text).into_owned())))
+    Ok(Some((rank, tell(comm, rank, mine.as_bytes(), lengths[rank], LONGEST_REASON)?)))
 }
 
 #[cfg(test)]
@@ -142,5 +158,40 @@ mod tests {
         let results = results.unwrap();
         assert!(results[0].contains("making buckets on rank 1") && results[0].contains("train: no room"), "{}", results[0]);
         assert_eq!(results[1..], ["train: no room", "train: no device"]);
+    }
+
+    #[test]
+    fn a_rank_that_says_that_its_text_has_any_length_is_told_from_in_bounds() {
+        for length in [u64::MAX, 1 << 40, LONGEST_REASON as u64 + 1] {
+            let results = Communicator::run_local(3, |comm| {
+                // Rank 1 says what it likes; what others read of it is no longer than it may be.
+                let lie = vec![b'x'; LONGEST_REASON];
+                let mine = if comm.rank() == 1 { &lie[..] } else { &[] };
+                tell(comm, 1, mine, length, LONGEST_REASON)
+            });
+            results.unwrap().iter().for_each(|text| assert!(text.len() == LONGEST_REASON && text.bytes().all(|byte| byte == b'x')));
+        }
+    }
+
+    #[test]
+    fn errors_and_lists_that_are_too_long_are_told_from_their_beginning() {
+        let results = Communicator::run_local(2, |comm| {
+            let long = Error::argument("train", "a".repeat(3 * LONGEST_REASON));
+            let error = everywhere(comm, "making buckets", if comm.rank() == 1 { Err(long) } else { Ok(()) }).unwrap_err();
+            // Lines of 1 MiB, of which the last differ: in what is not told.
+            let mut lines = vec!["b".repeat((1 << 20) - 1); LONGEST_LIST / (1 << 20)];
+            lines.push(format!("rank {}", comm.rank()));
+            let differ = agree(comm, "test", &Listed { noun: "parameters", lines }, "plain").unwrap_err();
+            Ok((error.to_string().len(), differ.is_mismatch(), differ.to_string()))
+        });
+        let results = results.unwrap();
+        assert!(results[1].0 > 3 * LONGEST_REASON && (LONGEST_REASON..LONGEST_REASON + 1000).contains(&results[0].0));
+        for (_, is_mismatch, text) in results {
+            assert!(
+                is_mismatch && text.contains("with parameters that differ behind the first 16 MiB") && text.len() < 1000,
+                "{}",
+                text.len()
+            );
+        }
     }
 }

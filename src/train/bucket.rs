@@ -68,6 +68,9 @@ pub(super) struct Lent<'a> {
 pub(super) trait AnyBucket: Send + Any {
     fn layout(&self) -> &BucketLayout;
 
+    /// Makes the buffer of its gradients. Collective on the host, where what fails on one rank fails on all; on a device this rank's own affair.
+    fn allocate(&mut self, comm: &Communicator, place: &Place) -> Result<()>;
+
     /// Makes one gradient zeros.
     fn clear(&mut self, slot: usize) -> Result<()>;
 
@@ -93,7 +96,7 @@ pub(super) trait AnyBucket: Send + Any {
     fn gathered(&mut self) -> Result<()>;
 }
 
-/// A bucket of the layout's element type.
+/// A bucket of the layout's element type, whose gradients have no buffer yet. This rank's own affair.
 pub(super) fn of_its_type(
     comm: &Communicator,
     layout: BucketLayout,
@@ -121,9 +124,9 @@ fn whole() -> Error {
 }
 
 impl<T: Float> Bucket<T> {
-    /// Full of zeros, with the plain hook.
+    /// With the plain hook, and a share full of zeros.
     fn boxed(comm: &Communicator, layout: BucketLayout, place: &Place, op: ReduceOp, ending: Ending) -> Result<Box<dyn AnyBucket>> {
-        let flat = Some(Flat::in_place(comm, place, layout.len)?);
+        place.check(comm)?;
         let (hook, share): (Box<dyn Hook<T>>, _) = match ending {
             Ending::Whole => (Box::new(AllReduce::new(op)), None),
             Ending::Shares => {
@@ -131,7 +134,7 @@ impl<T: Float> Bucket<T> {
                 (Box::new(ReduceScatter::new(op)), Some(share))
             }
         };
-        Ok(Box::new(Self { layout, hook, flat, own: None, share, gathering: Pending::Idle }))
+        Ok(Box::new(Self { layout, hook, flat: None, own: None, share, gathering: Pending::Idle }))
     }
 
     pub(super) fn set_hook(&mut self, hook: Box<dyn Hook<T>>) {
@@ -199,6 +202,11 @@ impl<T: Float> Bucket<T> {
 impl<T: Float> AnyBucket for Bucket<T> {
     fn layout(&self) -> &BucketLayout {
         &self.layout
+    }
+
+    fn allocate(&mut self, comm: &Communicator, place: &Place) -> Result<()> {
+        self.flat = Some(Flat::in_place(comm, place, self.layout.len)?);
+        Ok(())
     }
 
     fn clear(&mut self, slot: usize) -> Result<()> {

@@ -109,7 +109,10 @@ impl Buckets {
             }
         }
         let made = layouts.into_iter().map(|layout| of_its_type(comm, layout, place, options.op, ending)).collect();
-        let buckets: Vec<_> = everywhere(comm, what, made)?;
+        // What one rank alone may have no memory for comes first: once some of them make buffers together, all must.
+        let mut buckets: Vec<_> = everywhere(comm, what, made)?;
+        let allocated = buckets.iter_mut().try_for_each(|bucket| bucket.allocate(comm, place));
+        everywhere(comm, what, allocated)?;
         let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
         Ok(Self { comm: comm.clone(), entries, buckets, waiting, next: 0, missing: options.missing, health: StepHealth::default() })
     }
@@ -234,7 +237,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// Ends the step: what has not come counts as zeros; every bucket is launched and waited for. Collective. Where a gradient never
+    /// Ends the step: what has not come counts as zeros, beside what was accumulated; every bucket is launched and waited for. Collective. Where a gradient never
     /// came on one rank, every rank gets the error, and another step can follow.
     pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
         self.health.check(call)?;
@@ -278,7 +281,7 @@ impl Buckets {
         }
     }
 
-    /// Makes every parameter ready, with zeros where no gradient has come. Gives the first of those that were not.
+    /// Makes every parameter ready, with zeros where nothing of a gradient has come. Gives the first of those that were not.
     fn fill_up(&mut self) -> Result<Option<usize>> {
         let absent: Vec<usize> = (0..self.entries.len()).filter(|index| self.entries[*index].stage != Stage::Ready).collect();
         for index in &absent {

@@ -9,6 +9,7 @@ use super::hook::Hook;
 use super::layout::{BucketLayout, Options};
 use super::loss_scaler::LossScaler;
 use super::parameter::{Float, Parameter};
+use super::step_order::Done;
 use crate::buffer::{Buffer, BufferMut};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -205,7 +206,7 @@ impl DataParallel {
     /// those of collectives.
     pub fn finish(&mut self) -> Result<Averaged<'_>> {
         self.buckets.finish("finish")?;
-        Ok(Averaged { buckets: &mut self.buckets })
+        Ok(Averaged { buckets: &mut self.buckets, done: Done::default() })
     }
 
     /// Averages all gradients in place: [`ready`](Self::ready) for each, the last first, and [`finish`](Self::finish). One for each
@@ -250,6 +251,7 @@ impl fmt::Debug for DataParallel {
 /// [`DataParallel::finish`].
 pub struct Averaged<'a> {
     buckets: &'a mut Buckets,
+    done: Done,
 }
 
 impl Averaged<'_> {
@@ -321,33 +323,85 @@ impl Averaged<'_> {
     /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
-        let factor = clipping(limit)?;
+        let factor = clipping("clip_norm", limit)?;
         let norm = self.norm()?;
-        if let Some(factor) = factor(norm) {
-            self.buckets.scale(|layout| 0..layout.len, factor)?;
-        }
+        self.scale(factor(norm))?;
         Ok(norm)
     }
 
+    /// As [`clip_norm`](Self::clip_norm) by a norm of more gradients than these: multiplies these so that a norm of `norm` becomes `limit`, where it is larger.
+    /// Where `norm` is not finite they stay as they are. Makes no call: every rank passes the same bits, so that all ranks go on alike.
+    ///
+    /// With tensor parallelism each rank has other parameters than the ranks beside it, and the norm is that of all:
+    ///
+    /// ```
+    /// use collectives::train::{DataParallel, Mesh, Options, Parameter};
+    /// use collectives::{Communicator, ReduceOp};
+    ///
+    /// let clipped = Communicator::run_local(4, |comm| {
+    ///     let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)])?;
+    ///     let (dp, tp) = (mesh.dimension("dp")?, mesh.dimension("tp")?);
+    ///     // Half of the columns of a weight.
+    ///     let mut model = DataParallel::new(dp, vec![Parameter::new::<f32>("columns", &[2, 2])], Options::default())?;
+    ///     model.ready(0, &[if tp.rank() == 0 { 3.0_f32 } else { 4.0 }; 4])?;
+    ///     let mut mean = model.finish()?;
+    ///     let mut squares = mean.norm()?.powi(2);
+    ///     tp.all_reduce(&mut squares, ReduceOp::Sum)?; // those of all columns
+    ///     dp.broadcast(&mut squares, 0)?; // the ranks of another tp may have added up in another order
+    ///     mean.clip_to(squares.sqrt(), 1.0)?;
+    ///     Ok(mean.gradient::<f32>(0)?[0])
+    /// })?;
+    /// assert_eq!(clipped, [0.3, 0.4, 0.3, 0.4], "the norm was 10");
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// What all ranks of `tp` have alike, as biases, counts once: keep it in a [`DataParallel`] of its own, and add its square behind the all-reduce.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, a negative norm, and where a gradient was [taken](Self::take). On a device `Cuda`.
+    pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
+        let factor = clipping("clip_to", limit)?;
+        check_norm(norm)?;
+        self.buckets.check_all_there("clip_to")?;
+        self.scale(factor(norm))
+    }
+
+    /// Multiplies all gradients, where there is a factor: the end of clipping.
+    fn scale(&mut self, factor: Option<f64>) -> Result<()> {
+        self.done = Done::Clipped;
+        factor.map_or(Ok(()), |factor| self.buckets.scale(|layout| 0..layout.len, factor))
+    }
+
     /// Divides all gradients by a loss's scale, and has the scaler note where one is infinite or no number, or so large that an `f64` cannot hold its
-    /// square. Comes before [`clip_norm`](Self::clip_norm). Each quotient is made in `f64` and rounded once. On a device it waits as
+    /// square. Comes once a step, before [`clip_norm`](Self::clip_norm). Each quotient is made in `f64` and rounded once. On a device it waits as
     /// [`norm`](Self::norm) does.
     ///
     /// # Errors
     ///
-    /// Those of [`norm`](Self::norm).
+    /// `InvalidArgument` where this step's gradients were unscaled or clipped already, and those of [`norm`](Self::norm).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.done.check("unscale", Done::Unscaled)?;
         self.buckets.check_all_there("unscale")?;
+        self.done = Done::Unscaled;
         self.buckets.unscale(|layout| 0..layout.len, scaler)
     }
 }
 
 /// The factor that brings gradients of a norm down to `limit`; `None` where they stay as they are.
-pub(super) fn clipping(limit: f64) -> Result<impl Fn(f64) -> Option<f64>> {
+pub(super) fn clipping(call: &'static str, limit: f64) -> Result<impl Fn(f64) -> Option<f64>> {
     if !(limit > 0.0 && limit.is_finite()) {
-        return Err(Error::argument("clip_norm", format!("a limit of {limit}; it must be a positive number")));
+        return Err(Error::argument(call, format!("a limit of {limit}; it must be a positive number")));
     }
     Ok(move |norm: f64| (norm.is_finite() && norm > limit).then_some(limit / norm))
+}
+
+/// Refuses what is no norm. One that is not finite is that of gradients that are not.
+pub(super) fn check_norm(norm: f64) -> Result<()> {
+    match norm < 0.0 {
+        false => Ok(()),
+        true => Err(Error::argument("clip_to", format!("a norm of {norm}; it is the root of a sum of squares"))),
+    }
 }
 
 impl fmt::Debug for Averaged<'_> {

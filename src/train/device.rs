@@ -97,7 +97,8 @@ impl Drop for Workplace {
 /// Elements on a device, and where their owner works.
 #[derive(Debug)]
 pub(super) struct DeviceFlat<T> {
-    // First, for it goes before what used it may be waited for.
+    // First, for it goes before what used it may be waited for. The caller may have put another one in its place, of another length and on another
+    // device: whoever uses it checks both.
     pub(super) slice: CudaSlice<T>,
     place: Arc<Workplace>,
 }
@@ -109,6 +110,11 @@ fn same_context(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
     }
     let (own, other) = (stream.context().ordinal(), context.ordinal());
     Err(Error::argument("train", format!("a buffer of device {other}, or of another context, where the buckets are on device {own}")))
+}
+
+/// Elements that a buffer does not have.
+fn outside(range: &Range<usize>, len: usize) -> Error {
+    Error::argument("train", format!("elements {range:?} of a buffer that has {len}"))
 }
 
 impl<T> From<CudaSlice<T>> for DeviceFlat<T> {
@@ -180,19 +186,28 @@ impl<T: Float> DeviceFlat<T> {
         Ok(copy)
     }
 
-    /// Makes the stream wait for other users of a range, and runs `work` with its address. Does nothing for an empty range.
+    /// Makes the stream wait for other users of a range, and runs `work` with its address, which is of the stream's context. Does nothing for an
+    /// empty range.
     fn at(&mut self, range: Range<usize>, work: impl FnOnce(u64, &Workplace) -> Result<()>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
-        let place = Arc::clone(&self.place);
-        let outside = || Error::argument("train", format!("elements {range:?} of a bucket that ends before"));
-        let mut view = self.slice.try_slice_mut(range.clone()).ok_or_else(outside)?;
+        let (place, len) = (Arc::clone(&self.place), self.slice.len());
+        same_context(&place.stream, self.slice.context())?;
+        let mut view = self.slice.try_slice_mut(range.clone()).ok_or_else(|| outside(&range, len))?;
         let failed = |error| cuda_error("using a bucket", error);
         place.stream.context().bind_to_thread().map_err(failed)?;
         let (address, _written) = view.write(&place.stream);
         place.stream.context().check_err().map_err(failed)?;
         work(address, &place)
+    }
+
+    /// The elements in a range, to be read; none for an empty range.
+    fn part(&self, range: Range<usize>) -> Result<Option<CudaView<'_, T>>> {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        self.view(range.clone()).map(Some).ok_or_else(|| outside(&range, self.slice.len()))
     }
 
     pub(super) fn place(&self) -> &Arc<Workplace> {
@@ -208,13 +223,13 @@ impl<T: Float> DeviceFlat<T> {
                 let from = from + (first * size_of::<T>()) as u64;
                 if add {
                     aligned::<T>(from)?;
-                    // SAFETY: both are memory of this context (checked) with that many elements (the caller compares lengths), aligned
-                    // (checked; a bucket's slots are), apart, since one is borrowed to be written, and borrowed until later users wait
+                    // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements (the caller compares lengths,
+                    // and `at` the range with the slice), aligned (checked; a slice's elements are), apart, since one is borrowed to be written, and borrowed until later users wait
                     // for the kernel.
                     return unsafe { place.kernels()?.accumulate(T::ELEMENT_TYPE, into, from, count as u64, stream) };
                 }
-                // SAFETY: both are memory of this context (checked) with that many elements (the caller compares lengths), apart, since one is
-                // borrowed to be written, and borrowed until later users wait for the copy.
+                // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements (the caller compares lengths, and
+                // `at` the range with the slice), apart, since one is borrowed to be written, and borrowed until later users wait for the copy.
                 let copied = unsafe { result::memcpy_dtod_async(into, from, count * size_of::<T>(), stream.cu_stream()) };
                 copied.map_err(|error| cuda_error("copying a gradient into its bucket", error))
             })
@@ -223,7 +238,7 @@ impl<T: Float> DeviceFlat<T> {
 
     /// Copies as many elements out.
     pub(super) fn copy_to(&self, range: Range<usize>, destination: DeviceMemoryMut<'_, T>) -> Result<()> {
-        let Some(view) = self.view(range).filter(|view| !view.is_empty()) else { return Ok(()) };
+        let Some(view) = self.part(range)? else { return Ok(()) };
         let Memory::Device(memory) = view.memory() else { return Ok(()) };
         let (stream, doing) = (&self.place.stream, "copying a gradient out of its bucket");
         same_context(stream, destination.inner.context())?;
@@ -241,7 +256,8 @@ impl<T: Float> DeviceFlat<T> {
     pub(super) fn clear(&mut self, range: Range<usize>) -> Result<()> {
         let bytes = range.len() * size_of::<T>();
         self.at(range, |address, place| {
-            // SAFETY: memory of the slice with that many bytes; zeros are a value of every float type.
+            // SAFETY: memory of the slice with that many bytes (`at` compares), of the stream's context (`at` checks); zeros are a value of every
+            // float type.
             unsafe { result::memset_d8_async(address, 0, bytes, place.stream.cu_stream()) }
                 .map_err(|error| cuda_error("clearing a part of a bucket", error))
         })
@@ -251,7 +267,8 @@ impl<T: Float> DeviceFlat<T> {
     pub(super) fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
         let count = range.len() as u64;
         self.at(range, |address, place| {
-            // SAFETY: memory of the slice with that many elements of its type, of which later users wait for the kernel.
+            // SAFETY: memory of the slice with that many elements of its type (`at` compares), of the stream's context (`at` checks), of which
+            // later users wait for the kernel.
             unsafe { place.kernels()?.weigh(T::ELEMENT_TYPE, address, count, factor, &place.stream) }
         })
     }
@@ -271,8 +288,8 @@ impl<T: Float> DeviceFlat<T> {
                 let from = from + (first * size_of::<F>()) as u64;
                 aligned::<F>(from)?;
                 let kernels = place.kernels()?;
-                // SAFETY: both are memory of this context (checked) with that many elements of their types (the caller compares lengths),
-                // aligned (checked; a slice's elements are), apart, since one is borrowed to be written; later users wait for the kernel.
+                // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements of their types (the caller compares
+                // lengths, and `at` the range with the slice), aligned (checked; a slice's elements are), apart, since one is borrowed to be written; later users wait for the kernel.
                 unsafe { kernels.convert((F::ELEMENT_TYPE, from), (T::ELEMENT_TYPE, into), count, weight, stream) }
             })
         })
@@ -280,18 +297,20 @@ impl<T: Float> DeviceFlat<T> {
 
     /// Adds up the squares of the elements in a range.
     pub(super) fn add_squares(&self, range: Range<usize>, sums: &mut Option<DeviceSquares>) -> Result<()> {
-        let Some(view) = self.view(range).filter(|view| !view.is_empty()) else { return Ok(()) };
+        let Some(view) = self.part(range)? else { return Ok(()) };
         let Memory::Device(memory) = view.memory() else { return Ok(()) };
         let sums = match sums {
             Some(sums) => sums,
             None => sums.insert(DeviceSquares::new(&self.place)?),
         };
         let stream = &self.place.stream;
+        // Those of the first buffer, which may lie elsewhere.
+        same_context(stream, sums.numbers.context())?;
         reading(stream, memory, "adding up squares", |data| {
             let (partials, _written) = sums.numbers.device_ptr_mut(stream);
             let total = partials + (MOST_PARTIALS * size_of::<f64>()) as u64;
-            // SAFETY: the range's elements, and a slice of as many numbers as there are partial sums at most, and one: all of this context,
-            // and later users wait for the kernels.
+            // SAFETY: the range's elements (a view of the slice that there is), and a slice of as many numbers as there are partial sums at most,
+            // and one: all of this context (checked), and later users wait for the kernels.
             unsafe { self.place.kernels()?.add_squares(T::ELEMENT_TYPE, (data, view.len() as u64), partials, total, stream) }
         })
     }

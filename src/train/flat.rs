@@ -187,7 +187,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Its elements, to be written, where they are on a device.
+    /// Its elements, to be written, where they are on a device. A slice that is put in this one's place is used on the same stream as this one: one of
+    /// another context is refused with `InvalidArgument` when it is used.
     #[cfg(feature = "cuda")]
     pub fn device_mut(&mut self) -> Option<&mut CudaSlice<T>> {
         match &mut self.0 {
@@ -358,7 +359,7 @@ impl<T: Float> Flat<T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where lengths or places differ, and `Cuda`.
+    /// `InvalidArgument` where lengths, places or contexts differ, and `Cuda`.
     pub fn convert_from<F: Float>(&mut self, from: &Flat<F>, weight: f64) -> Result<()> {
         let (len, given) = (self.memory().len(), from.memory().len());
         if len != given {

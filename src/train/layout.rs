@@ -36,7 +36,7 @@ pub enum Missing {
     /// all-reduce of one number a step, which goes on beside the buckets.
     #[default]
     Refused,
-    /// They count as zeros, on this rank.
+    /// They count as zeros on this rank, but for what was accumulated of them in this step, which counts.
     Zeros,
 }
 

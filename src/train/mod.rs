@@ -28,6 +28,7 @@ mod sampler;
 mod shard;
 mod sharded;
 mod step_health;
+mod step_order;
 
 pub use data_parallel::{Averaged, DataParallel};
 pub use flat::Flat;

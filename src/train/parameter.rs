@@ -12,7 +12,7 @@ use crate::float8::narrow_to_odd;
 /// A parameter of the model: what a gradient is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name, for errors; need not be unique.
+    /// Its name, for errors and checkpoints; need not be unique where there are none.
     pub name: String,
     /// Its dimensions; no dimensions for a single number.
     pub shape: Vec<usize>,

@@ -13,7 +13,8 @@ pub enum UnevenEnd {
     /// The first samples of the epoch come once more at its end, until every rank has as many: what torch's `DistributedSampler` does.
     #[default]
     Repeat,
-    /// What would be an unequal rest is left out: another part of the data set in each epoch (torch's `drop_last`).
+    /// What would be an unequal rest is left out (torch's `drop_last`): other samples in each epoch where they are shuffled, and the last ones in every epoch
+    /// where they come [in order](Sampler::in_order).
     Drop,
     /// Each sample comes once. Some ranks have one less than others, so agree on the number of steps, or evaluate without collectives.
     Keep,
@@ -94,7 +95,8 @@ impl Sampler {
     }
 
     /// This rank's samples of what is left of an epoch of which the whole world has taken so many, as a rule steps × batch × ranks then. The world may have
-    /// had another size. Nothing comes twice, but for what is [repeated](UnevenEnd::Repeat) at the end.
+    /// had another size. Nothing comes twice, but for what is [repeated](UnevenEnd::Repeat) at the end. What was repeated may be counted too: where all samples
+    /// were taken, and some of them twice, nothing is left.
     ///
     /// ```
     /// use collectives::train::{Sampler, UnevenEnd};
@@ -111,17 +113,26 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where more were taken than there are.
+    /// `InvalidArgument` where more were taken than an epoch has: its length, and where samples are repeated less than twice that, or one for each rank.
     pub fn epoch_from(&self, epoch: u64, taken: usize) -> Result<Samples> {
-        if taken > self.len {
-            let reason = format!("{taken} samples were taken of {}", self.len);
+        if taken > self.most_taken() {
+            let (len, most) = (self.len, self.most_taken());
+            let reason = format!("{taken} samples were taken, and an epoch of {len} has {most} at most: count anew in each epoch");
             return Err(Error::argument("Sampler::epoch_from", reason));
         }
         Ok(self.rest_of(epoch, taken))
     }
 
+    /// How many samples a world can have taken in one epoch. Of how many ranks it was, nobody says: of no more than there are samples, or as many as now.
+    fn most_taken(&self) -> usize {
+        match (self.end, self.len) {
+            (UnevenEnd::Repeat, 1..) => (self.len - 1).saturating_add(self.len).max(self.world_size),
+            _ => self.len,
+        }
+    }
+
     fn rest_of(&self, epoch: u64, taken: usize) -> Samples {
-        let (left, ranks) = (self.len - taken, self.world_size);
+        let (left, ranks) = (self.len.saturating_sub(taken), self.world_size);
         let own = match self.end {
             UnevenEnd::Repeat => left.div_ceil(ranks),
             UnevenEnd::Drop => left / ranks,
@@ -321,6 +332,6 @@ mod tests {
     fn what_cannot_be_is_refused() {
         assert!(Sampler::of_rank(2, 2, 10).unwrap_err().to_string().contains("rank 2"));
         assert!(Sampler::of_rank(0, 0, 10).is_err());
-        assert!(Sampler::of_rank(0, 2, 10).unwrap().epoch_from(0, 11).unwrap_err().to_string().contains("11 samples"));
+        assert!(Sampler::of_rank(0, 2, 10).unwrap().epoch_from(0, 20).unwrap_err().to_string().contains("20 samples"));
     }
 }

@@ -8,12 +8,13 @@ use cudarc::driver::CudaView;
 
 use super::bucket::{Ending, Lent, own_range};
 use super::buckets::Buckets;
-use super::data_parallel::clipping;
+use super::data_parallel::{check_norm, clipping};
 use super::flat::{Flat, Place};
 use super::layout::{BucketLayout, Options};
 use super::loss_scaler::LossScaler;
 use super::parameter::{Float, Parameter};
 use super::shard::Shard;
+use super::step_order::Done;
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -245,7 +246,7 @@ impl ShardedOptimizer {
             return Err(Error::argument("reduce", format!("parameter {index} {name} has no values yet: broadcast or load them first")));
         }
         self.buckets.finish("reduce")?;
-        Ok(Shards { optimizer: self })
+        Ok(Shards { optimizer: self, done: Done::default() })
     }
 }
 
@@ -253,35 +254,63 @@ impl ShardedOptimizer {
 #[must_use = "the parameters are updated by `update`"]
 pub struct Shards<'a> {
     optimizer: &'a mut ShardedOptimizer,
+    done: Done,
 }
 
 impl<'a> Shards<'a> {
-    /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective: one all-reduce of one
-    /// number, on the host. On a device it waits for this rank's sum first.
+    /// The norm of all ranks' gradients together: the root of the sum of all squares, added up in `f64`; the same bits on every rank. Collective: one
+    /// all-reduce of one number, on the host. On a device it waits for this rank's sum first.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, and those of collectives and of
-    /// [`Averaged::norm`](super::Averaged::norm).
-    pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
-        let factor = clipping(limit)?;
-        let buckets = &mut self.optimizer.buckets;
-        let comm = &buckets.comm().clone();
+    /// Those of collectives, and of [`Averaged::norm`](super::Averaged::norm).
+    pub fn norm(&self) -> Result<f64> {
+        let buckets = &self.optimizer.buckets;
+        let comm = buckets.comm();
         let mut squares = buckets.sum_of_squares(|layout| own_range(comm, layout))?;
         comm.all_reduce(&mut squares, ReduceOp::Sum)?;
-        let norm = squares.sqrt();
-        if let Some(factor) = factor(norm) {
-            buckets.scale(|layout| own_range(comm, layout), factor)?;
-        }
+        Ok(squares.sqrt())
+    }
+
+    /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective, as [`norm`](Self::norm).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
+    pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
+        let factor = clipping("clip_norm", limit)?;
+        let norm = self.norm()?;
+        self.scale(factor(norm))?;
         Ok(norm)
+    }
+
+    /// As [`Averaged::clip_to`](super::Averaged::clip_to), of this rank's shares. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and a negative norm. On a device `Cuda`.
+    pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
+        let factor = clipping("clip_to", limit)?;
+        check_norm(norm)?;
+        self.scale(factor(norm))
+    }
+
+    /// Multiplies this rank's shares, where there is a factor: the end of clipping.
+    fn scale(&mut self, factor: Option<f64>) -> Result<()> {
+        self.done = Done::Clipped;
+        let buckets = &mut self.optimizer.buckets;
+        let comm = &buckets.comm().clone();
+        factor.map_or(Ok(()), |factor| buckets.scale(|layout| own_range(comm, layout), factor))
     }
 
     /// As [`Averaged::unscale`](super::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
     ///
     /// # Errors
     ///
-    /// Those of [`Averaged::norm`](super::Averaged::norm).
+    /// Those of [`Averaged::unscale`](super::Averaged::unscale).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.done.check("unscale", Done::Unscaled)?;
+        self.done = Done::Unscaled;
         let buckets = &mut self.optimizer.buckets;
         let comm = &buckets.comm().clone();
         buckets.unscale(|layout| own_range(comm, layout), scaler)

@@ -16,6 +16,7 @@ mod folders;
 mod foreign;
 mod killed_training;
 mod kills;
+mod names;
 mod round_trips;
 mod tensors;
 mod training;

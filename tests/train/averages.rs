@@ -1,6 +1,6 @@
 //! Means over ranks: every wiring, world and bucket size, in whatever order gradients come.
 
-use collectives::train::{DataParallel, Missing, Options, Parameter};
+use collectives::train::{DataParallel, FullySharded, FullyShardedOptions, Mesh, Missing, Options, Parameter, ShardedOptimizer, Unit};
 use collectives::{Communicator, ReduceOp, Result};
 
 use crate::common::random::Random;
@@ -117,4 +117,74 @@ fn clipping_bounds_the_norm_of_all_gradients_together() {
             }
         }
     });
+}
+
+#[test]
+fn parts_of_a_model_are_clipped_by_the_norm_of_the_whole() {
+    for wiring in [Wiring::Shm, Wiring::Tcp, Wiring::Pairs] {
+        threads(wiring, 4, |comm| {
+            let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)]).unwrap();
+            let (dp, tp) = (mesh.dimension("dp").unwrap(), mesh.dimension("tp").unwrap());
+            let parameter = || vec![Parameter::new::<f32>("columns", &[5])];
+            let mut whole = DataParallel::new(dp, parameter(), Options::default()).unwrap();
+            let mut shared = ShardedOptimizer::new(dp, parameter(), Options::default()).unwrap();
+            let mut units = FullySharded::new(dp, vec![Unit::new("layer", parameter())], FullyShardedOptions::default()).unwrap();
+            shared.load(0, &[0.0_f32; 5]).unwrap();
+            // What the whole model's are, by one process: each tp rank has five of them, and the mean over dp is the number itself.
+            let all: Vec<f32> = (1..=10).map(|x| x as f32).collect();
+            let (mine, norm) = (&all[5 * tp.rank()..][..5], all.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt());
+            for (limit, factor) in [(2.0, 2.0 / norm), (1e9, 1.0)] {
+                let expected: Vec<f32> = mine.iter().map(|x| (f64::from(*x) * factor) as f32).collect();
+                whole.ready(0, mine).unwrap();
+                shared.ready(0, mine).unwrap();
+                units.reduce_gradients(0, &[mine.to_vec()]).unwrap();
+                let (mut averaged, mut shards, mut reduced) = (whole.finish().unwrap(), shared.reduce().unwrap(), units.reduce().unwrap());
+                for part in [averaged.norm().unwrap(), shards.norm().unwrap(), reduced.norm().unwrap()] {
+                    let mut squares = part.powi(2);
+                    tp.all_reduce(&mut squares, ReduceOp::Sum).unwrap();
+                    assert!((squares.sqrt() - norm).abs() < 1e-12 * norm, "{} instead of {norm}", squares.sqrt());
+                }
+                averaged.clip_to(norm, limit).unwrap();
+                shards.clip_to(norm, limit).unwrap();
+                reduced.clip_to(norm, limit).unwrap();
+                assert_eq!(averaged.gradient::<f32>(0).unwrap(), expected);
+                let check = |shard: &mut collectives::train::Shard<'_>| {
+                    let (range, slopes) = (shard.range.clone(), shard.values::<f32>()?.1);
+                    let inside = range.end.min(5) - range.start;
+                    assert_eq!(slopes[..inside], expected[range.start..][..inside]);
+                    Ok(())
+                };
+                shards.update(check).map(drop).unwrap();
+                reduced.update(check).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_no_norm_and_no_limit_is_refused_and_gradients_without_a_finite_norm_stay() {
+    let comm = &Communicator::local(1).unwrap()[0];
+    let mut model = DataParallel::new(comm, vec![Parameter::new::<f32>("a", &[2])], Options::default()).unwrap();
+    let mut units = FullySharded::new(comm, Vec::new(), FullyShardedOptions::default()).unwrap();
+    let mut shared = ShardedOptimizer::new(comm, Vec::new(), Options::default()).unwrap();
+    model.ready(0, &[3.0_f32, 4.0]).unwrap();
+    let (mut averaged, mut reduced, mut shards) = (model.finish().unwrap(), units.reduce().unwrap(), shared.reduce().unwrap());
+    for (norm, limit, words) in [
+        (-1.0, 1.0, "a norm of -1"),
+        (f64::NEG_INFINITY, 1.0, "a norm of -inf"),
+        (1.0, 0.0, "a limit of 0"),
+        (1.0, f64::NAN, "a limit of NaN"),
+    ] {
+        for error in [averaged.clip_to(norm, limit), reduced.clip_to(norm, limit), shards.clip_to(norm, limit)].map(Result::unwrap_err) {
+            assert!(error.to_string().contains("clip_to") && error.to_string().contains(words), "{error}");
+        }
+    }
+    for norm in [f64::NAN, f64::INFINITY, 0.0] {
+        averaged.clip_to(norm, 1.0).unwrap();
+        assert_eq!(averaged.gradient::<f32>(0).unwrap(), [3.0, 4.0]);
+    }
+    averaged.clip_to(2.0, 1.0).unwrap();
+    assert_eq!(averaged.gradient::<f32>(0).unwrap(), [1.5, 2.0]);
+    averaged.take::<f32>(0).map(drop).unwrap();
+    assert!(averaged.clip_to(2.0, 1.0).unwrap_err().to_string().contains("its gradient was taken"));
 }

@@ -6,7 +6,8 @@ use collectives::train::{
 };
 use collectives::{Communicator, Error, ReduceOp, Result, bf16};
 
-use crate::common::ranks::{Wiring, threads};
+use crate::common::random::Random;
+use crate::common::ranks::{Wiring, threads, threads_with};
 use crate::network::{self, LAYERS};
 
 const STRATEGIES: [ShardingStrategy; 2] = [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp];
@@ -154,6 +155,63 @@ fn shares_are_reduced_over_copies_as_they_were_over_shards() {
             let mut reduced = model.reduce().unwrap();
             reduced.reduce_over(mesh.dimension("replicate").unwrap()).unwrap();
             assert_eq!(reduced.norm().unwrap(), sum * 8_f64.sqrt(), "{op}");
+        });
+    }
+}
+
+/// Numbers whose sums are exact, and whose squares' sums are not: they depend on the order.
+fn far_apart(random: &mut Random) -> Vec<f32> {
+    (0..64).map(|index: i32| (random.below(1 << 20) as f32 - 524_288.0) * 2_f32.powi(-(index * 7 % 31))).collect()
+}
+
+#[test]
+fn copies_on_hosts_of_other_shapes_clip_by_the_same_factor() {
+    let (mut random, seed) = Random::new();
+    println!("seed {seed}");
+    let steps: Vec<Vec<f32>> = (0..30).map(|_| far_apart(&mut random)).collect();
+    let hosts = ["a", "a", "a", "a", "b", "c", "b", "c"];
+    let builder = |rank: usize| Communicator::builder().configure(|config| config.host_identity = Some(hosts[rank].to_owned()));
+    let norms = threads_with(hosts.len(), builder, |comm| {
+        let mesh = Mesh::new(comm, &[("replicate", 2), ("shard", 4)]).unwrap();
+        let unit = Unit::new("layer", one(&[64]));
+        let mut model = FullySharded::new(mesh.dimension("shard").unwrap(), vec![unit], FullyShardedOptions::default()).unwrap();
+        let mut norms = Vec::new();
+        for gradients in &steps {
+            model.reduce_gradients(0, std::slice::from_ref(gradients)).unwrap();
+            let apart = model.reduce().unwrap().norm().unwrap();
+            model.reduce_gradients(0, std::slice::from_ref(gradients)).unwrap();
+            let mut reduced = model.reduce().unwrap();
+            reduced.reduce_over(mesh.dimension("replicate").unwrap()).unwrap();
+            let together = reduced.clip_norm(1.0).unwrap();
+            let mut clipped = Vec::new();
+            reduced.update(|shard| shard.values::<f32>().map(|(_, slopes)| clipped.extend(slopes.iter().map(|x| x.to_bits())))).unwrap();
+            norms.push((apart.to_bits(), together.to_bits(), clipped));
+        }
+        norms
+    });
+    let differ = (0..steps.len()).filter(|step| norms[0][*step].0 != norms[4][*step].0).count();
+    assert!(differ > 0, "the copies add up in the same order, and nothing was tried; seed {seed}");
+    for step in 0..steps.len() {
+        for rank in 0..4 {
+            let [(.., first, of_first), (.., second, of_second)] = [&norms[rank][step], &norms[rank + 4][step]];
+            assert!(first == second && of_first == of_second && *first == norms[0][step].1, "step {step}, rank {rank}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_norm_that_is_no_number_is_none_on_every_copy() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        threads(Wiring::Tcp, 4, |comm| {
+            let (mesh, mut model) = hybrid(comm, ReduceOp::Avg);
+            model.reduce().map(drop).unwrap();
+            for unit in [1, 0] {
+                model.reduce_gradients(unit, &[[if comm.rank() == 3 { bad } else { 1.0 }; 4]]).unwrap();
+            }
+            let mut reduced = model.reduce().unwrap();
+            reduced.reduce_over(mesh.dimension("replicate").unwrap()).unwrap();
+            let norm = reduced.clip_norm(1.0).unwrap();
+            assert!(norm.is_nan() == bad.is_nan() && !norm.is_finite(), "{norm} of {bad}");
         });
     }
 }

@@ -204,3 +204,53 @@ fn what_holds_gradients_divides_them_as_the_scaler_does() {
         });
     }
 }
+
+#[test]
+fn what_comes_twice_or_too_late_is_refused_and_changes_nothing() {
+    threads(Wiring::Shm, 2, |comm| {
+        let parameter = || vec![Parameter::new::<f32>("weight", &[4])];
+        let mut whole = DataParallel::new(comm, parameter(), Options::default()).unwrap();
+        let mut shared = ShardedOptimizer::new(comm, parameter(), Options::default()).unwrap();
+        let unit = Unit::new("layer", parameter());
+        let mut units = FullySharded::new(comm, vec![unit], FullyShardedOptions::default()).unwrap();
+        // Both ranks have copies of their own for this one.
+        let alone = comm.split(Some(comm.rank() as u32), 0).unwrap().unwrap();
+        let mut copy = FullySharded::new(&alone, vec![Unit::new("layer", parameter())], FullyShardedOptions::default()).unwrap();
+        shared.load(0, &[0.0_f32; 4]).unwrap();
+        let refused = |result: Result<()>, words: &str| {
+            let error = result.unwrap_err();
+            assert!(matches!(error, collectives::Error::InvalidArgument { .. }) && error.to_string().contains(words), "{error}");
+        };
+        for _step in 0..2 {
+            let mut scaler = LossScaler::new(LossScalerOptions { initial_scale: 8.0, ..OPTIONS }).unwrap();
+            let mine = [16.0_f32; 4];
+            whole.ready(0, &mine).unwrap();
+            shared.ready(0, &mine).unwrap();
+            units.reduce_gradients(0, &[mine]).unwrap();
+            copy.reduce_gradients(0, &[mine]).unwrap();
+            let mut averaged = whole.finish().unwrap();
+            averaged.unscale(&mut scaler).unwrap();
+            refused(averaged.unscale(&mut scaler), "unscaled already");
+            assert_eq!(averaged.clip_norm(3.0).unwrap(), 4.0);
+            refused(averaged.unscale(&mut scaler), "clipped already");
+            assert_eq!(averaged.clip_norm(1.5).unwrap(), 3.0, "clipped again");
+            let mut shards = shared.reduce().unwrap();
+            shards.unscale(&mut scaler).unwrap();
+            refused(shards.unscale(&mut scaler), "unscaled already");
+            assert_eq!(shards.clip_norm(9.0).unwrap(), 4.0);
+            refused(shards.unscale(&mut scaler), "clipped already");
+            let mut reduced = units.reduce().unwrap();
+            assert_eq!(reduced.clip_norm(99.0).unwrap(), 32.0);
+            refused(reduced.unscale(&mut scaler), "clipped already");
+            refused(reduced.reduce_over(comm), "clipped already");
+            reduced.update(|shard| shard.values::<f32>().map(|(_, slopes)| assert_eq!(slopes, [16.0; 2]))).unwrap();
+            let mut reduced = copy.reduce().unwrap();
+            reduced.reduce_over(comm).unwrap();
+            refused(reduced.reduce_over(comm), "reduced over copies already");
+            reduced.unscale(&mut scaler).unwrap();
+            refused(reduced.reduce_over(comm), "unscaled already");
+            refused(reduced.unscale(&mut scaler), "unscaled already");
+            reduced.update(|shard| shard.values::<f32>().map(|(_, slopes)| assert_eq!(slopes, [2.0; 4]))).unwrap();
+        }
+    });
+}

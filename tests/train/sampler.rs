@@ -103,3 +103,37 @@ fn ranks_of_any_number_go_on_from_a_saved_position_and_take_every_sample_once() 
         }
     }
 }
+
+#[test]
+fn behind_a_whole_epoch_whose_end_was_repeated_nothing_is_left() {
+    // (samples, ranks that took the epoch in steps of one sample each): what they took is more than there are.
+    for (len, before) in [(10, 4), (10, 3), (7, 5), (1, 1), (2, 2), (13, 13)] {
+        let taken: usize = (0..before).map(|rank| Sampler::of_rank(rank, before, len).unwrap().epoch(0).count()).sum();
+        assert_eq!(taken, before * len.div_ceil(before));
+        for (ranks, rank) in [(1, 0), (before, before - 1), (5, 2), (13, 12)] {
+            let sampler = Sampler::of_rank(rank, ranks, len).unwrap();
+            assert_eq!(sampler.epoch_from(0, taken).unwrap().len(), 0, "{taken} of {len} by {before} ranks, then {ranks}");
+            assert_eq!(sampler.epoch_from(0, taken).unwrap().next(), None);
+        }
+    }
+    // More ranks than samples.
+    for rank in 0..4 {
+        assert_eq!(Sampler::of_rank(rank, 4, 1).unwrap().epoch_from(0, 4).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn more_than_an_epoch_has_was_taken_in_none() {
+    let refused = |sampler: Sampler, taken| {
+        let error = sampler.epoch_from(0, taken).map(drop).unwrap_err().to_string();
+        assert!(error.contains(&format!("{taken} samples were taken")) && error.contains("count anew in each epoch"), "{error}");
+    };
+    let of = |ranks, len| Sampler::of_rank(0, ranks, len).unwrap();
+    for (ranks, len, taken) in [(4, 10, 20), (4, 10, usize::MAX), (4, 1, 5), (1, 1, 2), (4, 0, 1), (4, 0, 4)] {
+        refused(of(ranks, len), taken);
+    }
+    for end in [UnevenEnd::Drop, UnevenEnd::Keep] {
+        refused(of(4, 10).with_end(end), 11);
+        assert_eq!(of(4, 10).with_end(end).epoch_from(0, 10).unwrap().count(), 0);
+    }
+}

@@ -1,9 +1,11 @@
 //! Mistakes are named, on every rank where others would wait; a rank that dies in the middle is noticed.
 
-use collectives::train::{DataParallel, Missing, Options, Parameter};
+use collectives::train::{DataParallel, Missing, Options, Parameter, ShardedOptimizer};
 use collectives::{Communicator, Error};
 
-use crate::common::ranks::{Wiring, communicators, each, free_port, is_rank_of, spawn_rank, threads};
+use crate::common::ranks::{Wiring, communicators, each, free_port, is_rank_of, processes, spawn_rank, threads};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 fn two() -> Vec<Parameter> {
     vec![Parameter::new::<f32>("weight", &[100]), Parameter::new::<f32>("bias", &[2])]
@@ -133,6 +135,29 @@ fn gradients_that_never_come_count_as_zeros_where_that_is_asked_for() {
 }
 
 #[test]
+fn what_was_accumulated_of_a_gradient_that_never_comes_counts() {
+    threads(Wiring::Shm, 2, |comm| {
+        let mut model = DataParallel::new(comm, two(), Options { missing: Missing::Zeros, ..small() }).unwrap();
+        for step in 0..3 {
+            // One rank accumulates twice, and has no last part of it; the other has nothing.
+            if (comm.rank() + step) % 2 == 0 {
+                model.accumulate(1, &[4.0_f32, 2.0]).unwrap();
+                model.accumulate(1, &[2.0_f32, 0.0]).unwrap();
+            }
+            let averaged = model.finish().unwrap();
+            assert_eq!(averaged.gradient::<f32>(1).unwrap(), [3.0, 1.0]);
+            assert_eq!(averaged.gradient::<f32>(0).unwrap(), [0.0; 100]);
+        }
+        // By default it is missing all the same.
+        let mut model = DataParallel::new(comm, two(), small()).unwrap();
+        model.ready(0, &vec![1.0_f32; 100]).unwrap();
+        model.accumulate(1, &[4.0_f32, 2.0]).unwrap();
+        let error = model.finish().map(drop).unwrap_err().to_string();
+        assert!(error.contains("parameter 1 \"bias\""), "{error}");
+    });
+}
+
+#[test]
 fn ranks_with_different_hooks_are_told_of_both_calls() {
     threads(Wiring::Shm, 2, |comm| {
         let mut model = DataParallel::new(comm, two(), Options::default()).unwrap();
@@ -212,4 +237,29 @@ fn a_process_that_dies_in_the_middle_is_named_and_the_others_go_on() {
 #[test]
 fn a_process_that_dies_in_the_middle_is_named_over_tcp() {
     a_rank_dies("trouble::a_process_that_dies_in_the_middle_is_named_over_tcp", Wiring::Tcp);
+}
+
+#[test]
+fn where_one_rank_has_no_room_for_its_share_all_are_told_which() {
+    const MIB: u64 = 1 << 20;
+    processes("trouble::where_one_rank_has_no_room_for_its_share_all_are_told_which", Wiring::Tcp, 2, |comm| {
+        // Two buckets of 64 MiB, of which each rank has a share of 32 MiB.
+        let parameters = || ["first", "second"].map(|name| Parameter::new::<f32>(name, &[16 << 20])).to_vec();
+        let before = getrlimit(Resource::As);
+        // No room for a share; for one; for both, and for no bucket.
+        for room in [16, 48, 80] {
+            if comm.rank() == 1 {
+                let pages: u64 = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
+                setrlimit(Resource::As, Rlimit { current: Some((pages << 12) + room * MIB), maximum: before.maximum }).unwrap();
+            }
+            let error = ShardedOptimizer::new(comm, parameters(), Options::default()).map(drop).unwrap_err();
+            setrlimit(Resource::As, before).unwrap();
+            let text = error.to_string();
+            assert!(matches!(error, Error::Io { .. }) && text.contains("alloc"), "{room} MiB: {text}");
+            assert!(comm.rank() == 1 || text.contains("on rank 1"), "{room} MiB: {text}");
+            let mut next = DataParallel::new(comm, two(), Options::default()).expect("the communicator lives on");
+            next.average(&mut [vec![1.0_f32; 100], vec![1.0; 2]])?;
+        }
+        Ok(())
+    });
 }

@@ -1,7 +1,8 @@
 //! The folder of all checkpoints: what their folders are called, how one appears, and how old ones go.
 //!
 //! A checkpoint is made under another name, which begins with a dot, and appears by a rename. It goes the same way. So whoever is killed
-//! leaves checkpoints that are whole, and folders under other names, which the next save removes.
+//! leaves checkpoints that are whole, and folders under other names, which the next save removes. It renames them first: a save that is under way
+//! against the rules then fails when it gives its folder the name, and no folder has a checkpoint's name while files in it are removed.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -147,32 +148,41 @@ fn create_all(directory: &Path) -> Result<()> {
     absent.into_iter().try_for_each(|path| sync_folder(&above(path)))
 }
 
-/// Removes the folders of saves and removals that did not end.
+/// Removes the folders of saves and removals that did not end. What cannot be removed is told to who listens, and harms no save.
 fn remove_leftovers(directory: &Path) -> Result<()> {
-    let is_left = |name: &String| name.starts_with(".step-") && (name.contains(UNFINISHED) || name.contains(GOING));
-    names(directory)?.iter().filter(|name| is_left(name)).try_for_each(|name| {
-        let path = directory.join(name);
-        fs::remove_dir_all(&path).map_err(failed("removing", &path))
-    })
+    let left = |name: &String| Some(name.split_once(UNFINISHED).or_else(|| name.split_once(GOING))?.0.to_owned());
+    for name in names(directory)?.iter().filter(|name| name.starts_with(".step-")) {
+        let Some(step) = left(name) else { continue };
+        if let Err(error) = remove(directory, name, &step) {
+            crate::event::warn!(path = %directory.join(name).display(), %error, "what an earlier save left could not be removed");
+        }
+    }
+    Ok(())
 }
 
 /// Removes all but the last checkpoints. What cannot be removed is told to who listens: the new checkpoint is there all the same.
 pub(super) fn keep_last(directory: &Path, count: usize) {
-    let removed = steps(directory).and_then(|steps| {
-        let old = steps.len().saturating_sub(count);
-        steps[..old].iter().try_for_each(|step| remove(directory, *step))
-    });
-    if let Err(error) = removed {
-        crate::event::warn!(path = %directory.display(), %error, "an old checkpoint could not be removed");
+    let told = |error: &Error| crate::event::warn!(path = %directory.display(), %error, "an old checkpoint could not be removed");
+    let steps = steps(directory).inspect_err(told).unwrap_or_default();
+    for step in &steps[..steps.len().saturating_sub(count)] {
+        let name = name(*step);
+        remove(directory, &name, &format!(".{name}")).inspect_err(told).ok();
     }
 }
 
-/// Removes a checkpoint. It loses its name first: what is left of it is no checkpoint.
-fn remove(directory: &Path, step: u64) -> Result<()> {
-    let (from, to): (PathBuf, PathBuf) = (directory.join(name(step)), directory.join(format!(".{}{GOING}{}", name(step), random()?)));
-    fs::rename(&from, &to).map_err(failed("removing", &from))?;
-    sync_folder(directory)?;
-    fs::remove_dir_all(&to).map_err(failed("removing", &to))
+/// Removes a folder of this name. It gets another name first, which begins with `as_left`: what is left of it is no checkpoint, and who still writes to
+/// it cannot make it one. Where somebody else has renamed or removed it, it is theirs.
+fn remove(directory: &Path, name: &str, as_left: &str) -> Result<()> {
+    let (from, to): (PathBuf, PathBuf) = (directory.join(name), directory.join(format!("{as_left}{GOING}{}", random()?)));
+    let unless_gone = |outcome: io::Result<()>| match outcome {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        outcome => outcome.map(|()| true).map_err(failed("removing", &from)),
+    };
+    if unless_gone(fs::rename(&from, &to))? {
+        sync_folder(directory)?;
+        unless_gone(fs::remove_dir_all(&to))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -190,6 +200,69 @@ mod tests {
         }
     }
 
+    /// The names in a folder, in order.
+    fn sorted(folder: &Path) -> Vec<String> {
+        let mut seen = names(folder).unwrap();
+        seen.sort();
+        seen
+    }
+
+    #[test]
+    fn what_cannot_be_removed_loses_its_name_and_harms_no_save() {
+        let folder = tempfile::tempdir().unwrap();
+        // No folders, so they cannot be removed as one, by nobody.
+        for name in [".step-00000001.partial-0", ".step-00000002.deleted-ff"] {
+            fs::write(folder.path().join(name), "a file").unwrap();
+        }
+        fs::create_dir_all(folder.path().join(".step-00000003.partial-7/inside")).unwrap();
+        for step in 4..6 {
+            Unfinished::begin(folder.path(), step).unwrap().finish(folder.path(), step).unwrap();
+            let seen = sorted(folder.path());
+            assert_eq!(seen.len(), step as usize - 1, "{seen:?}");
+            // They were renamed before they were removed.
+            assert!(seen[0].starts_with(".step-00000001.deleted-") && seen[1].starts_with(".step-00000002.deleted-"), "{seen:?}");
+        }
+        assert_eq!(steps(folder.path()).unwrap(), [4, 5]);
+    }
+
+    #[test]
+    fn an_old_checkpoint_that_cannot_be_removed_keeps_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(name(1)), "a file").unwrap();
+        (2..6).for_each(|step| fs::create_dir_all(folder.path().join(name(step)).join("inside")).unwrap());
+        keep_last(folder.path(), 2);
+        let seen = sorted(folder.path());
+        assert_eq!((steps(folder.path()).unwrap(), seen.len()), (vec![4, 5], 3), "{seen:?}");
+        keep_last(folder.path(), 9);
+        assert_eq!(steps(folder.path()).unwrap(), [4, 5]);
+    }
+
+    #[test]
+    fn a_save_whose_folder_another_save_removes_fails_or_is_whole() {
+        const FILES: usize = 60;
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path();
+        for number in 0..40 {
+            let unfinished = Unfinished::begin(directory, number).unwrap();
+            let path = directory.join(&unfinished.folder);
+            (0..FILES).for_each(|file| fs::write(path.join(format!("{file}")), "data").unwrap());
+            let both = std::sync::Barrier::new(2);
+            let finished = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    both.wait();
+                    remove_leftovers(directory).unwrap();
+                });
+                both.wait();
+                unfinished.finish(directory, number)
+            });
+            let published = directory.join(name(number));
+            assert_eq!(finished.is_ok(), published.exists(), "{finished:?}");
+            assert!(finished.is_err() || fs::read_dir(published).unwrap().count() == FILES, "step {number}");
+        }
+        remove_leftovers(directory).unwrap();
+        assert_eq!(names(directory).unwrap().len(), steps(directory).unwrap().len(), "nothing else is left");
+    }
+
     #[test]
     fn leftovers_go_and_what_others_put_there_stays() {
         let folder = tempfile::tempdir().unwrap();
@@ -199,8 +272,7 @@ mod tests {
             fs::create_dir_all(folder.path().join(name).join("inside")).unwrap();
         }
         let unfinished = Unfinished::begin(folder.path(), 5).unwrap();
-        let mut seen = names(folder.path()).unwrap();
-        seen.sort();
+        let seen = sorted(folder.path());
         let mut expected: Vec<String> = others.iter().map(|name| (*name).to_owned()).chain([unfinished.folder.clone()]).collect();
         expected.sort();
         assert_eq!(seen, expected);

@@ -1,5 +1,7 @@
 //! Parameters, and the state of their optimiser, that are dealt out over the ranks: saved by share, loaded by another world size's shares.
 
+use std::collections::BTreeSet;
+
 use super::piece::Piece;
 use super::reader::Checkpoint;
 use super::writer::Writer;
@@ -64,12 +66,18 @@ impl<'a> Writer<'a> {
     /// Adds what this rank has for its shares of a model's buckets or units, their parameters or an optimiser's state: one slice for each, as long as the
     /// share ([`ShardedOptimizer::shard_lens`], [`FullySharded::shard_lens`]). It is saved as a tensor for each parameter, of the parameter's shape and
     /// named `prefix` and the parameter's name ([`Sharded`]), with a dot between: so any world size and any buckets can load it, and other tools read it.
-    /// Names must be unique.
+    /// Names must be unique: nothing else is saved under one of them.
     ///
-    /// A mistake is told by [`commit`](Self::commit): `InvalidArgument` where there are not as many slices, or one has another length.
+    /// A mistake is told by [`commit`](Self::commit): `InvalidArgument` where there are not as many slices, one has another length, or two parameters
+    /// would have the same name: with a unit's name before it, `a.b` and `c` have that of `a` and `b.c`.
     pub fn shares<T: Element>(&mut self, prefix: &str, model: &impl Sharded, state: impl IntoIterator<Item = &'a [T]>) -> &mut Self {
         let mut state = state.into_iter();
-        let parts = parts(prefix, model);
+        let parts = match parts("Writer::shares", prefix, model) {
+            Ok(parts) => parts,
+            Err(error) => return self.refused(error),
+        };
+        // Every rank has all names, so this is every rank's error; the parts of others could not tell namesakes from copies.
+        self.reserve(parts.iter().flat_map(|(parts, _)| parts).map(|part| part.name.clone()));
         let count = parts.len();
         for (bucket, (parts, len)) in parts.into_iter().enumerate() {
             let share = match fitting("Writer::shares", prefix, bucket, len, state.next(), |share| share.len()) {
@@ -77,7 +85,7 @@ impl<'a> Writer<'a> {
                 Err(error) => return self.refused(error),
             };
             for Part { name, shape, piece, within } in parts {
-                self.tensor(&name, shape, piece, &share[within]);
+                self.add(&name, shape, piece, &share[within]);
             }
         }
         match state.next() {
@@ -98,7 +106,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there are not as many slices as buckets, or one is not as long as the share; and as [`read`](Self::read).
+    /// `InvalidArgument` where there are not as many slices as buckets, one is not as long as the share, or two parameters have the same name; and as
+    /// [`read`](Self::read).
     pub fn read_shares<'s, T: Element>(
         &self,
         prefix: &str,
@@ -106,7 +115,7 @@ impl Checkpoint {
         state: impl IntoIterator<Item = &'s mut [T]>,
     ) -> Result<()> {
         let mut state = state.into_iter();
-        let parts = parts(prefix, model);
+        let parts = parts("Checkpoint::read_shares", prefix, model)?;
         let count = parts.len();
         for (bucket, (parts, len)) in parts.into_iter().enumerate() {
             let share = fitting("Checkpoint::read_shares", prefix, bucket, len, state.next(), |share| share.len())?;
@@ -118,8 +127,11 @@ impl Checkpoint {
     }
 }
 
-/// For each bucket what this rank's share has of each of its parameters, which may be nothing, and how long the share is.
-fn parts<'m>(prefix: &str, model: &'m impl Sharded) -> Vec<(Vec<Part<'m>>, usize)> {
+/// What a rank's share of one bucket has of each of its parameters, which may be nothing, and how long the share is.
+type OfBucket<'m> = (Vec<Part<'m>>, usize);
+
+/// What this rank's shares have, bucket by bucket. Refuses parameters of one name.
+fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Result<Vec<OfBucket<'m>>> {
     let of_bucket = |(layout, share): (&'m BucketLayout, std::ops::Range<usize>)| {
         let part = |slot: &'m Slot| {
             let (elements, within) = slot.overlap(&share);
@@ -128,7 +140,14 @@ fn parts<'m>(prefix: &str, model: &'m impl Sharded) -> Vec<(Vec<Part<'m>>, usize
         };
         (layout.slots.iter().filter_map(part).collect(), share.len())
     };
-    model.dealt().into_iter().map(of_bucket).collect()
+    let parts: Vec<OfBucket<'m>> = model.dealt().into_iter().map(of_bucket).collect();
+    let mut names = BTreeSet::new();
+    match parts.iter().flat_map(|(parts, _)| parts).find(|part| !names.insert(&*part.name)) {
+        None => Ok(parts),
+        Some(Part { name, .. }) => {
+            Err(Error::argument(call, format!("state {prefix:?}: two parameters are {name:?}: in checkpoints each has a name of its own")))
+        }
+    }
 }
 
 /// The slice of a bucket, which must be there and as long as the share.

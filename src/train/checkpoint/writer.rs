@@ -1,5 +1,6 @@
 //! Saving: every rank says what it holds, rank 0 divides the work, all write, and rank 0 lets the checkpoint appear.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -47,8 +48,16 @@ pub struct Writer<'a> {
     declaration: Declaration,
     /// The bytes of each part.
     bytes: Vec<&'a [u8]>,
+    /// The names of parameters that are dealt out, which are nobody else's.
+    reserved: BTreeSet<String>,
     keep: Option<usize>,
     mistake: Option<Error>,
+}
+
+/// A name that cannot be used for anything else.
+fn taken(name: &str) -> Error {
+    let reason = format!("tensor {name:?}: a parameter of shares and something else have this name; give each a prefix of its own");
+    Error::argument("Writer::shares", reason)
 }
 
 /// What the ranks fail in together.
@@ -59,7 +68,7 @@ impl<'a> Writer<'a> {
     /// same folder of a file system that all share. Local: nothing is written yet.
     pub fn new(comm: &'a Communicator, directory: impl Into<PathBuf>) -> Self {
         let (directory, declaration) = (named(&directory.into()).to_owned(), Declaration::default());
-        Self { comm, directory, declaration, bytes: Vec::new(), keep: None, mistake: None }
+        Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
     }
 
     /// Adds what this rank holds of a tensor: `values` are the elements of the piece, in row-major order. `shape` is that of the whole
@@ -70,8 +79,28 @@ impl<'a> Writer<'a> {
     /// ranges of one dimension.
     ///
     /// A mistake is told by [`commit`](Self::commit): `InvalidArgument` where the tensor has no such piece, `values` has another length, or
-    /// the name is empty, has a `#` or is `__metadata__`.
+    /// the name is empty, has a `#`, is `__metadata__`, or is one of [`shares`](Self::shares).
     pub fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
+        if self.reserved.contains(name) {
+            self.refuse(taken(name));
+        }
+        self.add(name, shape, piece, values)
+    }
+
+    /// Keeps names for parameters that are dealt out, and refuses those that something has already.
+    pub(super) fn reserve(&mut self, names: impl IntoIterator<Item = String>) {
+        let mut had: BTreeSet<&str> = self.declaration.tensors.iter().map(|declared| &*declared.name).collect();
+        let mut names: BTreeSet<String> = names.into_iter().collect();
+        had.retain(|name| names.contains(*name));
+        if let Some(name) = had.first() {
+            let mistake = taken(name);
+            self.refuse(mistake);
+        }
+        self.reserved.append(&mut names);
+    }
+
+    /// Adds what this rank holds of a tensor, whoever has its name.
+    pub(super) fn add<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
         let declared = piece.extent(shape).and_then(|extent| match extent.len() == values.len() {
             true => Declared::new(name, T::ELEMENT_TYPE, shape, piece),
             false => Err(format!("{} elements were passed, and the part {piece} of {shape:?} has {}", values.len(), extent.len())),

@@ -9,7 +9,7 @@ use crate::train::parameter::Parameter;
 /// Parameters that are gathered together, and whose gradients are reduced together: a layer, say. All are of one type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Its name, for errors and checkpoints; need not be unique where there are none.
+    /// Its name, for errors and checkpoints, where a dot and the parameter's name come behind it: those must be unique there.
     pub name: String,
     /// Its parameters. They lie one behind the other, in this order.
     pub parameters: Vec<Parameter>,

@@ -11,12 +11,13 @@ use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 use crate::train::agreement::{Listed, agree};
 use crate::train::any_flat::{AnyFlat, fill};
-use crate::train::data_parallel::clipping;
+use crate::train::data_parallel::{check_norm, clipping};
 use crate::train::hook::weight;
 use crate::train::host::Squares;
 use crate::train::loss_scaler::LossScaler;
 use crate::train::parameter::Float;
 use crate::train::shard::Shard;
+use crate::train::step_order::Done;
 
 /// Gradients.
 impl FullySharded {
@@ -69,7 +70,7 @@ impl FullySharded {
     pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
         self.end_backward()?;
         self.go_on(Self::finish_all)?;
-        Ok(ReducedGradients { model: self })
+        Ok(ReducedGradients { model: self, done: Done::default(), replicas: None })
     }
 
     fn finish_all(&mut self) -> Result<()> {
@@ -153,13 +154,16 @@ impl FullySharded {
 #[must_use = "the parameters are updated by `update`"]
 pub struct ReducedGradients<'a> {
     model: &'a mut FullySharded,
+    done: Done,
+    /// Ranks with copies, over which the gradients were reduced.
+    replicas: Option<Communicator>,
 }
 
 impl ReducedGradients<'_> {
     /// Reduces this rank's shares over ranks that have the same shares of other gradients too: hybrid sharding, where parameters are dealt out over
     /// the ranks of a host, say, and every host has a copy of them ([`Mesh::by_host`](crate::train::Mesh::by_host)). What was averaged is averaged over
-    /// the copies, any other [`op`](super::FullyShardedOptions::op)'s are added up. Comes before [`clip_norm`](Self::clip_norm). All copies begin with the
-    /// same parameters, and end with the same bits.
+    /// the copies, any other [`op`](super::FullyShardedOptions::op)'s are added up. Comes once a step, before [`unscale`](Self::unscale) and
+    /// [`clip_norm`](Self::clip_norm). All copies begin with the same parameters, and end with the same bits.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -179,14 +183,17 @@ impl ReducedGradients<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Collective over `replicas`: an all-reduce of each unit's share, all of them at once, behind one all-gather of 40 bytes a rank.
+    /// Collective over `replicas`: an all-reduce of each unit's share, all of them at once, behind one all-gather of 40 bytes a rank. A clone of
+    /// `replicas` is kept until the update, since its ranks must clip by the same norm.
     ///
     /// # Errors
     ///
-    /// `Mismatch` where the ranks of `replicas` have other shares than this one, as those do over which the model is dealt out; those of collectives. No
-    /// step can follow.
+    /// `InvalidArgument` where this step's gradients were reduced over copies, unscaled or clipped already: nothing has happened. `Mismatch` where the ranks of
+    /// `replicas` have other shares than this one, as those do over which the model is dealt out, and those of collectives: no step can follow.
     #[doc(alias = "HYBRID_SHARD")]
     pub fn reduce_over(&mut self, replicas: &Communicator) -> Result<()> {
+        self.done.check("reduce_over", Done::ReducedOver)?;
+        self.done = Done::ReducedOver;
         self.model.go_on(|model| {
             model.place.check(replicas)?;
             let shares = model.units.iter().map(|unit| format!("elements {:?} of {unit}, {}", unit.own, unit.layout.dtype)).collect();
@@ -194,11 +201,14 @@ impl ReducedGradients<'_> {
             let op = if model.options.op == ReduceOp::Avg { ReduceOp::Avg } else { ReduceOp::Sum };
             model.units.iter_mut().try_for_each(|unit| unit.gradients.start_all_reduce(replicas, op))?;
             model.units.iter_mut().try_for_each(|unit| unit.gradients.wait())
-        })
+        })?;
+        self.replicas = Some(replicas.clone());
+        Ok(())
     }
 
     /// The norm of all ranks' gradients together: the root of the sum of all squares, added up in `f64`; the same bits on every rank.
-    /// Collective: one all-reduce of one number, on the host. On a device it waits for this rank's sum first.
+    /// Collective: one all-reduce of one number, on the host, and one more over those of [`reduce_over`](Self::reduce_over). On a device it waits for
+    /// this rank's sum first.
     ///
     /// # Errors
     ///
@@ -206,6 +216,12 @@ impl ReducedGradients<'_> {
     pub fn norm(&self) -> Result<f64> {
         let mut squares = self.squares()?;
         self.model.comm.all_reduce(&mut squares, ReduceOp::Sum)?;
+        if let Some(replicas) = &self.replicas {
+            // The ranks of each copy may have added up in another order. What is not negative is ordered as its bits are.
+            let mut bits = squares.to_bits();
+            replicas.all_reduce(&mut bits, ReduceOp::Max)?;
+            squares = f64::from_bits(bits);
+        }
         Ok(squares.sqrt())
     }
 
@@ -216,20 +232,38 @@ impl ReducedGradients<'_> {
     /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
-        let factor = clipping(limit)?;
+        let factor = clipping("clip_norm", limit)?;
         let norm = self.norm()?;
-        if let Some(factor) = factor(norm) {
-            self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(factor))?;
-        }
+        self.scale(factor(norm))?;
         Ok(norm)
+    }
+
+    /// As [`Averaged::clip_to`](crate::train::Averaged::clip_to), of this rank's shares. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and a negative norm. On a device `Cuda`.
+    pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
+        let factor = clipping("clip_to", limit)?;
+        check_norm(norm)?;
+        self.scale(factor(norm))
+    }
+
+    /// Multiplies this rank's shares, where there is a factor: the end of clipping.
+    fn scale(&mut self, factor: Option<f64>) -> Result<()> {
+        self.done = Done::Clipped;
+        let mut units = self.model.units.iter_mut();
+        factor.map_or(Ok(()), |factor| units.try_for_each(|unit| unit.gradients.scale(factor)))
     }
 
     /// As [`Averaged::unscale`](crate::train::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
     ///
     /// # Errors
     ///
-    /// Those of [`Averaged::norm`](crate::train::Averaged::norm).
+    /// Those of [`Averaged::unscale`](crate::train::Averaged::unscale).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.done.check("unscale", Done::Unscaled)?;
+        self.done = Done::Unscaled;
         self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(scaler.inverse()))?;
         scaler.note(self.squares()?.is_finite());
         Ok(())
