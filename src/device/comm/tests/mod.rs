@@ -5,6 +5,7 @@ mod control;
 mod failures;
 mod graphs;
 mod limits;
+mod messages;
 mod stuck;
 
 use std::sync::Arc;
