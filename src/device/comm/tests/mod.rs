@@ -5,6 +5,7 @@ mod control;
 mod failures;
 mod graphs;
 mod limits;
+mod locks;
 mod messages;
 mod stuck;
 
