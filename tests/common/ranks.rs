@@ -195,11 +195,34 @@ pub fn processes_with(
 
 /// Runs `program` in a process of its own, which runs this very test again. `name` is its full name.
 pub fn alone_in_a_process(name: &str, program: impl FnOnce()) {
+    alone_in(|| Command::new(std::env::current_exe().unwrap()), name, program);
+}
+
+/// As [`alone_in_a_process`], where threads and processes have numbers of their own: nobody else uses one up. Where that is not allowed here the
+/// numbers are the machine's.
+pub fn alone_with_numbers(name: &str, program: impl FnOnce()) {
+    const NUMBERS: [&str; 4] = ["--user", "--map-root-user", "--pid", "--fork"];
+    let own_numbers = || {
+        let mut command = Command::new("unshare");
+        command.args(NUMBERS);
+        command
+    };
+    let is_allowed = || own_numbers().arg("true").output().is_ok_and(|output| output.status.success());
+    let command = || {
+        let program = std::env::current_exe().unwrap();
+        let mut command = if is_allowed() { own_numbers() } else { return Command::new(program) };
+        command.arg(program);
+        command
+    };
+    alone_in(command, name, program);
+}
+
+fn alone_in(command: impl FnOnce() -> Command, name: &str, program: impl FnOnce()) {
     const INSIDE: &str = "COLLECTIVES_TEST_INSIDE";
     if std::env::var(INSIDE).as_deref() == Ok(name) {
         return program();
     }
-    let output = Command::new(std::env::current_exe().unwrap())
+    let output = command()
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .env(INSIDE, name)
         .stdout(Stdio::piped())

@@ -1,16 +1,20 @@
-//! What a call costs beside the work itself, counted: calls of the driver, by name and apart from NCCL's own; calls of NCCL; allocations.
+//! What a call costs beside the work itself, counted: calls of the driver, by name and apart from NCCL's own; calls of NCCL; threads started;
+//! allocations.
 //!
-//! | a call, after the first | driver calls beside NCCL's own | of NCCL | allocations |
-//! | --- | --- | --- | --- |
-//! | all_reduce in place, an address with a stream | 0 | 1 | 0 |
-//! | all_reduce in place on a `CudaSlice` | 3: two waits, one record | 1 | 0 |
-//! | all_reduce from one `CudaSlice` into another | 6: three waits, two records, one question for the context | 1 | 0 |
-//! | either, where cudarc's event tracking is disabled | 0 | 1 | 0 |
+//! | a call, after the first | driver calls beside NCCL's own | of NCCL | threads | allocations |
+//! | --- | --- | --- | --- | --- |
+//! | all_reduce in place, an address with a stream | 1: is the stream captured | 1 | 0 | 0 |
+//! | all_reduce in place on a `CudaSlice` | 4: that, two waits, one record | 1 | 0 | 0 |
+//! | all_reduce from one `CudaSlice` into another | 7: that, three waits, two records, one question for the context | 1 | 0 | 0 |
+//! | either, where cudarc's event tracking is disabled | 1: is the stream captured | 1 | 0 | 0 |
+//! | a fold | | several | 0 | 0 |
 //!
-//! One more, which asks whether the stream is captured, where the ranks compare the call. A slice of cudarc's has two events: what was last read
+//! One more where the ranks compare the call: they tell each other whether it is captured. A slice of cudarc's has two events: what was last read
 //! and what was last written, by anybody, on any stream. A write waits for both, and a read for the second; nobody can tell on which
 //! stream an event was recorded last, so none of the waits can be left out. The event that a read waits for cudarc gives to nobody: it waits for it itself, and
 //! asks for the context before.
+//!
+//! Threads are those that NCCL starts. One of the crate's own would be an allocation of the thread that starts it; `threads.rs` counts all.
 
 #![expect(unsafe_code, reason = "a buffer is given by its address, and contexts are made current")]
 
@@ -28,6 +32,7 @@ use crate::common::cases::Memory;
 struct Cost {
     driver: DriverCalls,
     nccl: u64,
+    threads: u64,
     allocations: usize,
 }
 
@@ -39,9 +44,10 @@ fn nccl_calls() -> u64 {
 /// What a call costs after the first ones: what is used for the first time may cost more.
 fn cost(mut call: impl FnMut()) -> Cost {
     (0..3).for_each(|_| call());
-    let (before, mut allocated) = (nccl_calls(), 0);
+    let threads = simgpu::nccl::threads_started_by_this_thread;
+    let (calls_before, threads_before, mut allocated) = (nccl_calls(), threads(), 0);
     let driver = driver_calls_of_this_thread(|| allocated = allocations(&mut call));
-    Cost { driver, nccl: nccl_calls() - before, allocations: allocated }
+    Cost { driver, nccl: nccl_calls() - calls_before, threads: threads() - threads_before, allocations: allocated }
 }
 
 /// Runs `program` with a source, a destination and the address of the latter, on the communicator's own stream.
@@ -62,10 +68,10 @@ fn with_buffers(
     });
 }
 
-/// Fails where a call costs more than this: driver calls by name, one of NCCL's and no allocation.
+/// Fails where a call costs more than this: driver calls by name, one of NCCL's, no thread and no allocation.
 #[track_caller]
 fn assert_cost(what: &str, is_compared: bool, cost: Cost, expected: &[(&str, u64)]) {
-    let Cost { driver, nccl, allocations } = cost;
+    let Cost { driver, nccl, threads, allocations } = cost;
     // Whoever compares a call, and whoever puts it on its stream, asks whether it becomes part of a graph.
     let asks = [("cuStreamIsCapturing", 1 + u64::from(is_compared))];
     let expected = || expected.iter().chain(&asks);
@@ -73,11 +79,11 @@ fn assert_cost(what: &str, is_compared: bool, cost: Cost, expected: &[(&str, u64
     assert!(expected().all(|(name, most)| driver.of(name) <= *most), "{words}");
     assert!(driver.beside_nccl() <= expected().map(|(_, most)| most).sum(), "{words}");
     assert!(driver.inside_nccl() > 0, "{what}: no driver call is counted as NCCL's own");
-    assert_eq!((nccl, allocations), (1, 0), "{what}: calls of NCCL, and allocations");
+    assert_eq!((nccl, threads, allocations), (1, 0, 0), "{what}: calls of NCCL, threads, and allocations");
 }
 
 #[test]
-fn a_call_makes_few_driver_calls_one_of_nccl_and_no_allocation() {
+fn a_call_makes_few_driver_calls_one_of_nccl_and_starts_no_thread() {
     steers_nccl!();
     for (is_compared, config) in [(false, compared_before(0)), (true, Config::default())] {
         with_buffers(config, |comm, source, destination, raw| {
@@ -129,7 +135,7 @@ fn slices_without_events_cost_what_addresses_do() {
 
 /// How many groups of NCCL's a fold takes is the plan's (`device/plan`), which is made once for the same call made again.
 #[test]
-fn a_fold_that_is_made_again_allocates_nothing() {
+fn a_fold_that_is_made_again_starts_no_thread_and_allocates_nothing() {
     steers_nccl!();
     let mut config = compared_before(0);
     config.device_scratch_bytes = 64 << 10;
@@ -138,7 +144,7 @@ fn a_fold_that_is_made_again_allocates_nothing() {
         let mut scaled = memory.put(&[1.5_f32; 50]);
         let folds = cost(|| comm.all_reduce(&mut bits, ReduceOp::BitOr).unwrap());
         assert!(folds.nccl > 2 * 3, "{} calls of NCCL are no fold in slabs", folds.nccl);
-        assert_eq!(folds.allocations, 0, "allocations of a fold");
+        assert_eq!((folds.threads, folds.allocations), (0, 0), "threads and allocations of a fold");
         // Of another buffer, and then of the first again.
         comm.all_reduce(&mut scaled, ReduceOp::PreMulSum(2.0)).unwrap();
         comm.all_reduce(&mut scaled, ReduceOp::PreMulSum(-2.0)).unwrap();

@@ -34,6 +34,16 @@ pub fn can_steer_nccl() -> bool {
     !is_real() && simgpu::real::nccl().is_none()
 }
 
+/// Has the simulated NCCL do what a real one may, though it need not: the first collective waits inside its call until all ranks have come, and
+/// whoever aborts may end others' calls with success. For the whole process, until a test has the simulation for itself ([`simgpu::alone`]).
+pub fn be_strict() {
+    prepare();
+    if can_steer_nccl() {
+        simgpu::nccl::connect_lazily();
+        simgpu::nccl::let_aborted_kernels_go_on();
+    }
+}
+
 /// Skips a test that steers the simulated NCCL where there is another one.
 macro_rules! steers_nccl {
     () => {

@@ -35,7 +35,9 @@ macro_rules! releases {
 
 releases! {
     everything_on_nccl_2_20_5 22005;
+    everything_on_nccl_2_22_3 22203;
     everything_on_nccl_2_23_4 22304;
+    everything_on_nccl_2_26_5 22605;
     everything_on_nccl_2_27_5 22705;
     everything_on_nccl_2_28_9 22809;
 }

@@ -6,82 +6,203 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Config, Error, ReduceOp};
+use cudarc::driver::CudaContext;
+use cudarc::driver::CudaContext;
 
 use super::common::cases::Memory;
 use super::common::ranks::{alone_in_a_process, each, threads_with};
 use super::common::tasks::block_on;
-use super::gpu::{DeviceMemory, builder, can_steer_nccl, steers_nccl, unchecked};
+use super::gpu::{DeviceMemory, be_strict, builder, can_steer_nccl, steers_nccl, unchecked};
 use super::kills::root;
 
 fn short(limit: Duration) -> impl Fn(usize) -> collectives::Builder {
     move |_| builder(unchecked()).configure(|config| config.timeout = limit)
 }
 
+/// Runs a test twice: as the simulated NCCL is, and as strict as a real one may be.
+fn in_both_ways(test: impl Fn()) {
+    let _alone = simgpu::alone();
+    test();
+    be_strict();
+    test();
+}
+
 #[test]
 fn a_rank_that_does_not_call_makes_the_others_time_out() {
-    let _alone = simgpu::alone();
-    let comms = threads_with(2, short(Duration::from_secs(60)), |comm| comm.rank());
-    assert_eq!(comms, [0, 1]);
-    threads_with(2, short(Duration::from_millis(1500)), |comm| {
-        let memory = DeviceMemory::of(comm);
-        if comm.rank() == 0 {
-            let began = Instant::now();
-            let mut buffer = memory.put(&[1_u32; 100]);
-            comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-            let error = comm.device().unwrap().synchronize().unwrap_err();
-            assert!(error.is_timeout(), "{error}");
-            assert!(began.elapsed() < Duration::from_secs(20), "{error}");
-            let error = comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
-            assert!(error.is_poisoned() && error.is_timeout(), "{error}");
-        }
-        comm.set_timeout(Duration::from_secs(60));
-        comm.barrier().unwrap();
+    in_both_ways(|| {
+        let comms = threads_with(2, short(Duration::from_secs(60)), |comm| comm.rank());
+        assert_eq!(comms, [0, 1]);
+        threads_with(2, short(Duration::from_millis(1500)), |comm| {
+            let memory = DeviceMemory::of(comm);
+            if comm.rank() == 0 {
+                let began = Instant::now();
+                let mut buffer = memory.put(&[1_u32; 100]);
+                // The first call may wait for the others inside.
+                let called = comm.all_reduce(&mut buffer, ReduceOp::Sum);
+                let error = called.and_then(|()| comm.device().unwrap().synchronize()).unwrap_err();
+                assert!(error.is_timeout(), "{error}");
+                assert!(began.elapsed() < Duration::from_secs(20), "{error}");
+                let error = comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
+                assert!(error.is_poisoned() && error.is_timeout(), "{error}");
+            }
+            comm.set_timeout(Duration::from_secs(60));
+            comm.barrier().unwrap();
+        });
     });
 }
 
 #[test]
 fn the_watchdog_frees_a_stream_that_nobody_waits_on_with_a_deadline() {
-    let _alone = simgpu::alone();
-    threads_with(2, short(Duration::from_millis(1500)), |comm| {
-        let memory = DeviceMemory::of(comm);
-        if comm.rank() == 0 {
-            let stream = memory.stream.context().new_stream().unwrap();
-            let mut buffer = memory.put(&[1_u32; 100]);
-            comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-            // Without the watchdog this waits for ever.
-            stream.synchronize().unwrap();
-            let failure = comm.device().unwrap().failure().unwrap();
-            assert!(failure.is_timeout() && failure.to_string().contains("all_reduce"), "{failure}");
-        }
-        comm.set_timeout(Duration::from_secs(60));
-        comm.barrier().unwrap();
+    in_both_ways(|| {
+        threads_with(2, short(Duration::from_millis(1500)), |comm| {
+            let memory = DeviceMemory::of(comm);
+            if comm.rank() == 0 {
+                let stream = memory.stream.context().new_stream().unwrap();
+                let mut buffer = memory.put(&[1_u32; 100]);
+                let called = comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum);
+                assert!(called.is_ok() || comm.device().unwrap().failure().is_some(), "{called:?}");
+                // Without the watchdog this waits for ever.
+                stream.synchronize().unwrap();
+                let failure = comm.device().unwrap().failure().unwrap();
+                assert!(failure.is_timeout() && failure.to_string().contains("all_reduce"), "{failure}");
+            }
+            comm.set_timeout(Duration::from_secs(60));
+            comm.barrier().unwrap();
+        });
     });
 }
 
 #[test]
-fn an_abort_from_another_thread_ends_a_wait() {
-    let _alone = simgpu::alone();
-    threads_with(2, short(Duration::from_secs(60)), |comm| {
-        let memory = DeviceMemory::of(comm);
-        if comm.rank() == 0 {
-            let mut buffer = memory.put(&[1_u32; 100]);
-            comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-            let handle = comm.abort_handle();
-            let began = Instant::now();
-            std::thread::scope(|scope| {
-                scope.spawn(move || handle.abort());
-                assert!(comm.device().unwrap().synchronize().is_err());
-            });
-            assert!(began.elapsed() < Duration::from_secs(20));
-            assert!(comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err().is_poisoned());
+fn an_abort_from_another_thread_ends_a_call_and_a_wait() {
+    in_both_ways(|| {
+        threads_with(2, short(Duration::from_secs(60)), |comm| {
+            let memory = DeviceMemory::of(comm);
+            if comm.rank() == 0 {
+                let mut buffer = memory.put(&[1_u32; 100]);
+                let (handle, began) = (comm.abort_handle(), Instant::now());
+                let calls_made = || if can_steer_nccl() { simgpu::nccl::calls("ncclAllReduce") } else { 0 };
+                let before = calls_made();
+                let calls = || comm.all_reduce(&mut buffer, ReduceOp::Sum).and_then(|()| comm.device().unwrap().synchronize());
+                std::thread::scope(|scope| {
+                    let calling = scope.spawn(calls);
+                    while can_steer_nccl() && calls_made() == before {
+                        std::thread::yield_now();
+                    }
+                    handle.abort();
+                    assert!(calling.join().unwrap().is_err());
+                });
+                assert!(began.elapsed() < Duration::from_secs(20));
+                assert!(comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err().is_poisoned());
+            }
+        });
+    });
+}
+
+/// Makes calls that the other rank does not, until one fails with a timeout; the stream is free then. `beside` runs on another thread.
+fn call_until_a_timeout(comm: &Communicator, beside: impl FnOnce(&CudaContext) + Send) {
+    let device = comm.device().unwrap();
+    let mut buffer = DeviceMemory::of(comm).put(&[1_u32; 100]);
+    let began = Instant::now();
+    comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| beside(device.context()));
+        loop {
+            if let Err(error) = comm.all_reduce(&mut buffer, ReduceOp::Sum) {
+                return error;
+            }
         }
     });
+    assert!(error.is_timeout() && began.elapsed() < Duration::from_secs(20), "{error} after {:?}", began.elapsed());
+    device.stream().synchronize().unwrap();
+    let failure = device.failure().unwrap();
+    assert!(failure.is_timeout() && failure.to_string().contains("all_reduce"), "{failure}");
+}
+
+#[test]
+fn calls_that_find_no_room_in_their_stream_end_in_time() {
+    let _alone = simgpu::alone();
+    let before = simgpu::waits_for_room();
+    threads_with(2, short(Duration::from_secs(5)), |comm| {
+        if comm.rank() == 0 {
+            call_until_a_timeout(comm, |_| ());
+        }
+        comm.set_timeout(Duration::from_secs(60));
+        comm.barrier().unwrap();
+    });
+    assert!(simgpu::waits_for_room() > before || !can_steer_nccl(), "the queue was never full");
+}
+
+#[test]
+fn calls_that_wait_behind_another_threads_wait_for_the_device_end_in_time() {
+    let _alone = simgpu::alone();
+    let before = simgpu::waits_for_context();
+    threads_with(2, short(Duration::from_millis(1500)), |comm| {
+        if comm.rank() == 0 {
+            call_until_a_timeout(comm, |context| {
+                let _ = context.synchronize();
+            });
+        }
+        comm.set_timeout(Duration::from_secs(60));
+        comm.barrier().unwrap();
+    });
+    assert!(simgpu::waits_for_context() > before, "nobody was held up");
+}
+
+/// Makes calls that the other rank does not, until one fails with a timeout; the stream is free then. `beside` runs on another thread.
+fn call_until_a_timeout(comm: &Communicator, beside: impl FnOnce(&CudaContext) + Send) {
+    let device = comm.device().unwrap();
+    let mut buffer = DeviceMemory::of(comm).put(&[1_u32; 100]);
+    let began = Instant::now();
+    comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| beside(device.context()));
+        loop {
+            if let Err(error) = comm.all_reduce(&mut buffer, ReduceOp::Sum) {
+                return error;
+            }
+        }
+    });
+    assert!(error.is_timeout() && began.elapsed() < Duration::from_secs(20), "{error} after {:?}", began.elapsed());
+    device.stream().synchronize().unwrap();
+    let failure = device.failure().unwrap();
+    assert!(failure.is_timeout() && failure.to_string().contains("all_reduce"), "{failure}");
+}
+
+#[test]
+fn calls_that_find_no_room_in_their_stream_end_in_time() {
+    let _alone = simgpu::alone();
+    let before = simgpu::waits_for_room();
+    threads_with(2, short(Duration::from_secs(5)), |comm| {
+        if comm.rank() == 0 {
+            call_until_a_timeout(comm, |_| ());
+        }
+        comm.set_timeout(Duration::from_secs(60));
+        comm.barrier().unwrap();
+    });
+    assert!(simgpu::waits_for_room() > before || !can_steer_nccl(), "the queue was never full");
+}
+
+#[test]
+fn calls_that_wait_behind_another_threads_wait_for_the_device_end_in_time() {
+    let _alone = simgpu::alone();
+    let before = simgpu::waits_for_context();
+    threads_with(2, short(Duration::from_millis(1500)), |comm| {
+        if comm.rank() == 0 {
+            call_until_a_timeout(comm, |context| {
+                let _ = context.synchronize();
+            });
+        }
+        comm.set_timeout(Duration::from_secs(60));
+        comm.barrier().unwrap();
+    });
+    assert!(simgpu::waits_for_context() > before, "nobody was held up");
 }
 
 #[test]
 fn a_lost_peer_is_an_error_on_the_others() {
     steers_nccl!();
     let _alone = simgpu::alone();
+    be_strict();
     threads_with(3, short(Duration::from_secs(30)), |comm| {
         let memory = DeviceMemory::of(comm);
         let mut buffer = memory.put(&[1_u32; 100]);
@@ -102,6 +223,7 @@ fn a_lost_peer_is_an_error_on_the_others() {
 #[test]
 fn a_communicator_may_be_dropped_with_work_in_flight() {
     let _alone = simgpu::alone();
+    be_strict();
     threads_with(2, short(Duration::from_secs(30)), |comm| {
         let memory = DeviceMemory::of(comm);
         let mut buffer = memory.put(&vec![1_u32; 10_000]);
@@ -202,9 +324,7 @@ fn given_up(timeout: Duration, give_up: impl Fn(&Communicator) + Sync, wait: imp
         3,
         |_| builder(unchecked()),
         |comm| {
-            if can_steer_nccl() {
-                simgpu::nccl::let_aborted_kernels_go_on();
-            }
+            be_strict();
             // All are connected then.
             let mut buffer = DeviceMemory::of(comm).put(&[1_u32; 100]);
             comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();

@@ -1,7 +1,7 @@
 //! Ranks that are killed or stopped while devices work together, each a process: what the survivors see, how soon, and that they go on.
 //!
 //! Deaths are told by the simulated NCCL in half of the jobs, as over a network, and by nobody in the other half, as between devices of one
-//! host. `COLLECTIVES_SOAK_SECONDS=600` goes on for ten minutes; `COLLECTIVES_TEST_SEED` brings a run back, but for the moments.
+//! host. In half of them the first collective waits for all ranks inside its call, and an abort may end others' calls with success. `COLLECTIVES_SOAK_SECONDS=600` goes on for ten minutes; `COLLECTIVES_TEST_SEED` brings a run back, but for the moments.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::common::cases::Memory;
 use super::common::random::Random;
 use super::common::ranks::is_rank_of;
-use super::gpu::{DeviceMemory, builder, can_steer_nccl, unchecked};
+use super::gpu::{DeviceMemory, be_strict, builder, can_steer_nccl, unchecked};
 use super::processes::Ranks;
 
 /// What survivors may take to notice a death, on a loaded machine; calls may take [`LIMIT`], so no deadline tells them.
@@ -60,6 +60,9 @@ fn rank_of_a_job(moment: Moment) {
     // A real NCCL tells deaths as it does.
     if variable("SILENT") == Some(1) && can_steer_nccl() {
         simgpu::nccl::silence_deaths();
+    }
+    if variable("STRICT") == Some(1) {
+        be_strict();
     }
     if moment == Moment::Init && can_steer_nccl() {
         simgpu::nccl::in_progress("ncclCommInitRankConfig", 150);
@@ -183,12 +186,13 @@ fn assert_leaves_nothing(pid: u32) {
 fn job(name: &str, moment: Moment, world_size: usize, random: &mut Random, seed: u64) {
     let (victim, silent) = (random.below(world_size), random.below(2));
     let index = MOMENTS.iter().position(|known| *known == moment).unwrap();
-    let unchecked = random.below(2);
-    let variables = [("MOMENT", index.to_string()), ("SILENT", silent.to_string()), ("UNCHECKED", unchecked.to_string())];
+    let (unchecked, strict) = (random.below(2), random.below(2));
+    let variables = [("MOMENT", index), ("SILENT", silent), ("UNCHECKED", unchecked), ("STRICT", strict)];
+    let variables = variables.map(|(name, value)| (name, value.to_string()));
     let mut ranks = Ranks::spawn_with(name, world_size, &variables);
     let pause = Duration::from_micros(random.below(if moment == Moment::Close { 20_000 } else { 250_000 }) as u64);
-    let said =
-        format!("seed {seed}: {world_size} ranks, {victim} killed {moment:?} after {pause:?}, silent: {silent}, unchecked: {unchecked}");
+    let switches = format!("silent: {silent}, unchecked: {unchecked}, strict: {strict}");
+    let said = format!("seed {seed}: {world_size} ranks, {victim} killed {moment:?} after {pause:?}, {switches}");
     println!("{said}");
     await_all(&mut ranks, world_size, ["started", "idle", "ready", "idle"][index]);
     if moment != Moment::Init {
@@ -265,7 +269,7 @@ fn jobs_go_on_whenever_a_rank_is_killed() {
 /// A call that waits for the victim, which never makes it.
 type HeldUp = fn(&Communicator, &DeviceMemory, usize) -> Result<()>;
 
-const CALLS: [(&str, HeldUp); 10] = [
+const CALLS: [(&str, HeldUp); 11] = [
     ("all_reduce", |comm, memory, _| comm.all_reduce(&mut memory.put(&[1_f32; 10]), ReduceOp::Sum)),
     ("folded all_reduce", |comm, memory, _| comm.all_reduce(&mut memory.put(&[1_u16; 5000]), ReduceOp::BitOr)),
     ("broadcast", |comm, memory, victim| comm.broadcast(&mut memory.put(&[1_u8; 100]), victim)),
@@ -279,6 +283,7 @@ const CALLS: [(&str, HeldUp); 10] = [
         comm.all_to_all_into(&memory.put(&blocks), &mut memory.put(&blocks))
     }),
     ("started all_reduce", |comm, memory, _| comm.start_all_reduce(memory.put(&[1_u32; 10]), ReduceOp::Sum)?.wait().map(drop)),
+    ("send", |comm, memory, victim| comm.send(&memory.put(&[0_u8; 10]), victim)),
     ("recv", |comm, memory, victim| comm.recv(&mut memory.put(&[0_u8; 10]), victim).map(drop)),
     ("group", |comm, memory, victim| {
         let (mut one, mut other) = (memory.put(&[1_u32; 10]), memory.put(&[0_u8; 10]));
@@ -295,6 +300,9 @@ fn rank_in_each_call(victim: usize) {
     let comm = builder(config()).configure(|config| config.timeout = LIMIT).from_env().unwrap();
     if can_steer_nccl() {
         simgpu::nccl::silence_deaths();
+    }
+    if variable("STRICT") == Some(1) {
+        be_strict();
     }
     let copies: Vec<_> = CALLS.iter().map(|(name, call)| (name, call, comm.duplicate().unwrap())).collect();
     comm.barrier().unwrap();
@@ -338,24 +346,27 @@ fn killed_inside_each_call() {
     if is_rank_of(name) {
         return rank_in_each_call(victim);
     }
-    let mut ranks = Ranks::spawn_with(name, world_size, &[("UNCHECKED", "1".to_owned())]);
-    await_all(&mut ranks, world_size, "ready");
-    wait(Duration::from_millis(300));
-    let killed = Instant::now();
-    ranks.children[victim].kill().unwrap();
-    for _ in 0..(world_size - 1) * CALLS.len() {
-        let (rank, line) = ranks.next("a call has ended");
-        assert!(line.starts_with("lost ") || line == "shrunk", "rank {rank}: {line}");
-        assert!(killed.elapsed() < NOTICED, "rank {rank}: {line} after {:?}", killed.elapsed());
-    }
-    for rank in [0, 2] {
-        ranks.last_words(rank, NOTICED).unwrap();
+    for strict in [0, 1] {
+        let mut ranks = Ranks::spawn_with(name, world_size, &[("UNCHECKED", "1".to_owned()), ("STRICT", strict.to_string())]);
+        await_all(&mut ranks, world_size, "ready");
+        wait(Duration::from_millis(300));
+        let killed = Instant::now();
+        ranks.children[victim].kill().unwrap();
+        for _ in 0..(world_size - 1) * CALLS.len() {
+            let (rank, line) = ranks.next("a call has ended");
+            assert!(line.starts_with("lost ") || line == "shrunk", "rank {rank}: {line}");
+            assert!(killed.elapsed() < NOTICED, "strict: {strict}, rank {rank}: {line} after {:?}", killed.elapsed());
+        }
+        for rank in [0, 2] {
+            ranks.last_words(rank, NOTICED).unwrap();
+        }
     }
 }
 
 /// One rank of [`a_stopped_rank_is_named_and_left_behind`].
 fn rank_with_a_sleeper(sleeper: usize) {
     let rank = variable("RANK").unwrap();
+    be_strict();
     let comm = builder(config()).from_env().unwrap();
     // Longer than a busy machine may hold up those that are to go on.
     comm.set_timeout(Duration::from_secs(6));

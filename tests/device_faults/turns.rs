@@ -6,7 +6,7 @@ use collectives::{Communicator, Config, Error, ReduceOp, flight::State};
 
 use super::common::cases::Memory;
 use super::common::ranks::{Meeting, threads_with};
-use super::gpu::{DeviceMemory, assert_nothing_found, builder, unchecked};
+use super::gpu::{DeviceMemory, assert_nothing_found, be_strict, builder, unchecked};
 
 /// Long enough for all ranks to wait for a good part of it, also on a machine that is busy.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -82,14 +82,19 @@ fn two_communicators_in_opposite_orders_name_both_comparisons() {
     }
 }
 
+/// Why the stream of a communicator came free.
+fn failure_of_device(comm: &Communicator) -> Error {
+    let device = comm.device().unwrap();
+    let _ = device.stream().synchronize();
+    device.failure().unwrap()
+}
+
 #[test]
 fn two_communicators_in_opposite_orders_name_both_device_calls() {
     let _alone = simgpu::alone();
     let errors = in_opposite_orders(unchecked(), |comm, memory| {
         comm.all_reduce(&mut memory.put(&[1_u32; 10]), ReduceOp::Sum).unwrap();
-        let device = comm.device().unwrap();
-        let _ = device.stream().synchronize();
-        device.failure().unwrap()
+        failure_of_device(comm)
     });
     for (error, name) in errors.iter().zip(["world/0 from rank 0 (as rank 1) for ", "world (as rank 0) for "]) {
         let (own, meanwhile) = error.split_once("meanwhile this process waited in ").expect(error);
@@ -97,4 +102,18 @@ fn two_communicators_in_opposite_orders_name_both_device_calls() {
         let call = format!("all_reduce(sum, u32, count 10) number 0 on the device of communicator {name}");
         assert!(meanwhile.starts_with(&call), "{error}");
     }
+}
+
+#[test]
+fn two_communicators_whose_first_calls_are_in_opposite_orders_time_out_inside_nccl() {
+    let _alone = simgpu::alone();
+    be_strict();
+    let errors = in_opposite_orders(unchecked(), |comm, memory| {
+        let called = comm.all_reduce(&mut memory.put(&[1_u32; 10]), ReduceOp::Sum);
+        let failure = failure_of_device(comm);
+        // A real NCCL has connected them before.
+        assert!(called.is_err() || !super::gpu::can_steer_nccl());
+        called.err().unwrap_or(failure)
+    });
+    assert!(errors.iter().all(|error| error.contains("all_reduce(sum, u32, count 10) number 0")), "{errors:?}");
 }

@@ -1,4 +1,4 @@
-//! Holds up functions of the simulated driver.
+//! Holds up functions of the simulated driver, and tells of calls that it has held up itself.
 
 use std::ffi::CString;
 
@@ -9,6 +9,18 @@ fn function<T: Copy>(name: &str) -> T {
     // SAFETY: the driver is of this workspace, and the callers below name each function with its signature.
     let found = unsafe { library::cuda().get::<T>(name.as_bytes()) };
     *found.unwrap_or_else(|error| panic!("the simulated driver has no {name}: {error}"))
+}
+
+/// How many calls of this process have waited for the lock of a context, which another one kept while the device worked.
+pub fn waits_for_context() -> u64 {
+    // SAFETY: the function asks for nothing.
+    unsafe { function::<unsafe extern "C" fn() -> u64>("simgpu_waits_for_context")() }
+}
+
+/// How many calls of this process have waited for room in the queue of a stream.
+pub fn waits_for_room() -> u64 {
+    // SAFETY: the function asks for nothing.
+    unsafe { function::<unsafe extern "C" fn() -> u64>("simgpu_waits_for_room")() }
 }
 
 /// While it lives, other threads that call some functions of the driver stay there.

@@ -19,5 +19,5 @@ pub use cuda::{
     limit_memory, load_library_kernels, report, reports,
 };
 pub use fakecuda::{Access, Configuration, Counts};
-pub use hold_up::HeldUp;
+pub use hold_up::{HeldUp, waits_for_context, waits_for_room};
 pub use library::{environment, install, install_cuda_only, management, preload_runtime, runtime};

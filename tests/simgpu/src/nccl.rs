@@ -236,6 +236,11 @@ pub fn threads_started() -> u64 {
     call!(simgpu_nccl_threads_started() -> u64)
 }
 
+/// As [`threads_started`], in calls of this thread.
+pub fn threads_started_by_this_thread() -> u64 {
+    call!(simgpu_nccl_threads_started_by_this_thread() -> u64)
+}
+
 /// How many groups this thread has open.
 pub fn group_depth() -> usize {
     call!(simgpu_nccl_group_depth() -> usize)

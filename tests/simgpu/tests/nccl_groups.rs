@@ -44,6 +44,9 @@ fn a_communicator_that_does_not_block_starts_a_thread_for_each_group() {
             rank.complete(7);
             assert_eq!((simgpu::nccl::counts().threads, simgpu::nccl::threads_started()), (0, before + 1 + call));
         }
+        // This thread has made all calls, and another one none.
+        assert_eq!(simgpu::nccl::threads_started_by_this_thread(), 21);
+        assert_eq!(std::thread::spawn(simgpu::nccl::threads_started_by_this_thread).join().unwrap(), 0);
         ok(ncclGroupStart());
         (0..5).for_each(|_| ok(all_reduce(&rank, rank.at(&buffer))));
         assert_eq!(rank.async_error(), 0);

@@ -5,6 +5,8 @@ mod control;
 mod failures;
 mod graphs;
 mod limits;
+mod locks;
+mod messages;
 mod stuck;
 
 use std::sync::Arc;

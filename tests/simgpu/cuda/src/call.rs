@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::calls;
 use crate::code::{Code, Outcome};
+use crate::context_lock;
 use crate::hold_up;
 use crate::state;
 
@@ -39,7 +40,12 @@ fn admit(function: &'static str) -> Outcome {
 
 /// Makes a call of a function of the driver.
 pub(crate) fn enter(function: &'static str, body: impl FnOnce() -> Outcome) -> u32 {
-    match catch_unwind(AssertUnwindSafe(|| admit(function).and_then(|()| body()))) {
+    let call = || {
+        admit(function)?;
+        let _lock = context_lock::of_call(function);
+        body()
+    };
+    match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code.0,
         Err(_) => {

@@ -1,12 +1,14 @@
 //! Streams: each is a thread with a queue, so the host really runs ahead of it.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, PoisonError};
 
 use crate::capture;
 use crate::clock::Clock;
 use crate::code::{Code, Outcome};
 use crate::context;
+use crate::context_lock::{self, ContextLock};
 use crate::job::{Job, Ticket};
 use crate::run;
 use crate::state::{self, Guard, Handle, State};
@@ -15,6 +17,11 @@ use crate::state::{self, Guard, Handle, State};
 pub(crate) const NON_BLOCKING: u32 = 1;
 /// The lowest and the highest priority; lower numbers go first.
 pub(crate) const PRIORITIES: (i32, i32) = (0, -5);
+
+/// How many jobs wait in a stream before whoever brings another one has to wait, too. NVIDIA says nothing; 1,024 launches are what was seen.
+const ROOM: usize = 1024;
+/// How many calls found no room.
+static WAITS: AtomicU64 = AtomicU64::new(0);
 
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
@@ -167,6 +174,32 @@ impl State {
     }
 }
 
+/// The state, once a stream has room for another job. Until then this thread keeps the context's lock, and so holds up all who need that. What the
+/// caller names wrongly is his to find out.
+pub(crate) fn with_room(named: Handle) -> Guard<'static> {
+    let lock = context_lock::take();
+    let (mut state, mut waits) = (state::lock(), false);
+    while let Ok(handle) = state.stream(named)
+        && let Some(stream) = state.streams.get(&handle)
+        && stream.capture.is_none()
+        && stream.queue.len() >= ROOM
+    {
+        if !std::mem::replace(&mut waits, true) {
+            lock.iter().for_each(ContextLock::keep);
+            WAITS.fetch_add(1, Ordering::SeqCst);
+        }
+        let progress = stream.progress.clone();
+        state = progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    state
+}
+
+/// How many calls have waited for room in the queue of a stream.
+#[unsafe(no_mangle)]
+extern "C" fn simgpu_waits_for_room() -> u64 {
+    WAITS.load(Ordering::SeqCst)
+}
+
 /// Waits until a stream has come to a point.
 pub(crate) fn wait(mut state: Guard<'_>, ticket: Ticket) -> Guard<'_> {
     loop {
@@ -202,6 +235,16 @@ pub(crate) fn drain_all(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
     let streams: Vec<Handle> = state.streams.iter().filter(|(_, stream)| stream.context == context).map(|(&handle, _)| handle).collect();
     for handle in streams {
         state = drain(state, handle);
+    }
+    state
+}
+
+/// Waits until the streams of a context have run empty, which the host does not know of: where the manual promises no such wait.
+pub(crate) fn rest(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
+    let last = |(&handle, stream): (&Handle, &Stream)| (stream.context == context).then(|| stream.last(handle));
+    let tickets: Vec<Ticket> = state.streams.iter().filter_map(last).collect();
+    for ticket in tickets {
+        state = wait(state, ticket);
     }
     state
 }

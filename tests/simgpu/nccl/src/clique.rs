@@ -2,13 +2,14 @@
 //! those of other processes through a thread that stands in for them (see `hub`).
 
 use crate::abi::Code;
+use crate::connection::Direction;
 use crate::control;
 use crate::fault::{Fault, Outcome};
 use crate::mail::Mail;
 use crate::operation::Operation;
 use crate::report::{lock, report};
 use crate::round::Rounds;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ struct State {
     rounds: Rounds,
     mail: Mail,
     meetings: HashMap<(String, u64), Meeting>,
+    /// The ends of directions for messages that are there, with the rank that each is of.
+    ends: HashSet<(Direction, usize)>,
     fault: Option<Fault>,
 }
 
@@ -99,7 +102,8 @@ impl Drop for Errand<'_> {
 impl Clique {
     pub(crate) fn new(size: usize) -> Clique {
         let seats = (0..size).map(|_| Seat { presence: Presence::Expected, notify: None, meetings: HashMap::new() }).collect();
-        let state = State { seats, rounds: Rounds::new(size), mail: Mail::default(), meetings: HashMap::new(), fault: None };
+        let state =
+            State { seats, rounds: Rounds::new(size), mail: Mail::default(), meetings: HashMap::new(), ends: HashSet::new(), fault: None };
         Clique { state: Mutex::new(state), changed: Condvar::new(), errands: Errands::default() }
     }
 
@@ -159,6 +163,34 @@ impl Clique {
             state.meetings.remove(&key);
         }
         Ok(heard)
+    }
+
+    /// Connects this rank's ends of directions, and waits until their other ends are connected.
+    pub(crate) fn connect(&self, rank: usize, directions: &[Direction]) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        state.ends.extend(directions.iter().map(|&direction| (direction, rank)));
+        self.changed.notify_all();
+        loop {
+            if let Presence::Halted | Presence::Gone(_) = state.seats[rank].presence {
+                return Err(Fault::new(Code::INTERNAL_ERROR, format!("rank {rank} was aborted while it connected to its peers")));
+            }
+            let other = |&(from, to): &Direction| if from == rank { to } else { from };
+            let missing: Vec<usize> =
+                directions.iter().filter(|direction| !state.ends.contains(&(**direction, other(direction)))).map(other).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            // Whoever has aborted says nothing.
+            let is_known_to_be_gone = |peer: &&usize| match state.seats[**peer].presence {
+                Presence::Gone(Departure::Dead) => !control::deaths_are_silent(),
+                Presence::Gone(how) => how == Departure::Destroyed,
+                _ => false,
+            };
+            if let Some(gone) = missing.iter().find(is_known_to_be_gone) {
+                return Err(Fault::remote(format!("rank {gone} is gone while rank {rank} connects to it")));
+            }
+            state = self.wait(state);
+        }
     }
 
     /// Runs the operations of one launch, sends and receives at the same time. Waits for peers, and where the clique is broken until this

@@ -3,11 +3,11 @@
 
 use crate::abi::{Code, Config, Handle, Kind};
 use crate::clique::{Departure, Notify};
+use crate::connection::Direction;
 use crate::driver::{Device, Event};
 use crate::fault::{Fault, Outcome};
 use crate::flags::Flags;
 use crate::link::Link;
-use crate::operation::{Signature, Verb};
 use crate::progress::Progress;
 use crate::report::{lock, report, warn};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -77,8 +77,8 @@ pub(crate) struct Resources {
     pub(crate) order: Option<(usize, Event)>,
     /// The connections that collectives use are there.
     pub(crate) connected: bool,
-    /// Peers that messages were exchanged with, by direction.
-    peers: HashSet<(Verb, usize)>,
+    /// Those that messages use.
+    pub(crate) directions: HashSet<Direction>,
     /// An id made for growing that no one has used yet.
     pub(crate) growing: bool,
 }
@@ -263,11 +263,6 @@ impl Comm {
     /// Is in progress until a group ends.
     pub(crate) fn follow(&self, group: &Arc<Progress>) {
         *lock(&self.progress) = Some(group.clone());
-    }
-
-    /// Whether this is the first message to or from a peer.
-    pub(crate) fn meets_first(&self, signature: &Signature) -> bool {
-        signature.verb.is_point_to_point() && lock(&self.resources).peers.insert((signature.verb, signature.root))
     }
 
     /// What every call but a few begins with.

@@ -147,6 +147,12 @@ pub extern "C" fn simgpu_nccl_threads_started() -> u64 {
     threads::started()
 }
 
+/// How many of these it has started in calls of this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_nccl_threads_started_by_this_thread() -> u64 {
+    threads::started_here()
+}
+
 /// How many groups this thread has open.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_group_depth() -> usize {

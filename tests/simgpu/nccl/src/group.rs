@@ -7,11 +7,12 @@
 
 use crate::abi::Code;
 use crate::comm::Comm;
+use crate::connection::{connection, needs_connection};
 use crate::control;
 use crate::fault::{Fault, Outcome};
 use crate::inside::Inside;
 use crate::job::{Call, launch};
-use crate::operation::Verb;
+use crate::operation::{Signature, Verb};
 use crate::progress::{Progress, occupy_local_storage};
 use crate::report::{lock, report};
 use crate::threads;
@@ -36,11 +37,21 @@ pub(crate) struct Task {
     pub(crate) work: Box<dyn FnOnce() -> Outcome<()> + Send>,
 }
 
-struct Entry {
+pub(crate) struct Entry {
     comm: Arc<Comm>,
     stream: usize,
-    name: &'static str,
+    pub(crate) name: &'static str,
     call: Call,
+}
+
+impl Entry {
+    pub(crate) fn signature(&self) -> &Signature {
+        &self.call.operation.signature
+    }
+
+    pub(crate) fn verb(&self) -> Verb {
+        self.signature().verb
+    }
 }
 
 #[derive(Default)]
@@ -191,7 +202,7 @@ fn finish_here(tasks: Vec<Task>, entries: Vec<Entry>) -> Outcome<()> {
 fn finish_beside(tasks: Vec<Task>, entries: Vec<Entry>, name: &'static str) -> Outcome<Code> {
     let polls_to_launch = entries.iter().map(|entry| entry.name).chain([name]).map(control::polls).max().unwrap_or(0);
     let polls = tasks.iter().map(|task| control::polls(task.name)).max().unwrap_or(0).max(polls_to_launch);
-    let connects = entries.iter().any(|entry| entry.comm.meets_first(&entry.call.operation.signature));
+    let connects = entries.iter().any(|entry| needs_connection(&entry.comm, entry.signature()));
     if control::version() < THREAD_FOR_EVERY_GROUP && tasks.is_empty() && !connects && polls == 0 {
         return finish_here(tasks, entries).map(|()| Code::SUCCESS);
     }
@@ -259,23 +270,6 @@ fn launch_all(entries: Vec<Entry>, enter: fn(&Comm, &'static str) -> Inside) -> 
         launch(&comm, &streams, entries.into_iter().map(|entry| entry.call).collect())?;
     }
     Ok(())
-}
-
-/// What connects a communicator before its first collective. It waits for all ranks.
-fn connection(comm: &Arc<Comm>, entries: &[Entry]) -> Option<Task> {
-    let collective = entries.iter().any(|entry| !entry.call.operation.signature.verb.is_point_to_point());
-    if !collective || !control::connects_lazily() || lock(&comm.resources).connected {
-        return None;
-    }
-    let connecting = comm.clone();
-    let work = move || {
-        let member = connecting.member()?;
-        let everyone: Vec<usize> = (0..member.size).collect();
-        member.link.confer(&everyone, "connection", Vec::new())?;
-        lock(&connecting.resources).connected = true;
-        Ok(())
-    };
-    Some(Task { comm: comm.clone(), name: entries[0].name, ends: false, work: Box::new(work) })
 }
 
 /// A rank that sends to itself has to receive as much in the same group.

@@ -22,6 +22,7 @@ pub(crate) mod request {
     pub(crate) const RESUME: u64 = 3;
     pub(crate) const LEAVE: u64 = 4;
     pub(crate) const HALT: u64 = 5;
+    pub(crate) const CONNECT: u64 = 6;
 }
 
 /// What frames from a hub begin with.
@@ -187,6 +188,7 @@ fn serve(clique: &Clique, rank: usize, frame: &[u8], writer: &Mutex<UnixStream>)
     let (Some(kind), Some(ticket)) = (parser.number(), parser.number()) else { return };
     let blobs = match kind {
         request::CONFER => confer(clique, rank, &mut parser),
+        request::CONNECT => connect(clique, rank, &mut parser),
         _ => run(clique, rank, &mut parser),
     };
     reply(writer, ticket, blobs.unwrap_or_else(|| Err(Fault::remote("a frame was cut short"))));
@@ -204,6 +206,11 @@ fn reply(writer: &Mutex<UnixStream>, ticket: u64, blobs: Outcome<Vec<Vec<u8>>>) 
 fn confer(clique: &Clique, rank: usize, parser: &mut Parser<'_>) -> Option<Outcome<Vec<Vec<u8>>>> {
     let (name, participants, words) = (parser.text()?, parser.list(Parser::size)?, parser.bytes()?);
     Some(clique.confer(rank, &participants, &name, words.to_vec()))
+}
+
+fn connect(clique: &Clique, rank: usize, parser: &mut Parser<'_>) -> Option<Outcome<Vec<Vec<u8>>>> {
+    let directions = parser.list(|parser| Some((parser.size()?, parser.size()?)))?;
+    Some(clique.connect(rank, &directions).map(|()| Vec::new()))
 }
 
 fn run(clique: &Clique, rank: usize, parser: &mut Parser<'_>) -> Option<Outcome<Vec<Vec<u8>>>> {

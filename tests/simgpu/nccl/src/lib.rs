@@ -9,7 +9,8 @@
 //!
 //! - Every group of a communicator that does not block runs on a thread of its own from 2.23.4 on; before, only what makes, ends or connects
 //!   (`group`). Up to 2.26 the group is part of the calling thread (`progress`).
-//! - The first collective may connect, and wait, inside the call (`connect_lazily`): from 2.22 on.
+//! - The first message from one rank to another connects the two, and waits, inside the call (`connection`). So may the first collective
+//!   (`connect_lazily`): from 2.22 on.
 //! - Children share abort flags where they are told to, and a raised flag ends kernels and calls of all that hold it (`flags`).
 //! - Finalize, destroy and abort wait for earlier work of the streams, and for graphs that hold launches (`job`), whatever comes. So does a
 //!   shrink that aborts, inside the call, but for graphs.
@@ -19,7 +20,7 @@
 //! - A child that could not be made leaves a handle, which can only be ended (`init`). Buffers are not looked at; a wrong one is reported
 //!   (`collective_calls`). The environment overrides configurations (`config`).
 //!
-//! It does not model: a full launch queue or work FIFO, residency of blocks, a context that a dead peer has broken, ranks of one process
+//! It does not model: a full work FIFO (the driver has a full launch queue), residency of blocks, a context that a dead peer has broken, ranks of one process
 //! that are freed together, and the time that anything takes.
 
 pub mod abi;
@@ -29,6 +30,7 @@ mod collective_calls;
 mod comm;
 mod comm_calls;
 mod config;
+mod connection;
 mod control;
 mod control_calls;
 mod driver;

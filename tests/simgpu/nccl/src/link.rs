@@ -4,6 +4,7 @@
 
 use crate::abi::Code;
 use crate::clique::{Clique, Departure, Notify, Stopped};
+use crate::connection::Direction;
 use crate::control;
 use crate::exchange::fill;
 use crate::fault::{Fault, Outcome};
@@ -81,12 +82,19 @@ impl Link {
                 let put =
                     |frame: Frame| frame.bytes(name.as_bytes()).list(participants, |frame, &peer| frame.number(peer as u64)).bytes(&words);
                 let ticket = remote.ask(request::CONFER, put);
-                remote.wait(ticket, |state| state.left || state.halted || state.lost && !control::deaths_are_silent()).unwrap_or_else(
-                    |Stopped| {
-                        let ours = lock(&remote.state).halted || lock(&remote.state).left;
-                        Err(if ours { Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted") } else { lost() })
-                    },
-                )
+                remote.answer(ticket)
+            }
+        }
+    }
+
+    /// Connects this rank to others; see [`Clique::connect`].
+    pub(crate) fn connect(&self, directions: &[Direction]) -> Outcome<()> {
+        match &self.way {
+            Way::Here(clique) => clique.connect(self.rank, directions),
+            Way::Away(remote) => {
+                let put = |frame: Frame| frame.list(directions, |frame, &(from, to)| frame.number(from as u64).number(to as u64));
+                let ticket = remote.ask(request::CONNECT, put);
+                remote.answer(ticket).map(drop)
             }
         }
     }
@@ -206,6 +214,15 @@ impl Remote {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// What ranks have answered each other, unless this one is aborted or the place where they meet is gone.
+    fn answer(&self, ticket: u64) -> Outcome<Vec<Vec<u8>>> {
+        let is_over = |state: &RemoteState| state.left || state.halted || state.lost && !control::deaths_are_silent();
+        self.wait(ticket, is_over).unwrap_or_else(|Stopped| {
+            let ours = lock(&self.state).halted || lock(&self.state).left;
+            Err(if ours { Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted") } else { lost() })
+        })
     }
 
     fn listen(&self) {

@@ -4,11 +4,21 @@
 use crate::abi::Code;
 use crate::fault::{Fault, Outcome};
 use crate::report::report;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 static STARTED: AtomicU64 = AtomicU64::new(0);
 static JOINED: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static STARTED_HERE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many were started in calls of this thread.
+pub(crate) fn started_here() -> u64 {
+    STARTED_HERE.get()
+}
 
 /// How many were started so far.
 pub(crate) fn started() -> u64 {
@@ -26,6 +36,7 @@ pub(crate) fn start(work: impl FnOnce() + Send + 'static) -> Outcome<Thread> {
     let refused = |error| Fault::new(Code::SYSTEM_ERROR, format!("a thread could not be started: {error}"));
     let handle = std::thread::Builder::new().spawn(work).map_err(refused)?;
     STARTED.fetch_add(1, Ordering::SeqCst);
+    STARTED_HERE.set(STARTED_HERE.get() + 1);
     Ok(Thread(handle))
 }
 

@@ -17,7 +17,7 @@ driver! {
     fn simgpu_launch_host_func_with_accesses(
         named: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void, accesses: *const Access, count: usize,
     ) {
-        let mut state = state::lock();
+        let mut state = stream::with_room(named);
         let stream = state.stream(named)?;
         if count > 0 && accesses.is_null() {
             return Err(Code::INVALID_VALUE);

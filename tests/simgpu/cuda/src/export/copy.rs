@@ -6,7 +6,7 @@ use crate::capture;
 use crate::checker::Verb;
 use crate::code::{Code, Outcome};
 use crate::job::{Span, Task, Work};
-use crate::state::{self, Guard, Handle, State};
+use crate::state::{Guard, Handle, State};
 use crate::stream;
 use crate::submit::{self, known};
 
@@ -44,7 +44,7 @@ enum Return {
 }
 
 fn submit_copy(function: &str, to: End, from: End, bytes: usize, named: Option<Handle>) -> Outcome {
-    let mut state = state::lock();
+    let mut state = stream::with_room(named.unwrap_or(0));
     let stream = state.stream(named.unwrap_or(0))?;
     if named.is_none() {
         capture::unsafe_call(&mut state)?;
@@ -81,7 +81,7 @@ fn finish(state: Guard<'_>, stream: Handle, back: Return) -> Outcome {
 }
 
 fn fill(function: &str, to: u64, element: [u8; 4], width: usize, count: usize, named: Option<Handle>) -> Outcome {
-    let mut state = state::lock();
+    let mut state = stream::with_room(named.unwrap_or(0));
     let stream = state.stream(named.unwrap_or(0))?;
     if named.is_none() {
         capture::unsafe_call(&mut state)?;

@@ -4,6 +4,7 @@ use crate::call::{driver, put};
 use crate::code::Code;
 use crate::event::{self, Event, Recorded};
 use crate::state;
+use crate::stream;
 
 driver! {
     fn cuEventCreate(place: *mut usize, flags: c_uint) {
@@ -23,14 +24,14 @@ driver! {
     }
 
     fn cuEventRecord(handle: usize, stream: usize) {
-        event::record(&mut state::lock(), handle, stream, false)
+        event::record(&mut stream::with_room(stream), handle, stream, false)
     }
 
     fn cuEventRecordWithFlags(handle: usize, stream: usize, flags: c_uint) {
         if flags & !event::EXTERNAL != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        event::record(&mut state::lock(), handle, stream, flags == event::EXTERNAL)
+        event::record(&mut stream::with_room(stream), handle, stream, flags == event::EXTERNAL)
     }
 
     fn cuEventSynchronize(handle: usize) {

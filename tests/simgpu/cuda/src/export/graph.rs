@@ -6,6 +6,7 @@ use crate::event;
 use crate::graph;
 use crate::job::HostFunction;
 use crate::state::{self, Handle};
+use crate::stream;
 use crate::user_object;
 
 /// `CU_GRAPH_USER_OBJECT_MOVE`.
@@ -210,7 +211,7 @@ driver! {
     }
 
     fn cuGraphLaunch(handle: usize, stream: usize) {
-        graph::launch(&mut state::lock(), handle, stream)
+        graph::launch(&mut stream::with_room(stream), handle, stream)
     }
 
     fn cuGraphExecDestroy(handle: usize) {

@@ -66,7 +66,7 @@ fn free(start: u64, function: &str, may: impl Fn(Kind) -> bool, wrong: Code) -> 
 
 /// Allocates in the order of a stream, from a pool of the stream's device.
 fn allocate_in_stream(bytes: usize, pool: Option<Handle>, named: Handle) -> Outcome<u64> {
-    let mut state = state::lock();
+    let mut state = stream::with_room(named);
     let stream = state.stream(named)?;
     if state.configuration.memory_pools == 0 {
         return Err(Code::NOT_SUPPORTED);
@@ -191,7 +191,7 @@ driver! {
     }
 
     fn cuMemFreeAsync(start: u64, stream: usize) {
-        let mut state = state::lock();
+        let mut state = stream::with_room(stream);
         let stream = state.stream(stream)?;
         if state.streams[&stream].capture.is_some() {
             return Err(Code::STREAM_CAPTURE_UNSUPPORTED);

@@ -3,11 +3,12 @@ use std::sync::Arc;
 
 use crate::call::{driver, offer, put};
 use crate::code::{Code, Outcome};
+use crate::context;
 use crate::device;
 use crate::event;
 use crate::job::{Task, Work};
 use crate::module::{self, Function, Launch};
-use crate::state::{self, Handle, State};
+use crate::state::{self, Guard, Handle, State};
 use crate::stream;
 use crate::submit;
 
@@ -76,6 +77,11 @@ impl Log {
     }
 }
 
+/// The state once the current context has come to rest, as a driver may want it that puts code on a device or takes it away.
+fn at_rest() -> Guard<'static> {
+    stream::rest(state::lock(), context::raw_current())
+}
+
 /// Loads an image: PTX that ends with a NUL, or machine code, which is refused.
 ///
 /// # Safety
@@ -96,6 +102,7 @@ unsafe fn load(place: *mut usize, image: *const u8, log: Log) -> Outcome {
         }
         start
     };
+    drop(at_rest());
     let loaded = if module::is_binary(start) {
         Err((Code::NO_BINARY_FOR_GPU, "the image is machine code; the simulation runs PTX only".to_string()))
     } else {
@@ -248,7 +255,7 @@ unsafe fn launch(
     (pointers, extra): (*const *const u8, *const usize),
     begun: Option<Handle>,
 ) -> Outcome {
-    let mut state = state::lock();
+    let mut state = stream::with_room(stream);
     let of = state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
     if of.context != state.current()? {
         return Err(Code::INVALID_HANDLE);
@@ -291,7 +298,7 @@ driver! {
     }
 
     fn cuModuleUnload(handle: usize) {
-        module::unload(&mut state::lock(), handle)
+        module::unload(&mut at_rest(), handle)
     }
 
     fn cuModuleGetFunction(place: *mut usize, handle: usize, name: *const c_char) {

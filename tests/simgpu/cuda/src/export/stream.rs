@@ -124,7 +124,7 @@ driver! {
         if flags & !event::EXTERNAL != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        event::stream_wait(&mut state::lock(), named, event, flags == event::EXTERNAL)
+        event::stream_wait(&mut stream::with_room(named), named, event, flags == event::EXTERNAL)
     }
 
     fn cuStreamGetCtx(named: usize, place: *mut usize) {
@@ -213,7 +213,7 @@ driver! {
     }
 
     fn cuLaunchHostFunc(named: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void) {
-        let mut state = state::lock();
+        let mut state = stream::with_room(named);
         let stream = state.stream(named)?;
         let work = Work::Call(HostFunction { function: function.ok_or(Code::INVALID_VALUE)?, data });
         submit::submit(&mut state, stream, Task { work, what: "cuLaunchHostFunc".into(), spans: Vec::new() }).map(drop)

@@ -1,0 +1,111 @@
+//! Calls start no thread: of the simulated NCCL's, of a real one's or of this crate's.
+//!
+//! Threads that are started and joined leave nothing behind, so it is not enough to count those that are there. The kernel gives every new
+//! thread the next number, and says which was the last. While that stays the same nobody has started one. Where the process has no numbers of its
+//! own, others use some up: calls are made until a thousand of them fell into stretches of time in which nobody did.
+
+use std::fs;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use collectives::{Communicator, Config, ReduceOp};
+
+use super::gpu::{DeviceMemory, can_steer_nccl, compared_before, ranks_with};
+use crate::common::cases::Memory;
+use crate::common::hosts::skip;
+use crate::common::ranks::{Meeting, alone_with_numbers};
+
+/// How many calls are to be seen starting no thread.
+const CALLS: usize = 1000;
+/// How many are made in one stretch.
+const STRETCH: usize = 4;
+/// How long that may take on a machine on which others start threads all the time.
+const LONG: Duration = Duration::from_secs(120);
+
+/// The number of the last thread or process that was started, as the kernel tells; `None` where it does not.
+fn last_number() -> Option<u64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+/// The threads of this process, by their numbers.
+fn threads() -> Vec<u64> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let mut threads: Vec<u64> = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+    threads.sort_unstable();
+    threads
+}
+
+/// Whether a thread that is started and joined can be seen here.
+fn starts_are_seen() -> bool {
+    let before = last_number();
+    std::thread::spawn(|| ()).join().unwrap();
+    before.is_some() && last_number() != before
+}
+
+/// What both ranks know: where they meet, what rank 0 read before a stretch, and how many calls fell into quiet ones.
+struct Pace {
+    meeting: Meeting,
+    before: AtomicU64,
+    quiet: AtomicUsize,
+}
+
+impl Pace {
+    /// Has all wait while rank 0 reads the last number and does something with it.
+    fn read(&self, comm: &Communicator, act: impl FnOnce(u64)) {
+        self.meeting.meet();
+        if comm.rank() == 0 {
+            act(last_number().unwrap());
+        }
+        self.meeting.meet();
+    }
+}
+
+/// Makes calls on both ranks until [`CALLS`] fell into stretches in which nobody started a thread.
+fn make_calls(comm: &Communicator, memory: &DeviceMemory, pace: &Pace) {
+    let mut buffer = memory.put(&[comm.rank() as f32 + 1.0; 64]);
+    let mut stretch = || {
+        pace.read(comm, |now| pace.before.store(now, Ordering::SeqCst));
+        for _ in 0..STRETCH {
+            comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
+        }
+        comm.device().unwrap().synchronize().unwrap();
+        let is_quiet = |now: u64| now == pace.before.load(Ordering::SeqCst);
+        pace.read(comm, |now| {
+            pace.quiet.fetch_add(if is_quiet(now) { STRETCH } else { 0 }, Ordering::SeqCst);
+        });
+    };
+    // The first calls may start what stays.
+    (0..3).for_each(|_| stretch());
+    pace.read(comm, |_| pace.quiet.store(0, Ordering::SeqCst));
+    let (before, began) = (threads(), Instant::now());
+    while pace.quiet.load(Ordering::SeqCst) < CALLS {
+        stretch();
+        let quiet = pace.quiet.load(Ordering::SeqCst);
+        assert!(began.elapsed() < LONG, "a thread was started in all but {quiet} calls: there were {before:?}, and are {:?}", threads());
+    }
+    assert_eq!(threads(), before);
+    assert_eq!(memory.get(&buffer), [2.0; 64]);
+    pace.meeting.meet();
+}
+
+#[test]
+fn a_thousand_all_reduces_start_no_thread() {
+    if !starts_are_seen() {
+        skip!("/proc/loadavg does not tell of threads that are started");
+    }
+    alone_with_numbers("threads::a_thousand_all_reduces_start_no_thread", || {
+        super::gpu::prepare();
+        let of_nccl = || can_steer_nccl().then(simgpu::nccl::threads_started);
+        for config in [compared_before(0), Config::default()] {
+            let pace = Pace { meeting: Meeting::new(2), before: AtomicU64::new(0), quiet: AtomicUsize::new(0) };
+            ranks_with(2, config, |comm, memory| {
+                comm.barrier().unwrap();
+                let before = of_nccl();
+                pace.meeting.meet();
+                make_calls(comm, memory, &pace);
+                assert_eq!(of_nccl(), before, "threads of NCCL's");
+                pace.meeting.meet();
+            });
+        }
+    });
+}
