@@ -82,6 +82,8 @@ fn every_collective_has_a_way_on_every_wiring() {
                 Wiring::Shm => in_memory.contains(way),
                 Wiring::Tcp => AlgorithmRanges::new().with(*way, ..).is_ok(),
                 Wiring::Pairs | Wiring::Dealt => *way == Algorithm::Hierarchical,
+                #[cfg(feature = "encryption")]
+                Wiring::Encrypted => AlgorithmRanges::new().with(*way, ..).is_ok(),
             };
             assert!(fits, "{wiring:?}: {way}");
         }

@@ -42,8 +42,11 @@ const NAMED: [(&str, &str); 2] =
 /// What else a launcher reads, and passes on to those that it starts on other hosts.
 const PYTHON: &str = "PYTHON_EXEC";
 
-/// Variables that ask for what there is not: whether they do, and what to do instead.
-const REFUSED: [(&str, fn(&str) -> bool, &str); 3] = [
+/// A variable, whether a value of it asks for something, and what to do instead.
+type Refused = (&'static str, fn(&str) -> bool, &'static str);
+
+/// Variables that ask for what there is not.
+const REFUSED: [Refused; 3] = [
     (
         "TORCHELASTIC_ENABLE_FILE_TIMER",
         |value| value == "1",

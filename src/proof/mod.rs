@@ -50,6 +50,7 @@ mod initiator;
 #[cfg(feature = "encryption")]
 mod noise;
 #[cfg(all(test, feature = "encryption"))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod noise_tests;
 pub(crate) mod record;
 mod responder;

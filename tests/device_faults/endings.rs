@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Config, Error, ReduceOp};
 use cudarc::driver::CudaContext;
-use cudarc::driver::CudaContext;
 
 use super::common::cases::Memory;
 use super::common::ranks::{alone_in_a_process, each, threads_with};
@@ -96,56 +95,6 @@ fn an_abort_from_another_thread_ends_a_call_and_a_wait() {
             }
         });
     });
-}
-
-/// Makes calls that the other rank does not, until one fails with a timeout; the stream is free then. `beside` runs on another thread.
-fn call_until_a_timeout(comm: &Communicator, beside: impl FnOnce(&CudaContext) + Send) {
-    let device = comm.device().unwrap();
-    let mut buffer = DeviceMemory::of(comm).put(&[1_u32; 100]);
-    let began = Instant::now();
-    comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-    let error = std::thread::scope(|scope| {
-        scope.spawn(|| beside(device.context()));
-        loop {
-            if let Err(error) = comm.all_reduce(&mut buffer, ReduceOp::Sum) {
-                return error;
-            }
-        }
-    });
-    assert!(error.is_timeout() && began.elapsed() < Duration::from_secs(20), "{error} after {:?}", began.elapsed());
-    device.stream().synchronize().unwrap();
-    let failure = device.failure().unwrap();
-    assert!(failure.is_timeout() && failure.to_string().contains("all_reduce"), "{failure}");
-}
-
-#[test]
-fn calls_that_find_no_room_in_their_stream_end_in_time() {
-    let _alone = simgpu::alone();
-    let before = simgpu::waits_for_room();
-    threads_with(2, short(Duration::from_secs(5)), |comm| {
-        if comm.rank() == 0 {
-            call_until_a_timeout(comm, |_| ());
-        }
-        comm.set_timeout(Duration::from_secs(60));
-        comm.barrier().unwrap();
-    });
-    assert!(simgpu::waits_for_room() > before || !can_steer_nccl(), "the queue was never full");
-}
-
-#[test]
-fn calls_that_wait_behind_another_threads_wait_for_the_device_end_in_time() {
-    let _alone = simgpu::alone();
-    let before = simgpu::waits_for_context();
-    threads_with(2, short(Duration::from_millis(1500)), |comm| {
-        if comm.rank() == 0 {
-            call_until_a_timeout(comm, |context| {
-                let _ = context.synchronize();
-            });
-        }
-        comm.set_timeout(Duration::from_secs(60));
-        comm.barrier().unwrap();
-    });
-    assert!(simgpu::waits_for_context() > before, "nobody was held up");
 }
 
 /// Makes calls that the other rank does not, until one fails with a timeout; the stream is free then. `beside` runs on another thread.
