@@ -191,10 +191,11 @@ fn copies_on_hosts_of_other_shapes_clip_by_the_same_factor() {
     });
     let differ = (0..steps.len()).filter(|step| norms[0][*step].0 != norms[4][*step].0).count();
     assert!(differ > 0, "the copies add up in the same order, and nothing was tried; seed {seed}");
-    for step in 0..steps.len() {
-        for rank in 0..4 {
-            let [(.., first, of_first), (.., second, of_second)] = [&norms[rank][step], &norms[rank + 4][step]];
-            assert!(first == second && of_first == of_second && *first == norms[0][step].1, "step {step}, rank {rank}, seed {seed}");
+    let (of_first, of_second) = norms.split_at(4);
+    for (rank, (first, second)) in of_first.iter().zip(of_second).enumerate() {
+        for (step, (first, second)) in first.iter().zip(second).enumerate() {
+            let is_one = first.1 == second.1 && first.2 == second.2 && first.1 == norms[0][step].1;
+            assert!(is_one, "step {step}, rank {rank}, seed {seed}");
         }
     }
 }
