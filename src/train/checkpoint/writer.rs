@@ -140,7 +140,7 @@ impl<'a> Writer<'a> {
     ///
     /// It appears, by one rename, when every rank's file is written and synced. Until then, and whatever fails or is killed, the checkpoint
     /// before it is the latest. What an interrupted save left is removed by the next, so only one group of ranks may save to a folder at a
-    /// time.
+    /// time: of two, one fails. What cannot be removed, nor an old checkpoint, harms no save: an event says so.
     ///
     /// **Cost**: each element is written once, by one rank; all wait for the slowest, no longer than the communicator's timeout.
     /// Names, shapes and pieces of all ranks go to rank 0, some 100 B for each.
