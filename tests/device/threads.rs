@@ -2,7 +2,8 @@
 //!
 //! Threads that are started and joined leave nothing behind, so it is not enough to count those that are there. The kernel gives every new
 //! thread the next number, and says which was the last. While that stays the same nobody has started one. Where the process has no numbers of its
-//! own, others use some up: calls are made until a thousand of them fell into stretches of time in which nobody did.
+//! own, others use some up, and the host plane starts one when it asks for ranks that are late: calls are made until a thousand of them fell into
+//! stretches of time in which nobody did.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -25,14 +26,6 @@ const LONG: Duration = Duration::from_secs(120);
 /// The number of the last thread or process that was started, as the kernel tells; `None` where it does not.
 fn last_number() -> Option<u64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_ascii_whitespace().next_back()?.parse().ok()
-}
-
-/// The threads of this process, by their numbers.
-fn threads() -> Vec<u64> {
-    let tasks = fs::read_dir("/proc/self/task").unwrap();
-    let mut threads: Vec<u64> = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
-    threads.sort_unstable();
-    threads
 }
 
 /// Whether a thread that is started and joined can be seen here.
@@ -77,13 +70,12 @@ fn make_calls(comm: &Communicator, memory: &DeviceMemory, pace: &Pace) {
     // The first calls may start what stays.
     (0..3).for_each(|_| stretch());
     pace.read(comm, |_| pace.quiet.store(0, Ordering::SeqCst));
-    let (before, began) = (threads(), Instant::now());
+    let began = Instant::now();
     while pace.quiet.load(Ordering::SeqCst) < CALLS {
         stretch();
         let quiet = pace.quiet.load(Ordering::SeqCst);
-        assert!(began.elapsed() < LONG, "a thread was started in all but {quiet} calls: there were {before:?}, and are {:?}", threads());
+        assert!(began.elapsed() < LONG, "threads were started in all but {quiet} calls");
     }
-    assert_eq!(threads(), before);
     assert_eq!(memory.get(&buffer), [2.0; 64]);
     pace.meeting.meet();
 }

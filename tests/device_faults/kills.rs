@@ -366,7 +366,9 @@ fn killed_inside_each_call() {
 /// One rank of [`a_stopped_rank_is_named_and_left_behind`].
 fn rank_with_a_sleeper(sleeper: usize) {
     let rank = variable("RANK").unwrap();
-    be_strict();
+    if variable("STRICT") == Some(1) {
+        be_strict();
+    }
     let comm = builder(config()).from_env().unwrap();
     // Longer than a busy machine may hold up those that are to go on.
     comm.set_timeout(Duration::from_secs(6));
@@ -381,7 +383,7 @@ fn rank_with_a_sleeper(sleeper: usize) {
     }
     let Error::Timeout { missing, doing, .. } = root(&error) else { panic!("{error}") };
     assert!(missing.iter().any(|peer| peer.rank == sleeper), "{error}");
-    assert!(doing.contains("rank"), "the call is named: {error}");
+    assert!(doing.contains(") number "), "the call is named: {error}");
     let left = comm.shrink().unwrap();
     work(&left, rank as u64, 2).unwrap();
     println!("@shrunk");
@@ -395,15 +397,17 @@ fn a_stopped_rank_is_named_and_left_behind() {
     if is_rank_of(name) {
         return rank_with_a_sleeper(sleeper);
     }
-    let mut ranks = Ranks::spawn_with(name, world_size, &[("UNCHECKED", "1".to_owned())]);
-    await_all(&mut ranks, world_size, "ready");
-    let pid = Pid::from_raw(ranks.children[sleeper].id() as i32).unwrap();
-    kill_process(pid, Signal::STOP).unwrap();
-    for _ in 0..world_size - 1 {
-        assert_eq!(ranks.next("the others go on").1, "shrunk");
+    for strict in [0, 1] {
+        let mut ranks = Ranks::spawn_with(name, world_size, &[("UNCHECKED", "1".to_owned()), ("STRICT", strict.to_string())]);
+        await_all(&mut ranks, world_size, "ready");
+        let pid = Pid::from_raw(ranks.children[sleeper].id() as i32).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        for _ in 0..world_size - 1 {
+            assert_eq!(ranks.next("the others go on").1, "shrunk");
+        }
+        kill_process(pid, Signal::CONT).unwrap();
+        assert_eq!(ranks.next("it was left behind"), (sleeper, "left behind".to_owned()));
+        ranks.children.iter_mut().for_each(|child| drop(child.stdin.take()));
+        (0..world_size).for_each(|rank| ranks.outcome(rank).unwrap());
     }
-    kill_process(pid, Signal::CONT).unwrap();
-    assert_eq!(ranks.next("it was left behind"), (sleeper, "left behind".to_owned()));
-    ranks.children.iter_mut().for_each(|child| drop(child.stdin.take()));
-    (0..world_size).for_each(|rank| ranks.outcome(rank).unwrap());
 }

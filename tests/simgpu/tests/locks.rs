@@ -41,6 +41,7 @@ fn what_waits_for_the_device_holds_up_its_context_and_no_other() {
         std::thread::scope(|scope| {
             scope.spawn(|| keep(&context));
             scope.spawn(|| {
+                context.bind_to_thread().unwrap();
                 // Until one of them waits behind the other thread.
                 while waits_for_context() == before {
                     event.is_complete();

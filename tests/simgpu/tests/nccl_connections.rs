@@ -81,8 +81,8 @@ fn an_abort_frees_whoever_waits_for_the_other_end() {
     let (id, aborted) = (new_id(), Barrier::new(2));
     on_threads(2, move |rank| {
         let parent = rank.join_later(id, Config { split_share: 1, ..blocking(false) });
-        let mut child = std::ptr::null_mut();
-        ok(ncclCommSplit(parent.comm, 0, 0, &raw mut child, std::ptr::null_mut()));
+        let (mut child, mut config) = (std::ptr::null_mut(), blocking(true));
+        ok(ncclCommSplit(parent.comm, 0, 0, &raw mut child, &raw mut config));
         assert_eq!(parent.settle().0, 0);
         if parent.rank == 0 {
             let buffer = parent.upload(&[1; 8]);
