@@ -159,7 +159,9 @@ impl<'a> Writer<'a> {
         let begun = told.map(|(told, counts)| Begun::new(self.comm, &self.directory, &told, &counts, step)).transpose();
         let begun = everywhere(self.comm, SAVING, begun)?;
         if let Err(error) = self.save(begun.as_ref(), step) {
-            if let Some(begun) = &begun {
+            // Ranks that have not heard yet of one that is gone or late may still write there: the next save removes it.
+            let is_everywhere = !(error.is_peer_lost() || error.is_poisoned() || error.is_timeout());
+            if let Some(begun) = begun.filter(|_| is_everywhere) {
                 begun.unfinished.discard(&self.directory);
             }
             return Err(error);
