@@ -219,7 +219,7 @@ struct Cast(FloatDType);
 
 impl ModuleMapper for Cast {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|tensor| tensor.detach().cast(self.0).require_grad())
+        param.map(|tensor| tensor.cast(self.0).detach().require_grad())
     }
 }
 
