@@ -17,7 +17,7 @@ mod network;
 mod replaced;
 
 use collectives::train::{Averaged, Compress, DataParallel, Flat, Float, Hook, Missing, Options, Parameter, Progress, ShardedOptimizer};
-use collectives::{Communicator, DType, Error, ReduceOp, Result, bf16, f16};
+use collectives::{Communicator, DType, ReduceOp, Result, bf16, f16};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use common::cases::Memory as _;
@@ -369,7 +369,8 @@ fn a_norm_of_what_never_comes_is_an_error_in_time() {
         outcome
     });
     let error = outcomes[0].clone().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    // The first norm loads its kernels, which may wait for the device: then the deadline has passed before the norm is waited for.
+    assert!(error.is_timeout(), "{error}");
 }
 
 /// Gradients of `T`s, twice as `C`s, once on the host.

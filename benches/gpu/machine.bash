@@ -44,7 +44,7 @@ perf() {
   local ranks=$1
   shift
   if threads_fit "$ranks"; then
-    "$here/collperf" "$@" --plane device -g "$ranks"
+    "$here/collperf" "$@" --plane device -g "$ranks" --ranks thread
   else
     launched "$ranks" "$here/collperf" "$@" --plane device
   fi

@@ -55,8 +55,9 @@ stage_suite() {
   for program in device-suite device-training; do each_test suite "$program" processes; done
 }
 
-# Ranks that are killed, that stop, that disagree: with NCCL as it is, in processes.
-stage_failures() { each_test failures device-failures '^(kills|mismatches)::'; }
+# Ranks that are killed, that stop, that disagree, that never come, and what an abort leaves: with NCCL as it is, in processes and threads. Tests that
+# steer the simulated GPU or NCCL say so, and are over at once.
+stage_failures() { each_test failures device-failures '^(kills|mismatches|endings|turns|graphs)::'; }
 
 stage_collperf() {
   local ranks file=$results/collperf.txt

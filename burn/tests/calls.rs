@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic};
 use collectives::{Communicator, ReduceOp};
 use collectives_burn::{Error, all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
 
-const FLOATS: [DType; 2] = [DType::F32, DType::F64];
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 const INTS: [DType; 8] = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U64, DType::U32, DType::U16, DType::U8];
 const ROWS: usize = 12;
 const COLUMNS: usize = 2;

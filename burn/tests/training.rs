@@ -2,21 +2,25 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams, SgdConfig};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use collectives::train::Options;
 use collectives::{Communicator, Transport};
 use collectives_burn::{DataParallel, Error, Trainer, broadcast_parameters};
 use training_common::{largest_difference, uniform};
 
+#[path = "../../tests/common/hosts.rs"]
+mod hosts;
 #[path = "../../tests/common/ports.rs"]
 mod ports;
+
+use hosts::{Hosts, skip};
 
 /// Of each step, whatever the number of ranks.
 const BATCH: usize = 12;
@@ -141,34 +145,137 @@ fn any_number_of_ranks_ends_where_one_process_does() {
     }
 }
 
-#[test]
-fn processes_end_where_one_process_does() {
-    const NAME: &str = "processes_end_where_one_process_does";
-    if std::env::var("COLLECTIVES_TEST_RANK_OF").as_deref() == Ok(NAME) {
-        let comm = Communicator::from_env().unwrap();
-        let (_, parameters) = trained(&comm, seed(), Options::default());
-        let bits: Vec<String> = parameters.iter().map(|parameter| parameter.to_bits().to_string()).collect();
-        println!("parameters: {}", bits.join(" "));
-        return comm.close().unwrap();
+/// Trains as a rank of the test of that name, where this process is one, and prints the parameters.
+fn is_rank_of(name: &str) -> bool {
+    if std::env::var("COLLECTIVES_TEST_RANK_OF").as_deref() != Ok(name) {
+        return false;
     }
-    let (seed, port) = (seed(), ports::free_port());
-    let rank = |rank: usize| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", NAME, "--nocapture"]).env("COLLECTIVES_TEST_RANK_OF", NAME).env("COLLECTIVES_TEST_SEED", seed.to_string());
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "3").env("LOCAL_RANK", rank.to_string());
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    let ranks: Vec<_> = (0..3).map(rank).collect();
-    let parameters = alone(seed).1;
-    for rank in ranks {
+    let comm = Communicator::from_env().unwrap();
+    let (_, parameters) = trained(&comm, seed(), Options::default());
+    let bits: Vec<String> = parameters.iter().map(|parameter| parameter.to_bits().to_string()).collect();
+    println!("parameters: {}", bits.join(" "));
+    comm.close().unwrap();
+    true
+}
+
+/// Starts this program again as a rank of a test.
+fn start_rank(mut command: Command, name: &str, seed: u64, rank: [usize; 3], root: (&str, u16)) -> Child {
+    let [rank, world_size, local_rank] = rank.map(|number| number.to_string());
+    command.args(["--exact", name, "--nocapture"]).env("COLLECTIVES_TEST_RANK_OF", name).env("COLLECTIVES_TEST_SEED", seed.to_string());
+    command.env("RANK", rank).env("WORLD_SIZE", world_size).env("LOCAL_RANK", local_rank);
+    command.env("MASTER_ADDR", root.0).env("MASTER_PORT", root.1.to_string());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits for ranks, all of which end with the same bits, near the parameters of one process.
+fn assert_trained(ranks: Vec<Child>, parameters: &[f32]) {
+    let ended = |rank: Child| {
         let output = rank.wait_with_output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{out}{err}");
         let bits = out.lines().find_map(|line| line.split_once("parameters: ")).unwrap().1;
-        let found: Vec<f32> = bits.split(' ').map(|bits| f32::from_bits(bits.parse().unwrap())).collect();
-        let apart = largest_difference(&found, &parameters);
-        assert!(apart <= BOUND, "{apart:e} apart");
+        bits.split(' ').map(|bits| f32::from_bits(bits.parse().unwrap())).collect::<Vec<_>>()
+    };
+    let ends: Vec<_> = ranks.into_iter().map(ended).collect();
+    assert!(ends.iter().all(|end| end == &ends[0]), "ranks end with other bits");
+    let apart = largest_difference(&ends[0], parameters);
+    assert!(apart <= BOUND, "{apart:e} apart");
+}
+
+#[test]
+fn processes_end_where_one_process_does() {
+    const NAME: &str = "processes_end_where_one_process_does";
+    if is_rank_of(NAME) {
+        return;
+    }
+    let (seed, port) = (seed(), ports::free_port());
+    let program = std::env::current_exe().unwrap();
+    let rank = |rank: usize| start_rank(Command::new(&program), NAME, seed, [rank, 3, rank], ("127.0.0.1", port));
+    let ranks = (0..3).map(rank).collect();
+    assert_trained(ranks, &alone(seed).1);
+}
+
+#[test]
+fn two_hosts_of_two_processes_end_where_one_process_does() {
+    const NAME: &str = "two_hosts_of_two_processes_end_where_one_process_does";
+    if is_rank_of(NAME) {
+        return;
+    }
+    let hosts = match Hosts::up(1, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let (seed, program) = (seed(), std::env::current_exe().unwrap());
+    let rank = |rank: usize| {
+        let command = hosts.command(rank / 2, program.to_str().unwrap());
+        start_rank(command, NAME, seed, [rank, 4, rank % 2], ("10.99.1.1", 29512))
+    };
+    let ranks = (0..4).map(rank).collect();
+    assert_trained(ranks, &alone(seed).1);
+}
+
+/// Gives a module's parameters another type.
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| tensor.cast(self.0).detach().require_grad())
+    }
+}
+
+#[test]
+fn gradients_of_half_precision_are_averaged_exactly_where_the_mean_is_a_number_of_theirs() {
+    for (dtype, count) in [FloatDType::F16, FloatDType::BF16].into_iter().flat_map(|dtype| (1..=4).map(move |count| (dtype, count))) {
+        let gradients = Communicator::run_local(count, |comm| {
+            let device = Device::flex().autodiff();
+            let model = LinearConfig::new(3, 2).init(&device).map(&mut Cast(dtype));
+            let (mut parallel, model) = DataParallel::new(comm, model).unwrap();
+            // The ranks' slopes are 12, 24, 36 …, whose means are whole numbers.
+            let input = Tensor::<2>::full([1, 3], 12.0 * (1.0 + comm.rank() as f32), &device).cast(dtype);
+            let gradients = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
+            let gradients = parallel.average(&model, gradients).unwrap();
+            let slope = gradients.get::<2>(model.weight.id).unwrap();
+            let own_type = slope.dtype() == dtype.into();
+            Ok((own_type, slope.into_data().iter::<f32>().collect::<Vec<_>>()))
+        });
+        for gradient in gradients.unwrap() {
+            assert_eq!(gradient, (true, vec![6.0 * (count + 1) as f32; 6]), "{dtype:?}, {count} ranks");
+        }
+    }
+}
+
+/// A network of half precision after ten steps.
+fn trained_in_half(comm: &Communicator, dtype: FloatDType) -> (f64, Vec<f32>) {
+    let device = Device::flex().autodiff();
+    let weights = Tensor::<2>::from_data(TensorData::new(uniform(3, 0.5, 12), [3, 4]), &device);
+    let mut model = LinearConfig::new(3, 4).init(&device);
+    model.weight = model.weight.map(|_| weights.require_grad());
+    model.bias = model.bias.map(|bias| bias.map(|bias| bias.zeros_like().require_grad()));
+    let (mut trainer, mut model): (_, Linear) = Trainer::new(comm, model.map(&mut Cast(dtype)), SgdConfig::new().init()).unwrap();
+    let mut mean = f64::NAN;
+    for step in 0..10 {
+        let mine = share(comm);
+        let values = uniform(100 + step, 1.0, BATCH * 3)[mine.start * 3..mine.end * 3].to_vec();
+        let input = Tensor::<2>::from_data(TensorData::new(values, [mine.len(), 3]), &device).cast(dtype);
+        (model, mean) = trainer.step(0.1, model.clone(), model.forward(input).powi_scalar(2).mean()).unwrap();
+    }
+    let bias = model.bias.unwrap().val().into_data();
+    (mean, model.weight.val().into_data().iter::<f32>().chain(bias.iter::<f32>()).collect())
+}
+
+#[test]
+fn a_network_of_half_precision_ends_near_where_one_process_does() {
+    // A parameter is below 1, and rounded to so many bits by each of ten steps; ranks may differ from one process by one rounding each.
+    for (dtype, bits) in [(FloatDType::F16, 11), (FloatDType::BF16, 8)] {
+        let bound = 10.0 * 0.5_f32.powi(bits);
+        let alone = Communicator::run_local(1, |comm| Ok(trained_in_half(comm, dtype))).unwrap().remove(0);
+        for count in 2..=4 {
+            let ends = Communicator::run_local(count, |comm| Ok(trained_in_half(comm, dtype))).unwrap();
+            assert!(ends.iter().all(|end| end == &ends[0]), "ranks end with other bits");
+            let apart = largest_difference(&ends[0].1, &alone.1);
+            println!("{dtype:?}, {count} ranks: {apart:e}, bound {bound:e}");
+            assert!(apart <= bound && (ends[0].0 - alone.0).abs() <= f64::from(bound), "{dtype:?}, {count} ranks: {apart:e}");
+        }
     }
 }
 

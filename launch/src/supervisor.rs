@@ -19,6 +19,9 @@ use super::failure::{self, Failure, nanoseconds};
 use super::hosts::{Hosts, Settled};
 use super::{Job, child};
 
+/// How long ranks have for what they want to say when one has failed: what they saw of it often names the cause.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExitReason {
@@ -149,6 +152,8 @@ pub(super) struct Supervisor<'a> {
     settled: Option<Settled>,
     /// The last signal that was passed on: ranks that die of it have not failed by themselves.
     passed_on: Option<i32>,
+    /// When ranks are asked to stop, as one has failed.
+    stops_at: Option<Instant>,
     /// Whether ranks were asked to stop, and when those that do not are killed.
     stopping: bool,
     patience_ends: Option<Instant>,
@@ -179,6 +184,7 @@ impl<'a> Supervisor<'a> {
             failure: None,
             settled: None,
             passed_on: None,
+            stops_at: None,
             stopping: false,
             patience_ends: None,
             asked: (SIGTERM, job.grace),
@@ -223,15 +229,16 @@ impl<'a> Supervisor<'a> {
             Some(Event::Orphaned) => self.orphaned(),
             Some(Event::Settled(attempt, settled)) if attempt == self.attempt => self.take(settled),
             Some(Event::Settled(..)) => {}
+            None if self.stops_at.is_some() => self.stop(),
             None => self.lose_patience(),
         }
     }
 
-    /// The next event; `None` when patience ends first.
+    /// The next event; `None` when it is time to stop the ranks, or patience ends, before it comes.
     fn next_event(&self) -> Option<Event> {
         // They are there until `close`, and this struct holds a sender, so the channel cannot be closed.
         let events = self.events.as_ref()?;
-        let Some(until) = self.patience_ends else { return events.recv().ok() };
+        let Some(until) = self.stops_at.or(self.patience_ends) else { return events.recv().ok() };
         events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
     }
 
@@ -261,7 +268,7 @@ impl<'a> Supervisor<'a> {
         let runs = self.ranks.iter().any(|watched| watched.exit.is_none());
         self.say(&format!("{failed}{}", if runs { "; stopping the ranks of this host" } else { "" }));
         if runs {
-            self.stop();
+            self.stop_soon();
         }
     }
 
@@ -287,7 +294,7 @@ impl<'a> Supervisor<'a> {
             self.tell_other_hosts();
         }
         if !self.job.keep_going {
-            self.stop();
+            self.stop_soon();
         }
     }
 
@@ -298,7 +305,9 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// The rank of this host that failed first: of those that failed by themselves or said why, by the time when they said it, or ended.
+    /// The rank of this host that failed first: of those that failed by themselves or said why, by the time when they said it, or ended. A program
+    /// whose call failed, since another rank is gone, mostly ends with 1 and without a word here: such a rank comes last, since what it died of may
+    /// take longer to end.
     fn first_failure(&self) -> Option<Failure> {
         let failed = self.ranks.iter().filter_map(|watched| {
             let exit = watched.exit.filter(|exit| !exit.is_success() && Some(*exit) != self.verdict)?;
@@ -307,8 +316,9 @@ impl<'a> Supervisor<'a> {
             if said.is_none() && (watched.was_stopped || of_signal) {
                 return None;
             }
+            let may_follow = said.is_none() && exit == ExitReason::Exit(1);
             let (cause, time) = said.map_or((None, watched.seen), |(cause, written)| (Some(cause), written));
-            Some(Failure {
+            let failure = Failure {
                 host: child::host_name(),
                 rank: watched.rank,
                 local_rank: watched.local_rank,
@@ -317,9 +327,10 @@ impl<'a> Supervisor<'a> {
                 code: exit.code(),
                 time,
                 cause,
-            })
+            };
+            Some((may_follow, failure))
         });
-        failed.min_by_key(|failure| failure.time)
+        failed.min_by_key(|(may_follow, failure)| (*may_follow, failure.time)).map(|(_, failure)| failure)
     }
 
     /// What came of the attempt.
@@ -338,9 +349,9 @@ impl<'a> Supervisor<'a> {
             _ => None,
         };
         let verdict = self.verdict.filter(|_| self.verdict_told);
-        let here = self.failure.or(verdict).map_or(0, ExitReason::code);
-        let code = elsewhere.as_ref().map_or(here, |failure| failure.code);
-        Outcome { code, failure: elsewhere.or_else(|| self.first_failure()), interrupted }
+        let failure = elsewhere.or_else(|| self.first_failure());
+        let code = failure.as_ref().map_or_else(|| self.failure.or(verdict).map_or(0, ExitReason::code), |failure| failure.code);
+        Outcome { code, failure, interrupted }
     }
 
     fn pass_on(&mut self, signal: i32) {
@@ -361,8 +372,16 @@ impl<'a> Supervisor<'a> {
         self.stop();
     }
 
+    /// Lets the others say first what they have to say: they find out by themselves that a rank is gone, or calls something else.
+    fn stop_soon(&mut self) {
+        if !self.stopping {
+            self.stops_at.get_or_insert(Instant::now() + LAST_WORDS);
+        }
+    }
+
     /// Asks all ranks to stop, and bounds how long they may take.
     fn stop(&mut self) {
+        self.stops_at = None;
         self.signal_all(Signal::TERM);
         self.stopping = true;
         self.asked = (SIGTERM, self.job.grace);

@@ -121,7 +121,7 @@ impl fmt::Display for Unproven {
                 "it wants one, and this process has no secret; set COLLECTIVES_SECRET (or Config::secret) as for the other ranks",
             ),
             Self::Told(Reason::Wrong) => {
-                f.write_str("it has another secret than this process; compare COLLECTIVES_SECRET (or Config::secret) with the other ranks'")
+                f.write_str("it has another secret than this process; compare COLLECTIVES_SECRET, COLLECTIVES_SECRET_FILE or Config::secret with the other ranks'")
             }
             Self::Told(Reason::Malformed) => f.write_str("it did not understand this process's; build all ranks alike"),
             Self::Told(Reason::Busy) => f.write_str("it has too many others to attend to"),

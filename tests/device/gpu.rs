@@ -35,7 +35,7 @@ pub fn can_steer_nccl() -> bool {
 }
 
 /// Has the simulated NCCL do what a real one may, though it need not: the first collective waits inside its call until all ranks have come, and
-/// whoever aborts may end others' calls with success. For the whole process, until a test has the simulation for itself ([`simgpu::alone`]).
+/// whoever aborts may end others' calls with success. For the whole process, until a test has the simulation for itself ([`alone`]).
 pub fn be_strict() {
     prepare();
     if can_steer_nccl() {
@@ -43,6 +43,21 @@ pub fn be_strict() {
         simgpu::nccl::let_aborted_kernels_go_on();
     }
 }
+
+/// Keeps other tests from the simulation for as long as it lives; nothing where the GPUs are real, of which tests take turns anyway.
+pub fn alone() -> Option<simgpu::Alone> {
+    (!is_real()).then(simgpu::alone)
+}
+
+/// Skips a test that steers the simulated driver where there is another one.
+macro_rules! steers_gpu {
+    () => {
+        if crate::gpu::is_real() {
+            crate::common::hosts::skip!("it steers the simulated GPU");
+        }
+    };
+}
+pub(crate) use steers_gpu;
 
 /// Skips a test that steers the simulated NCCL where there is another one.
 macro_rules! steers_nccl {

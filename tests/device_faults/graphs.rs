@@ -101,8 +101,8 @@ fn a_rank_that_dies_during_a_launch_is_named() {
     let lost: Vec<String> = (0..world_size - 1).map(|_| ranks.next("a launch has ended").1).collect();
     assert!(killed.elapsed() < NOTICED, "after {:?}", killed.elapsed());
     assert!(lost.iter().all(|line| line.starts_with("lost ")), "{lost:?}");
-    // The second one may hear of it from the first one's end.
-    assert!(lost[0].contains("a launch of a captured graph"), "{lost:?}");
+    // The second one may hear of it from the first one's end; so may the first from NCCL, which knows of calls alone, unless it is silent.
+    assert!(lost[0].contains("a launch of a captured graph") || !can_steer_nccl(), "{lost:?}");
     ranks.children.iter_mut().for_each(|child| drop(child.stdin.take()));
     for rank in [0, 2] {
         assert_eq!(ranks.last_words(rank, NOTICED).unwrap().last().map(String::as_str), Some("shrunk"), "rank {rank}");

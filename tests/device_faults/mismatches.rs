@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use super::common::cases::Memory;
 use super::common::ranks::{alone_in_a_process, threads_with};
-use super::gpu::{DeviceMemory, builder, compared_before, is_real, ranks, ranks_with, unchecked};
+use super::gpu::{DeviceMemory, alone, builder, compared_before, ranks, ranks_with, unchecked};
 
 /// A fold that leaves everything as it is.
 const IDLE: &str = "
@@ -127,7 +127,7 @@ fn every_difference_is_told(comm: &Communicator, memory: &DeviceMemory) {
 
 #[test]
 fn calls_past_the_first_64_are_compared() {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     ranks(3, |comm, memory| {
         every_difference_is_told(comm, memory);
         let mut buffer = memory.put(&[0_u32; 4]);
@@ -178,7 +178,7 @@ const PAIRS: [(&str, PairDeviant, [&str; 2]); 3] = [
 
 #[test]
 fn lengths_that_two_ranks_alone_know_are_compared() {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     ranks(3, |comm, memory| {
         for (what, call, words) in PAIRS {
             let error = call(comm, memory, 1).expect_err(what);
@@ -192,7 +192,7 @@ fn lengths_that_two_ranks_alone_know_are_compared() {
 
 #[test]
 fn no_call_on_the_host_stands_in_for_a_comparison() {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     ranks(2, |comm, memory| {
         let error = if comm.rank() == 0 {
             comm.all_reduce(&mut memory.put(&[1_u32; 4]), ReduceOp::Sum).unwrap_err()
@@ -234,7 +234,7 @@ fn a_rank_that_captures_is_told_apart_from_one_that_runs() {
 
 #[test]
 fn so_many_calls_are_compared_and_no_more() {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     ranks_with(2, compared_before(3), |comm, memory| {
         let mut buffer = memory.put(&[0_u32; 4]);
         for _ in 0..3 {
@@ -282,7 +282,7 @@ fn captured_calls_are_compared_when_they_are_captured() {
 
 #[test]
 fn messages_are_compared_by_their_two_ends_alone() {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     ranks(3, |comm, memory| {
         // Only two of three take part.
         if comm.rank() < 2 {
@@ -299,7 +299,7 @@ fn ends_that_differ(
     send: impl Fn(&Communicator, &DeviceMemory) -> Result<()> + Sync,
     receive: impl Fn(&Communicator, &DeviceMemory) -> Result<()> + Sync,
 ) {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     threads_with(
         2,
         |_| builder(Config::default()),
@@ -357,7 +357,7 @@ fn a_later_message_of_a_group_that_differs_ends_with_a_mismatch() {
 
 #[test]
 fn a_group_with_both_ends_of_another_type_is_refused_in_a_world_of_one() {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     for world_size in [1, 2] {
         ranks(world_size, |comm, memory| {
             let (bytes, mut truths) = (memory.put(&[0xff_u8; 5]), memory.put(&[false; 5]));
@@ -373,7 +373,7 @@ fn a_group_with_both_ends_of_another_type_is_refused_in_a_world_of_one() {
 
 #[test]
 fn no_byte_but_0_and_1_becomes_a_bool() {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     // Ranks that have nothing compared, of which one has bytes where the others have truth values.
     ranks_with(2, unchecked(), |comm, memory| {
         let bytes = memory.put(&(0..1000).map(|at| (at * 7) as u8).collect::<Vec<_>>());
@@ -398,7 +398,7 @@ fn no_byte_but_0_and_1_becomes_a_bool() {
 
 #[test]
 fn errors_of_device_calls_say_which_call() {
-    let _alone = (!is_real()).then(simgpu::alone);
+    let _alone = alone();
     ranks(2, |comm, memory| {
         let mut buffer = memory.put(&[0_u32; 4]);
         (0..3).for_each(|_| comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap());

@@ -6,14 +6,14 @@ use collectives::{Communicator, Config, Error, ReduceOp, flight::State};
 
 use super::common::cases::Memory;
 use super::common::ranks::{Meeting, threads_with};
-use super::gpu::{DeviceMemory, assert_nothing_found, be_strict, builder, unchecked};
+use super::gpu::{DeviceMemory, alone, assert_nothing_found, be_strict, builder, unchecked};
 
 /// Long enough for all ranks to wait for a good part of it, also on a machine that is busy.
 const LIMIT: Duration = Duration::from_secs(2);
 
 #[test]
 fn a_call_behind_a_receive_is_told_of_its_sender_and_the_communicator_lives() {
-    let _alone = simgpu::alone();
+    let _alone = alone();
     let called = Meeting::new(2);
     threads_with(
         2,
@@ -72,7 +72,7 @@ fn in_opposite_orders(config: Config, call: impl Fn(&Communicator, &DeviceMemory
 
 #[test]
 fn two_communicators_in_opposite_orders_name_both_comparisons() {
-    let _alone = simgpu::alone();
+    let _alone = alone();
     let errors =
         in_opposite_orders(Config::default(), |comm, memory| comm.all_reduce(&mut memory.put(&[1_u32; 10]), ReduceOp::Sum).unwrap_err());
     for (error, name) in errors.iter().zip(["world/0 from rank 0 (as rank 1) for ", "world (as rank 0) for "]) {
@@ -91,7 +91,7 @@ fn failure_of_device(comm: &Communicator) -> Error {
 
 #[test]
 fn two_communicators_in_opposite_orders_name_both_device_calls() {
-    let _alone = simgpu::alone();
+    let _alone = alone();
     let errors = in_opposite_orders(unchecked(), |comm, memory| {
         comm.all_reduce(&mut memory.put(&[1_u32; 10]), ReduceOp::Sum).unwrap();
         failure_of_device(comm)
@@ -106,7 +106,7 @@ fn two_communicators_in_opposite_orders_name_both_device_calls() {
 
 #[test]
 fn two_communicators_whose_first_calls_are_in_opposite_orders_time_out_inside_nccl() {
-    let _alone = simgpu::alone();
+    let _alone = alone();
     be_strict();
     let errors = in_opposite_orders(unchecked(), |comm, memory| {
         let called = comm.all_reduce(&mut memory.put(&[1_u32; 10]), ReduceOp::Sum);

@@ -9,9 +9,9 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use crate::common::cases::Memory as _;
 use crate::gpu::ranks;
 
-/// A stream of the other one of two ranks' devices.
+/// A stream of the other one of two ranks' devices. Not the default one: cudarc would free a slice of it on that of the device in use.
 fn elsewhere(comm: &Communicator) -> Arc<CudaStream> {
-    CudaContext::new(1 - comm.device().unwrap().ordinal()).unwrap().default_stream()
+    CudaContext::new(1 - comm.device().unwrap().ordinal()).unwrap().new_stream().unwrap()
 }
 
 fn zeros(stream: &Arc<CudaStream>, len: usize) -> CudaSlice<f32> {

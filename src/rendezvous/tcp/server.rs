@@ -161,8 +161,8 @@ fn listen_on_first(addresses: &[SocketAddr]) -> Result<std::net::TcpListener> {
             Ok(listener) => return Ok(listener),
             Err(error) if is_foreign(&error) => {}
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                let reason = "address already in use: another job, or another program, listens on this host and port; \
-                              set MASTER_PORT to a free port, or choose port 0 where the port need not be known beforehand";
+                let reason = "address already in use: another job or program listens on this host and port, or another process of this job is rank 0, \
+                              too (--node-rank 0 on two hosts); set MASTER_PORT to a free port, or choose port 0 where the port need not be known beforehand";
                 return Err(Error::config(format!("store server on {address}"), reason));
             }
             Err(error) => return Err(Error::io(format!("listening on {address} for the store"), error)),
