@@ -158,9 +158,12 @@ impl AbortReason {
             AbortReason::Lost { rank } => {
                 Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "its process ended or its connection broke".to_owned() }
             }
-            AbortReason::Left { rank } => {
-                Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "its communicator was closed or dropped: the program returned, panicked, or called close".to_owned() }
-            }
+            AbortReason::Left { rank } => Error::PeerLost {
+                doing,
+                peer: peer(rank),
+                elapsed,
+                reason: "its communicator was closed or dropped: the program returned, panicked, or called close".to_owned(),
+            },
             AbortReason::TimedOut { waiting, missing } => {
                 Error::Timeout { doing, elapsed, missing: vec![peer(missing)], arrived: vec![peer(waiting)], meanwhile: Vec::new() }
             }
