@@ -17,7 +17,7 @@ pub(crate) struct Failure {
 /// A file or a process could not be had.
 const INTERNAL: u8 = 1;
 /// A collective failed.
-const COLLECTIVE: u8 = 3;
+pub(crate) const COLLECTIVE: u8 = 3;
 /// Time ran out.
 const TIMEOUT: u8 = 4;
 /// Something that is not there was asked for.

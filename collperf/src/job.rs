@@ -5,7 +5,7 @@ use std::time::Duration;
 use collectives::{Communicator, Secret};
 
 use crate::arguments::{IS_ONE_RANK, Links};
-use crate::failure::{CHECK, Failure};
+use crate::failure::{CHECK, COLLECTIVE, Failure};
 use crate::launch::{self, Job, Output, Store};
 use crate::links::words;
 
@@ -93,7 +93,8 @@ pub(crate) fn child_number() -> usize {
 pub(crate) fn processes(ranks: usize) -> Result<u8, Failure> {
     let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to start ranks", &error))?;
     let arguments = std::iter::once(IS_ONE_RANK.into()).chain(words().into_iter().skip(1)).collect();
-    let job = Job { output: Output::FirstRank, grace: GRACE, verdict: Some(CHECK), ..Job::new(program.into(), arguments, ranks) };
+    let known = Job { verdict: Some(CHECK), call_failed: Some(COLLECTIVE), ..Job::new(program.into(), arguments, ranks) };
+    let job = Job { output: Output::FirstRank, grace: GRACE, ..known };
     let secret = Secret::from_env()?;
     let store = Store::local(secret.as_ref())?;
     launch::run("collperf", &job, &store, secret.as_ref()).map(|end| end.code).map_err(|refused| Failure::internal(refused.message))

@@ -64,6 +64,8 @@ pub struct Job {
     pub most_restarts: u32,
     /// An exit code by which a rank tells what it found; it becomes ours, and the other ranks go on.
     pub verdict: Option<u8>,
+    /// An exit code of ranks whose call failed, often since another rank is gone: such a rank is the first failure only where no other is.
+    pub call_failed: Option<u8>,
     /// Whether the others go on when a rank fails, and one that succeeds is enough.
     pub keep_going: bool,
 }
@@ -97,6 +99,7 @@ impl Job {
             controlled: false,
             most_restarts: 0,
             verdict: None,
+            call_failed: None,
             keep_going: false,
         }
     }

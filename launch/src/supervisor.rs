@@ -305,9 +305,9 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// The rank of this host that failed first: of those that failed by themselves or said why, by the time when they said it, or ended. A program
-    /// whose call failed, since another rank is gone, mostly ends with 1 and without a word here: such a rank comes last, since what it died of may
-    /// take longer to end.
+    /// The rank of this host that failed first: of those that failed by themselves or said why, by the time when they said it, or ended. One that
+    /// panicked or was killed comes before those that ended with a code of their own and without a word: these may have lost it, and a panic takes
+    /// longer to end.
     fn first_failure(&self) -> Option<Failure> {
         let failed = self.ranks.iter().filter_map(|watched| {
             let exit = watched.exit.filter(|exit| !exit.is_success() && Some(*exit) != self.verdict)?;
@@ -316,7 +316,11 @@ impl<'a> Supervisor<'a> {
             if said.is_none() && (watched.was_stopped || of_signal) {
                 return None;
             }
-            let may_follow = said.is_none() && exit == ExitReason::Exit(1);
+            let by_itself = match self.job.call_failed {
+                Some(code) => exit != ExitReason::Exit(code.into()),
+                None => matches!(exit, ExitReason::Exit(101) | ExitReason::Signal(_)),
+            };
+            let may_follow = said.is_none() && !by_itself;
             let (cause, time) = said.map_or((None, watched.seen), |(cause, written)| (Some(cause), written));
             let failure = Failure {
                 host: child::host_name(),
