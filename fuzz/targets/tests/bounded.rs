@@ -8,7 +8,7 @@ use std::time::Duration;
 use fuzz_targets::{LONGEST, Mutator, TARGETS, Target, runner, seeds};
 
 /// How long each target is tried. A long run is started by hand.
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(1);
 
 fn scratch() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
