@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 class Rust(unittest.TestCase):
     def test_a_rank_in_rust_feeds_ranks_that_train_in_python(self):
-        program = os.environ.get("COLLECTIVES_RANK_OF_TORCH", str(ROOT / "target/release/examples/rank_of_torch"))
+        program = os.environ.get("COLLECTIVES_RANK_OF_TORCH", str(ROOT / "target/debug/examples/rank_of_torch"))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
