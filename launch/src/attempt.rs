@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
 
+use super::arrivals::Place;
 use super::hosts::{Hosts, Watch};
 use super::supervisor::{self, Event, Outcome, Supervisor};
 use super::{End, Job, Refused, Store, child, output};
@@ -54,10 +55,10 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
         supervisor::say(name, &format!("the ranks' files are in {}", files.folder.display()));
     }
     let hosts = (job.nodes > 1).then(|| Hosts {
-        address: store.address.clone(),
-        port: store.port,
-        secret: secret.cloned(),
+        name: name.to_owned(),
+        place: Place { address: store.address.clone(), port: store.port, secret: secret.cloned() },
         count: job.nodes,
+        node: job.node,
         patience: job.patience,
     });
     Attempts { name, job, store, hosts, files, sender }.run(events)
