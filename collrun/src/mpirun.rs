@@ -19,7 +19,8 @@ const FLAGS: [(&str, &str); 9] = [
 
 /// What to say of a line that cannot be read for the sake of one of them.
 pub(crate) fn hint(error: &clap::Error, words: &[OsString]) -> Option<String> {
-    let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument) else {
+    let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument)
+    else {
         return None;
     };
     let (_, ours) = FLAGS.into_iter().find(|(theirs, _)| wrong == theirs)?;

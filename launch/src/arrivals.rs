@@ -206,10 +206,7 @@ mod tests {
         assert_eq!(arrivals.wait(seconds(9), seconds(5)), seconds(1));
         assert_eq!(arrivals.look(&store, seconds(9)).unwrap(), None);
         let said = arrivals.look(&store, seconds(10)).unwrap().unwrap();
-        assert_eq!(
-            said,
-            "waiting for nodes 1, 2 of 3 (numbered from 0): their launchers have not come to 10.0.0.1:29500 in 10 s"
-        );
+        assert_eq!(said, "waiting for nodes 1, 2 of 3 (numbered from 0): their launchers have not come to 10.0.0.1:29500 in 10 s");
         Arrivals::announce(&store, 2).unwrap();
         assert_eq!(arrivals.look(&store, seconds(29)).unwrap(), None);
         let said = arrivals.look(&store, seconds(30)).unwrap().unwrap();
