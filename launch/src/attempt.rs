@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use super::arrivals::Place;
 use super::hosts::{Hosts, Watch};
 use super::supervisor::{self, Event, Outcome, Supervisor};
-use super::{End, Job, Refused, Store, child, output};
+use super::{End, Job, Output, Refused, Store, child, output};
 use collectives::Secret;
 
 /// Where the files of a job lie: the user's folder, or one that goes with the job.
@@ -48,6 +48,9 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
         .map_err(failed("waiting for signals".to_owned()))?;
     if job.controlled {
         super::control::listen(&sender).map_err(failed("listening to the launcher that started this one".to_owned()))?;
+    }
+    if job.output == Output::FirstRank {
+        super::broken_pipe::listen(&sender).map_err(failed("waiting for ranks whose output nobody reads".to_owned()))?;
     }
     let base = job.log_folder.as_deref().map_or_else(std::env::temp_dir, Path::to_path_buf);
     let files = Files::new(job).map_err(failed(format!("making a folder for the ranks' files in {}", base.display())))?;

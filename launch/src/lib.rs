@@ -4,6 +4,7 @@
 
 mod arrivals;
 mod attempt;
+mod broken_pipe;
 mod child;
 mod control;
 mod failure;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use broken_pipe::end_unread;
 use collectives::Secret;
 use collectives::store::{TcpStore, TcpStoreServer};
 pub use failure::Failure;
@@ -168,13 +170,7 @@ impl Store {
     /// # Errors
     ///
     /// As [`TcpStore::connect`].
-    pub fn reach(
-        name: &str,
-        address: &str,
-        port: u16,
-        secret: Option<&Secret>,
-        patience: Duration,
-    ) -> collectives::Result<Arc<TcpStore>> {
+    pub fn reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Arc<TcpStore>> {
         let place = arrivals::Place { address: address.to_owned(), port, secret: secret.cloned() };
         place.reach(name, patience, || true)?.map_or_else(|| place.connect(arrivals::ANSWER), Ok)
     }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use crate::failure::{CHECK, Failure};
+use crate::report::answer;
 use crate::report::plot::{Series, compared};
 use file::Results;
 use peers::Peers;
@@ -45,13 +46,13 @@ fn percent(text: &str) -> Result<f64, String> {
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let Some(b) = &arguments.b else {
         let peers = Peers::read(&arguments.a)?;
-        print!("{}", peers.text());
+        answer(&peers.text())?;
         draw(arguments, &peers.heading(), peers.name(), &peers.series())?;
         return Ok(0);
     };
     let [a, b] = [&arguments.a, b].map(|path| Results::read(path));
     let comparison = Comparison::new(a?, b?);
-    print!("{}", comparison.text(arguments.threshold));
+    answer(&comparison.text(arguments.threshold))?;
     draw(arguments, "two results", &comparison.heading(), &comparison.series())?;
     if comparison.is_empty() {
         return Err(Failure::internal("no cell is in both results"));

@@ -14,9 +14,11 @@ use std::io::{self, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::arguments::IS_ONE_RANK;
 use crate::collective::Collective;
 use crate::facts::{Gpu, On, RankFacts, RunFacts};
 use crate::failure::{CHECK, Failure};
+use crate::launch;
 use crate::machine::now;
 use crate::row::Row;
 use crate::settings::{Blocking, Destination, Settings};
@@ -267,7 +269,7 @@ impl<'a> Report<'a> {
     fn write_csv(&mut self, text: &str) -> Result<(), Failure> {
         let Some(csv) = &mut self.csv else { return Ok(()) };
         let written = self.bar.suspend(|| csv.write_all(text.as_bytes()).and_then(|()| csv.flush()));
-        written.map_err(|error| Failure::io("writing CSV", &error))
+        written.map_err(|error| unwritten("writing CSV", &error))
     }
 
     /// Prints to standard output, above the progress bar.
@@ -276,14 +278,27 @@ impl<'a> Report<'a> {
             let mut out = io::stdout().lock();
             out.write_all(text.as_bytes()).and_then(|()| out.flush())
         });
-        written.map_err(|error| Failure::io("writing to standard output", &error))
+        written.map_err(|error| unwritten("writing to standard output", &error))
     }
 }
 
 /// Writes a task's answer to standard output.
 pub(crate) fn answer(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::io("writing to standard output", &error))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| unwritten("writing to standard output", &error))
+}
+
+/// Why something was not written. Where nobody reads any more, as behind `head`, this program ends here, as others do.
+fn unwritten(doing: &str, error: &io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        end_unread();
+    }
+    Failure::io(doing, error)
+}
+
+/// Ends this program, and all ranks that it is one of, as nobody reads what it prints.
+pub(crate) fn end_unread() -> ! {
+    launch::end_unread(std::env::args_os().nth(1).is_some_and(|word| word == IS_ONE_RANK))
 }
 
 /// Says something on standard error, in one piece: other processes write there too.
