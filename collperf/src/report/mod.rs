@@ -186,7 +186,7 @@ impl<'a> Report<'a> {
         if !self.has_table {
             return Ok(());
         }
-        self.print(&table::footer(collective.name(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
+        self.print(&table::footer(&collective.program(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
     }
 
     /// Says how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
@@ -316,12 +316,13 @@ fn heading(settings: &Settings, facts: &RunFacts, collective: Collective) -> Str
     };
     let (least, most) = (settings.sizes.iter().min().unwrap_or(&0), settings.sizes.iter().max().unwrap_or(&0));
     let mut text = format!(
-        "# collperf version {} nccl-headers={} nccl-library={}\n# Collective test starting: {collective}\n\
+        "# collperf version {} nccl-headers={} nccl-library={}\n# Collective test starting: {}\n\
          # nThread {} nGpus {} minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: {} \
          validation: {} graph: {} unalign: {}\n",
         env!("CARGO_PKG_VERSION"),
         facts.on.headers(),
         facts.on.library(),
+        collective.program(),
         settings.threads.unwrap_or(1),
         gpus_of_thread(settings, facts),
         settings.warmup,
@@ -400,7 +401,7 @@ mod tests {
             "# collperf version ",
             env!("CARGO_PKG_VERSION"),
             " nccl-headers=0 nccl-library=0\n",
-            "# Collective test starting: broadcast\n",
+            "# Collective test starting: broadcast_perf\n",
             "# nThread 1 nGpus 0 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0\n",
             "#\n",
             "# Using devices\n",
