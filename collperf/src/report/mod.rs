@@ -364,12 +364,20 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
         Blocking::Barrier => *text += "# Blocking Enabled: wait for completion and barrier after each call, in the time\n",
         Blocking::UntimedBarrier => *text += "# Blocking Enabled: wait for completion and barrier after each call; time excludes barrier\n",
     }
+    if settings.columns.predictions {
+        *text += PREDICTIONS;
+    }
     match &facts.on {
         On::Host { why: Some(why) } => *text += &format!("# On the host plane, since there is no device plane: {why}\n"),
         On::Device { .. } if collective == Collective::Barrier => *text += "# A barrier is the host plane's, whatever the plane\n",
         On::Host { why: None } | On::Device { .. } => {}
     }
 }
+
+/// What the columns of predictions are.
+const PREDICTIONS: &str = "# algorithm: how the library does a call of this size\n\
+    # predicted: the time that its cost model gives that, after calls of six sizes that were measured here\n\
+    # ratio: predicted over measured time\n";
 
 /// A bar on standard error, where that is a terminal.
 fn progress(row_count: usize, cycles: usize) -> ProgressBar {
