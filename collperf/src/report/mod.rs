@@ -367,6 +367,13 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
     if settings.columns.predictions {
         *text += PREDICTIONS;
     }
+    if facts.is_encrypted {
+        let too = if facts.on.is_device() { ", NCCL's too" } else { "" };
+        *text += &format!("# Links between hosts are encrypted{too}\n");
+    }
+    if let Some(note) = facts.load_note() {
+        *text += &format!("# note: {note}\n");
+    }
     match &facts.on {
         On::Host { why: Some(why) } => *text += &format!("# On the host plane, since there is no device plane: {why}\n"),
         On::Device { .. } if collective == Collective::Barrier => *text += "# A barrier is the host plane's, whatever the plane\n",
@@ -447,6 +454,26 @@ mod tests {
         let facts = RunFacts { on: On::Host { why: Some("no driver".to_owned()) }, ..RunFacts::example(1) };
         let text = heading(&settings, &facts, Collective::Broadcast);
         assert!(text.contains("# On the host plane, since there is no device plane: no driver\n"), "{text}");
+    }
+
+    #[test]
+    fn what_a_reader_has_to_know_stands_above_the_table() {
+        let settings =
+            |line: &str| Settings::new(&Arguments::parse_from(line.split(' ')), &crate::environment::Environment::default()).unwrap();
+        let mut facts = RunFacts { is_encrypted: true, ..RunFacts::example(2) };
+        facts.machine.load = crate::machine::Load::read("3.14 0 0 5/9 7", "cpu0 1\ncpu1 1\n");
+        let text = heading(&settings("collperf broadcast --explain"), &facts, Collective::Broadcast);
+        for line in [
+            "Links between hosts are encrypted",
+            "note: 3.1 of 2 cores are busy: times will be too high",
+            "ratio: predicted over measured time",
+        ] {
+            assert!(text.contains(&format!("# {line}\n")), "{line:?} is not in\n{text}");
+        }
+        let text = heading(&settings("collperf broadcast"), &RunFacts::example(2), Collective::Broadcast);
+        assert!(!text.contains("encrypted") && !text.contains("note:") && !text.contains("ratio:"), "{text}");
+        let text = markdown::heading(&settings("collperf broadcast --markdown"), &facts, Collective::Broadcast);
+        assert!(text.contains("\nNote: 3.1 of 2 cores are busy") && text.contains("encrypted"), "{text}");
     }
 
     #[test]
