@@ -80,6 +80,29 @@ impl Collective {
         }
     }
 
+    /// What nccl-tests calls its test of it, where there is one.
+    pub(crate) const fn nccl_test(self) -> Option<&'static str> {
+        Some(match self {
+            Collective::AllReduce => "all_reduce_perf",
+            Collective::AllGather => "all_gather_perf",
+            Collective::AllToAll => "alltoall_perf",
+            Collective::AllToAllV => "alltoallv_perf",
+            Collective::Broadcast => "broadcast_perf",
+            Collective::Gather => "gather_perf",
+            Collective::Hypercube => "hypercube_perf",
+            Collective::Reduce => "reduce_perf",
+            Collective::ReduceScatter => "reduce_scatter_perf",
+            Collective::Scatter => "scatter_perf",
+            Collective::SendRecv => "sendrecv_perf",
+            _ => return None,
+        })
+    }
+
+    /// The name above and below its table: that of nccl-tests' program, by which readers of such tables know it.
+    pub(crate) fn program(self) -> String {
+        self.nccl_test().map_or_else(|| format!("{}_perf", self.name()), str::to_owned)
+    }
+
     /// Whether it takes a reduce op.
     pub(crate) fn reduces(self) -> bool {
         self.of_library().is_some_and(collectives::Collective::reduces)

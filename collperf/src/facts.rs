@@ -11,6 +11,8 @@ pub(crate) struct RunFacts {
     pub(crate) ranks: Vec<RankFacts>,
     pub(crate) on: On,
     pub(crate) machine: Machine,
+    /// Whether connections over TCP are.
+    pub(crate) is_encrypted: bool,
     /// When it began, in UTC.
     pub(crate) start_time: String,
 }
@@ -55,10 +57,17 @@ impl RunFacts {
         self.ranks.iter().filter(|rank| rank.local_rank == 0).count()
     }
 
+    /// That rank 0's host has more to do than these ranks, where it has.
+    pub(crate) fn load_note(&self) -> Option<String> {
+        let here = self.ranks.first().map(|first| &first.peer.host);
+        let ranks_here = self.ranks.iter().filter(|rank| Some(&rank.peer.host) == here).count();
+        self.machine.load.as_ref()?.note(ranks_here)
+    }
+
     /// Ranks of an imaginary host.
     #[cfg(test)]
     pub(crate) fn example(ranks: usize) -> Self {
-        let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, kernel: "Linux 6.1".to_owned() };
+        let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, kernel: "Linux 6.1".to_owned(), load: None };
         let rank = |rank| RankFacts {
             peer: Peer { rank, host: "desk".to_owned(), pid: 100 + rank as u32 },
             group: 0,
@@ -67,7 +76,13 @@ impl RunFacts {
             gpu: None,
         };
         let start_time = "2026-01-02 03:04:05".to_owned();
-        Self { ranks: (0..ranks).map(rank).collect(), on: On::Host { why: None }, machine: machine.clone(), start_time }
+        Self {
+            ranks: (0..ranks).map(rank).collect(),
+            on: On::Host { why: None },
+            machine: machine.clone(),
+            is_encrypted: false,
+            start_time,
+        }
     }
 
     /// Such ranks with a device each.

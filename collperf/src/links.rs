@@ -11,21 +11,6 @@ use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::report::answer;
 
-/// What nccl-tests calls its tests, and what they are here.
-const NAMES: [(&str, Collective); 11] = [
-    ("all_reduce_perf", Collective::AllReduce),
-    ("all_gather_perf", Collective::AllGather),
-    ("alltoall_perf", Collective::AllToAll),
-    ("alltoallv_perf", Collective::AllToAllV),
-    ("broadcast_perf", Collective::Broadcast),
-    ("gather_perf", Collective::Gather),
-    ("hypercube_perf", Collective::Hypercube),
-    ("reduce_perf", Collective::Reduce),
-    ("reduce_scatter_perf", Collective::ReduceScatter),
-    ("scatter_perf", Collective::Scatter),
-    ("sendrecv_perf", Collective::SendRecv),
-];
-
 /// The command line, with this program's name in the place of a test's: `all_reduce_perf -g 2` becomes `collperf --nccl-tests-defaults
 /// all_reduce -g 2`.
 pub(crate) fn words() -> Vec<OsString> {
@@ -43,11 +28,16 @@ fn renamed(words: Vec<OsString>) -> Vec<OsString> {
     }
 }
 
+/// nccl-tests' tests, and what they are here.
+fn tests() -> impl Iterator<Item = (&'static str, Collective)> {
+    Collective::known().filter_map(|collective| Some((collective.nccl_test()?, collective)))
+}
+
 /// The test that a program's name is of. What comes after `_perf`, nccl-tests' `NAME_SUFFIX`, is anything that begins with `_`.
 fn test_of(program: &OsStr) -> Option<Collective> {
     let name = Path::new(program).file_name()?.to_str()?;
     let is_it = |known: &str| name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
-    NAMES.into_iter().find(|(known, _)| is_it(known)).map(|(_, collective)| collective)
+    tests().find(|(known, _)| is_it(known)).map(|(_, collective)| collective)
 }
 
 /// Makes links with nccl-tests' names for its tests, so that scripts find them: all_reduce_perf, alltoall_perf and so on.
@@ -73,7 +63,7 @@ pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("{}: not a folder; make it first", folder.display())));
     }
     let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to link to it", &error))?;
-    let paths: Vec<PathBuf> = NAMES.iter().map(|(name, _)| folder.join(format!("{name}{suffix}"))).collect();
+    let paths: Vec<PathBuf> = tests().map(|(name, _)| folder.join(format!("{name}{suffix}"))).collect();
     // All or none: what is in the way is found first.
     if let Some(taken) = paths.iter().find(|path| fs::symlink_metadata(path).is_ok_and(|there| !there.is_symlink())) {
         return Err(Failure::usage(format!("{}: there is a file that is no link; move it away first", taken.display())));

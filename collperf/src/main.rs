@@ -64,6 +64,7 @@ fn perform<A: Parser>(words: Vec<OsString>, program: impl FnOnce(&A) -> Result<u
             let is_usage = error.use_stderr();
             return match error.print() {
                 Ok(()) if !is_usage => ExitCode::SUCCESS,
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => report::end_unread(),
                 _ => ExitCode::from(failure::USAGE),
             };
         }

@@ -222,11 +222,11 @@ mod tests {
             "# Out of bounds values : 0 OK\n",
             "# Avg bus bandwidth    : 41.5931 \n",
             "#\n",
-            "# Collective test concluded: all_reduce\n",
+            "# Collective test concluded: all_reduce_perf\n",
             "#\n",
             "\n",
         );
-        assert_eq!(footer("all_reduce", 0, 41.593_14, None), expected);
+        assert_eq!(footer("all_reduce_perf", 0, 41.593_14, None), expected);
         assert!(footer("x", 2, 0.0, Some(false)).starts_with("# Out of bounds values : 2 FAILED\n# Avg bus bandwidth    : 0 FAILED\n"));
     }
 

@@ -8,6 +8,7 @@ use collectives::Communicator;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::report::answer;
 
 /// What a rank's trace says that it is, and the newest version that is understood.
 const FORMAT: &str = "collectives trace";
@@ -33,10 +34,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if traces.is_empty() {
         return Err(Failure::internal(format!("{skipped}{}: no traces there", arguments.folder.display())));
     }
-    print!("{skipped}");
     let count = traces.len();
     write(&arguments.output, traces)?;
-    println!("{}: {count} rank{}", arguments.output.display(), if count == 1 { "" } else { "s" });
+    answer(&format!("{skipped}{}: {count} rank{}\n", arguments.output.display(), if count == 1 { "" } else { "s" }))?;
     Ok(0)
 }
 

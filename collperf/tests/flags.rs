@@ -114,7 +114,7 @@ fn every_test_is_what_the_table_says() {
         let link = folder.path().join(&quoted(row[0])[0]);
         std::os::unix::fs::symlink(COLLPERF, &link).unwrap();
         let text = succeeded(Command::new(link).args(["-b", "8", "-e", "8", "-g", "2", "--plane", "host"]).output().unwrap());
-        assert!(text.contains(&format!("# Collective test starting: {}\n", quoted(row[1])[0])), "{text}");
+        assert!(text.contains(&format!("# Collective test starting: {}\n", quoted(row[0])[0])), "{text}");
     }
 }
 

@@ -10,6 +10,7 @@ use collectives_launch::Streams;
 use crate::control::Control;
 use crate::count::Count;
 use crate::environment::{self, Variable};
+use crate::mpirun;
 
 /// Starts the ranks of a job and stops them together.
 ///
@@ -202,7 +203,10 @@ impl Arguments {
     /// What a command line asks for, and variables where it does not say.
     pub(crate) fn of(words: &[OsString], value_of: impl Fn(&str) -> Option<OsString>) -> Result<Result<Self, String>, clap::Error> {
         let command = Self::spelled_both_ways();
-        let line = command.clone().try_get_matches_from(words)?;
+        let line = match command.clone().try_get_matches_from(words) {
+            Ok(line) => line,
+            Err(error) => return mpirun::hint(&error, words).map_or(Err(error), |hint| Ok(Err(hint))),
+        };
         let alone = Self::from_arg_matches(&line)?;
         // Another process, which this one becomes, reads them.
         Ok(if alone.read_order { Ok(alone) } else { Self::with_variables(&command, &line, words, value_of) })

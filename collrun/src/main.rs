@@ -6,6 +6,7 @@ mod count;
 mod environment;
 mod host_list;
 mod meeting;
+mod mpirun;
 mod order;
 mod remote;
 

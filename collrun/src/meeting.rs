@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use collectives::store::{Store as _, TcpStore};
+use collectives::store::Store as _;
 use collectives::{Error, Result, Secret};
 use collectives_launch::Store;
 
@@ -36,10 +36,7 @@ fn numbered(address: &str, port: u16, secret: Option<&Secret>, hosts: &Hosts<'_>
         Err(Error::Config { .. }) => {}
         Err(error) => return Err(error),
     }
-    let store = match secret {
-        Some(secret) => TcpStore::connect_with_secret(address, port, hosts.patience, secret)?,
-        None => TcpStore::connect(address, port, hosts.patience)?,
-    };
+    let store = Store::reach("collrun", address, port, secret, hosts.patience)?;
     let number = usize::try_from(store.add(&format!("collrun/hosts/{}", hosts.job), 1)?).unwrap_or(usize::MAX);
     if number >= hosts.count {
         let what = format!("--rdzv-endpoint {address}:{port}");

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
 
+use super::arrivals::Place;
 use super::hosts::{Hosts, Watch};
 use super::supervisor::{self, Event, Outcome, Supervisor};
-use super::{End, Job, Refused, Store, child, output};
+use super::{End, Job, Output, Refused, Store, child, output};
 use collectives::Secret;
 
 /// Where the files of a job lie: the user's folder, or one that goes with the job.
@@ -48,16 +49,19 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
     if job.controlled {
         super::control::listen(&sender).map_err(failed("listening to the launcher that started this one".to_owned()))?;
     }
+    if job.output == Output::FirstRank {
+        super::broken_pipe::listen(&sender).map_err(failed("waiting for ranks whose output nobody reads".to_owned()))?;
+    }
     let base = job.log_folder.as_deref().map_or_else(std::env::temp_dir, Path::to_path_buf);
     let files = Files::new(job).map_err(failed(format!("making a folder for the ranks' files in {}", base.display())))?;
     if job.log_folder.is_some() {
         supervisor::say(name, &format!("the ranks' files are in {}", files.folder.display()));
     }
     let hosts = (job.nodes > 1).then(|| Hosts {
-        address: store.address.clone(),
-        port: store.port,
-        secret: secret.cloned(),
+        name: name.to_owned(),
+        place: Place { address: store.address.clone(), port: store.port, secret: secret.cloned() },
         count: job.nodes,
+        node: job.node,
         patience: job.patience,
     });
     Attempts { name, job, store, hosts, files, sender }.run(events)

@@ -6,16 +6,14 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use collectives::Secret;
-use collectives::store::{Store as _, TcpStore};
+use collectives::store::Store as _;
 
+use super::arrivals::{ANSWER, Arrivals, Place};
 use super::failure::Failure;
 use super::supervisor::Event;
 
 /// How long one wait for news takes; then it is asked again, or left.
 const ONE_WAIT: Duration = Duration::from_millis(500);
-/// How long the store may take to answer once it has been reached.
-const ANSWER: Duration = Duration::from_secs(10);
 /// What stands where all ranks of all hosts are done.
 const DONE: &[u8] = b"done";
 
@@ -30,34 +28,40 @@ pub(super) enum Settled {
     Lost(String),
 }
 
+impl Settled {
+    /// What stands in the store.
+    fn read(value: &[u8]) -> Self {
+        if value == DONE {
+            return Self::Done;
+        }
+        let failure = serde_json::from_slice(value).map(Self::Failed);
+        failure.unwrap_or_else(|error| Self::Lost(format!("what another host said is no failure: {error}")))
+    }
+}
+
 /// Where the hosts of a job meet.
 #[derive(Debug, Clone)]
 pub(super) struct Hosts {
-    pub(super) address: String,
-    pub(super) port: u16,
-    pub(super) secret: Option<Secret>,
+    /// The program's name, before what is said.
+    pub(super) name: String,
+    pub(super) place: Place,
     pub(super) count: usize,
+    /// This host's number.
+    pub(super) node: usize,
     /// How long the store's host may take to come.
     pub(super) patience: Duration,
 }
 
 impl Hosts {
-    fn connect(&self, timeout: Duration) -> collectives::Result<Arc<TcpStore>> {
-        match &self.secret {
-            Some(secret) => TcpStore::connect_with_secret(&self.address, self.port, timeout, secret),
-            None => TcpStore::connect(&self.address, self.port, timeout),
-        }
-    }
-
     /// Tells all hosts that a rank has failed in this attempt; the first failure of all is what counts.
     pub(super) fn fail(&self, attempt: u32, failure: &Failure) {
         // Who cannot be told finds out by what its ranks lose.
-        let _ = self.connect(ANSWER).and_then(|store| store.compare_set(&end(attempt), b"", &failure.to_json()));
+        let _ = self.place.connect(ANSWER).and_then(|store| store.compare_set(&end(attempt), b"", &failure.to_json()));
     }
 
     /// Tells all hosts that this one's ranks have succeeded.
     pub(super) fn succeed(&self, attempt: u32) -> collectives::Result<()> {
-        let store = self.connect(ANSWER)?;
+        let store = self.place.connect(ANSWER)?;
         if store.add(&format!("collrun/{attempt}/succeeded"), 1)? as usize == self.count {
             store.compare_set(&end(attempt), b"", DONE)?;
         }
@@ -76,26 +80,30 @@ impl Hosts {
         Ok(watch)
     }
 
-    /// Waits until an attempt is settled; `None` when nobody wants to know any more.
+    /// Waits until an attempt is settled; `None` when nobody wants to know any more. Meanwhile the first host says who has not come, and the
+    /// others why they do not reach it.
     fn settled(&self, attempt: u32, left: &AtomicBool) -> Option<Settled> {
         let began = Instant::now();
-        let mut store = None;
-        while !left.load(Ordering::Acquire) {
-            let connection = match &store {
-                Some(connection) => connection,
-                None => match self.connect(ONE_WAIT) {
-                    Ok(connection) => store.insert(connection),
-                    Err(error) if error.is_timeout() && began.elapsed() < self.patience => continue,
-                    Err(error) => return Some(Settled::Lost(error.to_string())),
-                },
-            };
-            match connection.get(&end(attempt), ONE_WAIT) {
-                Ok(value) if value == DONE => return Some(Settled::Done),
-                Ok(value) => {
-                    let failure = serde_json::from_slice(&value).map(Settled::Failed);
-                    return Some(failure.unwrap_or_else(|error| Settled::Lost(format!("what another host said is no failure: {error}"))));
-                }
+        let is_wanted = || !left.load(Ordering::Acquire);
+        let store = match self.place.reach(&self.name, self.patience, is_wanted) {
+            Ok(store) => store?,
+            Err(error) => return Some(Settled::Lost(error.to_string())),
+        };
+        // Of later attempts all hosts are there.
+        let mut arrivals = (self.node == 0 && attempt == 0).then(|| Arrivals::new(self.count, self.place.to_string(), self.patience));
+        if let Err(error) = Arrivals::announce(&*store, self.node) {
+            return Some(Settled::Lost(error.to_string()));
+        }
+        while is_wanted() {
+            let one_wait = arrivals.as_ref().map_or(ONE_WAIT, |arrivals| arrivals.wait(began.elapsed(), ONE_WAIT));
+            match store.get(&end(attempt), one_wait) {
+                Ok(value) => return Some(Settled::read(&value)),
                 Err(error) if error.is_timeout() => {}
+                Err(error) => return Some(Settled::Lost(error.to_string())),
+            }
+            let text = arrivals.as_mut().map_or(Ok(None), |arrivals| arrivals.look(&*store, began.elapsed()));
+            match text {
+                Ok(text) => text.iter().for_each(|text| crate::say(&self.name, text)),
                 Err(error) => return Some(Settled::Lost(error.to_string())),
             }
         }

@@ -2,7 +2,9 @@
 //!
 //! Shared by `collrun`, which starts any program, and `collperf`, which starts itself.
 
+mod arrivals;
 mod attempt;
+mod broken_pipe;
 mod child;
 mod control;
 mod failure;
@@ -13,9 +15,12 @@ mod supervisor;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use collectives::{Secret, store::TcpStoreServer};
+pub use broken_pipe::end_unread;
+use collectives::Secret;
+use collectives::store::{TcpStore, TcpStoreServer};
 pub use failure::Failure;
 pub use output::{Logs, Output, Streams};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -157,6 +162,17 @@ impl Store {
             None => TcpStoreServer::bind((address, port))?,
         };
         Ok(Self { address: address.to_owned(), port: server.local_addr().port(), secret: None, _server: Some(server) })
+    }
+
+    /// Connects to the store that another host serves, for as long as `patience` lasts. Says behind `name` on standard error, after ten seconds and
+    /// then more and more seldom, why it has not come to that.
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStore::connect`].
+    pub fn reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Arc<TcpStore>> {
+        let place = arrivals::Place { address: address.to_owned(), port, secret: secret.cloned() };
+        place.reach(name, patience, || true)?.map_or_else(|| place.connect(arrivals::ANSWER), Ok)
     }
 
     /// The store that another host serves.

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
-use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::failure::{self, Failure, nanoseconds};
@@ -77,6 +77,8 @@ pub(super) enum Event {
     Signal(i32),
     /// The launcher that started this one is gone.
     Orphaned,
+    /// Nobody reads what the first rank writes to this program's standard output.
+    Unread,
     /// This attempt has ended for all hosts.
     Settled(u32, Settled),
 }
@@ -227,6 +229,7 @@ impl<'a> Supervisor<'a> {
             Some(Event::Ended(place, exit)) => self.ended(place, exit),
             Some(Event::Signal(signal)) => self.pass_on(signal),
             Some(Event::Orphaned) => self.orphaned(),
+            Some(Event::Unread) => self.unread(),
             Some(Event::Settled(attempt, settled)) if attempt == self.attempt => self.take(settled),
             Some(Event::Settled(..)) => {}
             None if self.stops_at.is_some() => self.stop(),
@@ -374,6 +377,15 @@ impl<'a> Supervisor<'a> {
     fn orphaned(&mut self) {
         self.passed_on = Some(SIGTERM);
         self.stop();
+    }
+
+    /// Ends all ranks before any of them can complain that another is gone. The exit code is that of a program that died of it.
+    fn unread(&mut self) {
+        self.failure = Some(ExitReason::Signal(SIGPIPE));
+        self.passed_on = Some(SIGKILL);
+        self.stopping = true;
+        self.signal_all(Signal::STOP);
+        self.signal_all(Signal::KILL);
     }
 
     /// Lets the others say first what they have to say: they find out by themselves that a rank is gone, or calls something else.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use crate::failure::{CHECK, Failure};
+use crate::report::answer;
 use crate::report::plot::{Series, compared};
 use file::Results;
 use peers::Peers;
@@ -31,6 +32,9 @@ pub(crate) struct Arguments {
     /// Fail where a cell of B took more than so many percent longer than in A
     #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "b")]
     threshold: Option<f64>,
+    /// Print tables of Markdown, for a pull request or a wiki
+    #[arg(long)]
+    markdown: bool,
     /// Draw time and bus bandwidth over size
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -45,13 +49,14 @@ fn percent(text: &str) -> Result<f64, String> {
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let Some(b) = &arguments.b else {
         let peers = Peers::read(&arguments.a)?;
-        print!("{}", peers.text());
+        answer(&if arguments.markdown { peers.markdown() } else { peers.text() })?;
         draw(arguments, &peers.heading(), peers.name(), &peers.series())?;
         return Ok(0);
     };
     let [a, b] = [&arguments.a, b].map(|path| Results::read(path));
     let comparison = Comparison::new(a?, b?);
-    print!("{}", comparison.text(arguments.threshold));
+    let threshold = arguments.threshold;
+    answer(&if arguments.markdown { comparison.markdown(threshold) } else { comparison.text(threshold) })?;
     draw(arguments, "two results", &comparison.heading(), &comparison.series())?;
     if comparison.is_empty() {
         return Err(Failure::internal("no cell is in both results"));

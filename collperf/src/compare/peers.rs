@@ -24,6 +24,17 @@ struct Cell {
     busbw: f64,
 }
 
+/// What the columns are.
+const LEGEND: &str = "size: bytes of a rank's larger buffer; (us): median time of a call in microseconds; -: not measured";
+
+/// What is the same call, by size and peer.
+struct Table<'a> {
+    title: String,
+    peers: Vec<&'a str>,
+    /// Bytes, and each peer's time in words.
+    rows: Vec<(usize, Vec<String>)>,
+}
+
 /// One file.
 #[derive(Debug)]
 pub(super) struct Peers {
@@ -73,27 +84,50 @@ impl Peers {
 
     /// A table for each call and transport, with a column for each peer.
     pub(super) fn text(&self) -> String {
-        let mut text = format!("# {}\n", self.name);
-        for (call, transport) in self.calls().iter().flat_map(|call| self.transports().into_iter().map(move |transport| (*call, transport)))
-        {
-            let here: Vec<&Cell> = self.cells.iter().filter(|cell| cell.call == *call && cell.transport == transport).collect();
-            let (mut sizes, peers) = (distinct(here.iter().map(|cell| cell.bytes)), distinct(here.iter().map(|cell| &*cell.peer)));
-            sizes.sort_unstable();
-            if sizes.is_empty() {
-                continue;
-            }
-            let heads: String = peers.iter().map(|peer| format!("  {:>14}", format!("{peer} (us)"))).collect();
-            let _ = writeln!(text, "#\n# {call}, {transport}\n#   size (B){heads}");
-            for bytes in sizes {
-                let time = |peer: &&str| here.iter().find(|cell| cell.bytes == bytes && cell.peer == *peer).map(|cell| cell.time_us);
-                let column = |peer: &&str| {
-                    let width = format!("{peer} (us)").len().max(14);
-                    time(peer).map_or_else(|| format!("  {:>width$}", "-"), |time| format!("  {time:>width$.2}"))
-                };
-                let _ = writeln!(text, "{bytes:>12}{}", peers.iter().map(column).collect::<String>());
+        let mut text = format!("# {}\n#\n# {LEGEND}\n", self.name);
+        for Table { title, peers, rows } in self.tables() {
+            let heads: Vec<String> = peers.iter().map(|peer| format!("{peer} (us)")).collect();
+            let padded = |words: &[String]| -> String {
+                words.iter().zip(&heads).map(|(word, head)| format!("  {word:>0$}", head.len().max(14))).collect()
+            };
+            let _ = writeln!(text, "#\n# {title}\n#   size (B){}", padded(&heads));
+            for (bytes, times) in rows {
+                let _ = writeln!(text, "{bytes:>12}{}", padded(&times));
             }
         }
         text
+    }
+
+    /// The same in Markdown.
+    pub(super) fn markdown(&self) -> String {
+        let cell = |text: &str| format!(" {} |", text.replace('|', "/"));
+        let mut text = format!("{}\n", self.name);
+        for Table { title, peers, rows } in self.tables() {
+            let heads: String = peers.iter().map(|peer| cell(&format!("{peer} (us)"))).collect();
+            let _ = write!(text, "\n### {title}\n\n| size (B) |{heads}\n| ---: |{}\n", " ---: |".repeat(peers.len()));
+            for (bytes, times) in rows {
+                let _ = writeln!(text, "| {bytes} |{}", times.iter().map(|time| cell(time)).collect::<String>());
+            }
+        }
+        text + "\n" + LEGEND + "\n"
+    }
+
+    /// A table for each call and transport.
+    fn tables(&self) -> Vec<Table<'_>> {
+        let pairs = self.calls().into_iter().flat_map(|call| self.transports().into_iter().map(move |transport| (call, transport)));
+        pairs.filter_map(|(call, transport)| self.table(call, transport)).collect()
+    }
+
+    fn table(&self, call: &str, transport: &str) -> Option<Table<'_>> {
+        let here: Vec<&Cell> = self.cells.iter().filter(|cell| cell.call == call && cell.transport == transport).collect();
+        let (mut sizes, peers) = (distinct(here.iter().map(|cell| cell.bytes)), distinct(here.iter().map(|cell| &*cell.peer)));
+        sizes.sort_unstable();
+        let time = |bytes: usize, peer: &str| {
+            let cell = here.iter().find(|cell| cell.bytes == bytes && cell.peer == peer);
+            cell.map_or_else(|| "-".to_owned(), |cell| format!("{:.2}", cell.time_us))
+        };
+        let rows: Vec<_> = sizes.into_iter().map(|bytes| (bytes, peers.iter().map(|peer| time(bytes, peer)).collect())).collect();
+        (!rows.is_empty()).then(|| Table { title: format!("{call}, {transport}"), peers, rows })
     }
 
     /// The lines of a picture: a colour for each call and peer, dashed for all transports but the first.

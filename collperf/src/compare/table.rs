@@ -46,19 +46,16 @@ impl Comparison {
 
     /// Everything in words.
     pub(super) fn text(&self, threshold: Option<f64>) -> String {
-        let mut text = format!("# A: {}\n# B: {}\n", named(&self.a), named(&self.b));
+        let mut text = format!("# A: {}\n# B: {}\n#\n", named(&self.a), named(&self.b));
+        text.extend(LEGEND.map(|line| format!("# {line}\n")));
         let mut line = String::new();
         for (cell, a, b) in &self.both {
             if cell.line() != line {
                 line = cell.line();
                 let _ = writeln!(text, "#\n# {line}\n{HEADER}");
             }
-            let mark = match threshold {
-                _ if b.wrong > 0 => format!("  {} wrong elements in B", b.wrong),
-                Some(threshold) if is_slower(a, b, threshold) => format!("  over {threshold} %"),
-                _ => String::new(),
-            };
-            let _ = writeln!(text, "{}{mark}", row(cell, a, b));
+            let line = format!("{}  {}", row(cell, a, b), mark(a, b, threshold));
+            let _ = writeln!(text, "{}", line.trim_end());
         }
         for (cells, whose) in [(&self.only_a, "A"), (&self.only_b, "B")] {
             if !cells.is_empty() {
@@ -67,6 +64,35 @@ impl Comparison {
             }
         }
         text + &self.summary(threshold)
+    }
+
+    /// Everything as tables of Markdown.
+    pub(super) fn markdown(&self, threshold: Option<f64>) -> String {
+        let mut text = format!("A: {}  \nB: {}\n", plain(&named(&self.a)), plain(&named(&self.b)));
+        let mut line = String::new();
+        for (cell, a, b) in &self.both {
+            if cell.line() != line {
+                line = cell.line();
+                let _ = write!(text, "\n### {line}\n\n{}|{}\n", markdown_row(MARKDOWN), " ---: |".repeat(MARKDOWN.len()));
+            }
+            let [of_a, of_b] = [a, b].map(|figures| format!("{:.3}", figures.busbw));
+            let times = [Some(a.time_us), Some(b.time_us), a.p50_us, b.p50_us].map(|time| microseconds(time, 0));
+            let [time_a, time_b, p50_a, p50_b] = times;
+            let ratios = [ratio(Some(a.time_us), Some(b.time_us)), ratio(a.p50_us, b.p50_us)];
+            let [of_times, of_medians] = ratios;
+            let mark = mark(a, b, threshold);
+            let cells = [cell.bytes.to_string(), time_a, time_b, of_times, p50_a, p50_b, of_medians, of_a, of_b, mark];
+            text += &markdown_row(cells.each_ref().map(String::as_str));
+        }
+        for (cells, whose) in [(&self.only_a, "A"), (&self.only_b, "B")] {
+            if !cells.is_empty() {
+                let cells: Vec<String> = cells.iter().map(Cell::to_string).collect();
+                let _ = write!(text, "\nOnly in {whose}: {}.\n", cells.join("; "));
+            }
+        }
+        let summary = self.summary(threshold);
+        let lines = summary.lines().map(|line| line.trim_start_matches('#').trim()).filter(|line| !line.is_empty());
+        text + "\n" + &lines.chain(LEGEND).collect::<Vec<_>>().join("  \n") + "\n"
     }
 
     fn summary(&self, threshold: Option<f64>) -> String {
@@ -104,13 +130,48 @@ impl Comparison {
 
 const HEADER: &str = "#   size (B)     A (us)     B (us)    B/A    A p50 (us)  B p50 (us)    B/A    A busbw  B busbw (GB/s)";
 
-fn row(cell: &Cell, a: &Figures, b: &Figures) -> String {
-    let microseconds =
-        |time: Option<f64>, width: usize| time.map_or_else(|| format!("{:>width$}", "-"), |time| format!("{time:>width$.2}"));
-    let ratio = |a: Option<f64>, b: Option<f64>| match (a, b) {
+/// What its columns are.
+const LEGEND: [&str; 4] = [
+    "size: bytes of a rank's larger buffer",
+    "A, B: time of a call in microseconds, the median where it was measured several times; B/A: above 1, B is slower",
+    "p50: median of the calls of a row, each timed by itself; -: they were not",
+    "busbw: what a link carries in a second, whatever the number of ranks (10^9 bytes); more is better",
+];
+
+/// The same heads for Markdown.
+const MARKDOWN: [&str; 10] =
+    ["size (B)", "A (us)", "B (us)", "B/A", "A p50 (us)", "B p50 (us)", "p50 B/A", "A busbw (GB/s)", "B busbw (GB/s)", ""];
+
+fn markdown_row(cells: [&str; MARKDOWN.len()]) -> String {
+    format!("|{}\n", cells.map(|cell| format!(" {cell} |")).concat())
+}
+
+/// A name that cannot end a cell.
+fn plain(name: &str) -> String {
+    name.replace('|', "/")
+}
+
+/// What is wrong with a cell.
+fn mark(a: &Figures, b: &Figures, threshold: Option<f64>) -> String {
+    match threshold {
+        _ if b.wrong > 0 => format!("{} wrong elements in B", b.wrong),
+        Some(threshold) if is_slower(a, b, threshold) => format!("over {threshold} %"),
+        _ => String::new(),
+    }
+}
+
+fn microseconds(time: Option<f64>, width: usize) -> String {
+    time.map_or_else(|| format!("{:>width$}", "-"), |time| format!("{time:>width$.2}"))
+}
+
+fn ratio(a: Option<f64>, b: Option<f64>) -> String {
+    match (a, b) {
         (Some(a), Some(b)) if a > 0.0 => format!("{:.3}", b / a),
         _ => "-".to_owned(),
-    };
+    }
+}
+
+fn row(cell: &Cell, a: &Figures, b: &Figures) -> String {
     format!(
         "{:>12} {} {} {:>6}  {} {} {:>6} {:>10.3} {:>10.3}",
         cell.bytes,

@@ -27,6 +27,7 @@ fn cells_of_both_are_compared_and_others_listed() {
     let text = comparison.text(Some(10.0));
     for part in [
         "# A: a.json (noon)\n",
+        "# p50: median of the calls of a row, each timed by itself; -: they were not\n",
         "# all_reduce sum float\n",
         "           8       1.00       0.50  0.500          0.50        0.25  0.500      2.000      2.000\n",
         "          16       2.00       2.50  1.250          1.00        1.25  1.250      2.000      2.000  over 10 %\n",
@@ -40,6 +41,34 @@ fn cells_of_both_are_compared_and_others_listed() {
     let picture = compared("two results", &comparison.heading(), &comparison.series());
     assert_eq!(picture.matches("<polyline").count(), 2 * 2 + 2, "two lines in two panels, and in the legend");
     assert!(picture.contains(">all_reduce sum float: B<"));
+}
+
+/// The cells of each line of a table, without its rule.
+fn cells(text: &str) -> Vec<Vec<&str>> {
+    let lines = text.lines().filter(|line| line.starts_with('|') && !line.contains("---"));
+    lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+#[test]
+fn comparisons_are_tables_of_markdown() {
+    let (a, b) = (results("a.json", &[row(8, 1.0, 0), row(32, 3.0, 0)]), results("b.json", &[row(8, 1.25, 0), row(64, 1.0, 0)]));
+    let text = Comparison::new(a, b).markdown(Some(10.0));
+    let heads = ["size (B)", "A (us)", "B (us)", "B/A", "A p50 (us)", "B p50 (us)", "p50 B/A", "A busbw (GB/s)", "B busbw (GB/s)", ""];
+    let figures = ["8", "1.00", "1.25", "1.250", "0.50", "0.62", "1.250", "2.000", "2.000", "over 10 %"];
+    assert_eq!(cells(&text), [heads, figures], "{text}");
+    for part in [
+        "A: a.json (noon)  \n",
+        "\n### all_reduce sum float\n\n|",
+        "Only in A: 32 B all_reduce",
+        "1 cells in both; time B/A",
+        "p50: median",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(!text.lines().any(|line| line.starts_with("# ")), "{text}");
+    let text = "peer,transport,collective,op,dtype,nranks,bytes,lat_p50_us\nours,shm,all_reduce,sum,f32,2,8,2.0\na|b,shm,all_reduce,sum,f32,2,16,4\n";
+    let text = Peers::parse("cells.csv".to_owned(), text).unwrap().markdown();
+    assert_eq!(cells(&text), [["size (B)", "ours (us)", "a/b (us)"], ["8", "2.00", "-"], ["16", "-", "4.00"]], "{text}");
 }
 
 #[test]
@@ -86,6 +115,7 @@ fn cells_of_several_peers_stand_beside_each_other() {
     assert_eq!(
         peers.text(),
         "# cells.csv\n\
+         #\n# size: bytes of a rank's larger buffer; (us): median time of a call in microseconds; -: not measured\n\
          #\n# all_reduce sum f32, in place, 2 ranks, shm\n\
          #   size (B)       ours (us)        MPI (us)\n           4               -            1.00\n        1024            2.00            4.00\n\
          #\n# all_reduce sum f32, in place, 2 ranks, tcp\n#   size (B)       ours (us)\n        1024            8.00\n"

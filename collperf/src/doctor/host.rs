@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, getrlimit};
 
 use super::finding::Finding;
+use crate::machine::Load;
 use crate::sizes::human;
 
 /// Descriptors that let a rank talk to this many others and keep some files open.
@@ -17,12 +18,16 @@ const ENOUGH_SHM: u64 = 1 << 30;
 const LARGE_MTU: u64 = 9000;
 const FAST_LINK: u64 = 10_000;
 
+/// Ranks that should find a core each.
+const RANKS: usize = 2;
+
 /// Looks at a system whose files are below `root`.
 pub(super) fn look(root: &Path) -> Vec<Finding> {
     let text = |path: &str| fs::read_to_string(root.join(path)).map(|text| text.trim().to_owned()).ok();
     let has_infiniband = fs::read_dir(root.join("sys/class/infiniband")).is_ok_and(|mut entries| entries.next().is_some());
     let mut findings = vec![
         cores(text("sys/fs/cgroup/cpu.max").as_deref()),
+        load(text("proc/loadavg").zip(text("proc/stat"))),
         memory(text("proc/meminfo").as_deref(), text("sys/fs/cgroup/memory.max").as_deref()),
         descriptors(limit(Resource::Nofile)),
         locked_memory(limit(Resource::Memlock), has_infiniband),
@@ -52,6 +57,16 @@ fn cores(quota: Option<&str>) -> Finding {
             "give the container as many as it sees: a rank that is held back is waited for by all",
         ),
         _ => Finding::judged("processors", cores, cores > 1, "ranks wait in turns here; two ranks want two"),
+    }
+}
+
+fn load(said: Option<(String, String)>) -> Finding {
+    match said.and_then(|(average, stat)| Load::read(&average, &stat)) {
+        None => Finding::note("load", "not known: /proc/loadavg does not say", "mount /proc"),
+        Some(load) => match load.note(RANKS) {
+            Some(note) => Finding::note("load", note, "measure when nothing else runs here; top says what does"),
+            None => Finding::good("load", format!("{:.1} of {} cores in the last minute", load.average, load.cores)),
+        },
     }
 }
 
@@ -166,7 +181,7 @@ mod tests {
     fn a_machine_that_says_nothing_is_looked_at() {
         let nothing = tempfile::tempdir().unwrap();
         let findings = look(nothing.path());
-        assert_eq!(findings.len(), 8);
+        assert_eq!(findings.len(), 9);
         assert!(
             findings.iter().all(|finding| finding.state != State::Bad && (finding.state == State::Good || !finding.advice.is_empty())),
             "{findings:?}"
@@ -191,6 +206,9 @@ mod tests {
         assert_eq!(huge_pages(Some("nonsense")).state, State::Note);
         assert_eq!(cores(Some("max 100000")).state, cores(None).state);
         assert!(cores(Some("50000 100000")).found.contains("may use 0.5"));
+        let said = |average: &str| load(Some((average.to_owned(), "cpu0 1\ncpu1 1".to_owned())));
+        assert_eq!((said("3.1 0 0 5/9 7").state, said("0.1 0 0 5/9 7").state), (State::Note, State::Good));
+        assert!(said("3.1 0 0 5/9 7").found.contains("3.1 of 2 cores are busy"));
         assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, of which the container may use 1 MiB"));
         assert_eq!(memory(Some("MemAvailable: 99999999999999999999 kB"), None).state, State::Note);
     }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 
 use crate::failure::Failure;
+use crate::report::answer;
 use group::Group;
 
 /// The command line of this task, which has nothing else on it.
@@ -32,7 +33,7 @@ impl Arguments {
 
 /// Prints what the records say.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    print!("{}", explain(&arguments.explain_hang)?);
+    answer(&explain(&arguments.explain_hang)?)?;
     Ok(0)
 }
 

@@ -52,6 +52,12 @@ struct Config<'a> {
     transport: &'static str,
     ranks: usize,
     kernel: &'a str,
+    /// Of rank 0's host before the run, over a minute, and the cores that this is to be held against.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_average: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cores: Option<usize>,
+    encrypted: &'static str,
     devices: Vec<Device<'a>>,
 }
 
@@ -204,6 +210,9 @@ impl<'a> Config<'a> {
             transport: facts.on.links(settings),
             ranks: facts.ranks.len(),
             kernel: &facts.machine.kernel,
+            load_average: facts.machine.load.as_ref().map(|load| load.average),
+            cores: facts.machine.load.as_ref().map(|load| load.cores),
+            encrypted: word(facts.is_encrypted),
             devices: devices.collect(),
         }
     }
@@ -309,7 +318,8 @@ mod tests {
         let settings =
             Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-J", "x.json"]), &crate::environment::Environment::default())
                 .unwrap();
-        let facts = RunFacts::example(2);
+        let mut facts = RunFacts::example(2);
+        facts.machine.load = crate::machine::Load::read("1.25 0 0 1/9 7", "cpu0 1\ncpu1 1\n");
         let half = Half {
             samples: vec![1.0, 2.0],
             spread: Spread::of(&[1.0, 2.0]),
@@ -341,6 +351,8 @@ mod tests {
         assert!(result["in_place"].is_null() && result.get("in_place_per_iter").is_none());
         assert_eq!((&json["out_of_bounds"]["okay"], &json["average_bus_bandwidth"]["okay"]), (&"false".into(), &"unchecked".into()));
         assert_eq!((&json["config"]["step_factor"], json["config"].get("step_bytes")), (&2.into(), None));
+        assert_eq!((&json["config"]["load_average"], &json["config"]["cores"]), (&1.25.into(), &2.into()));
+        assert_eq!(json["config"]["encrypted"], "false");
         assert_eq!(json["config"]["devices"][1]["device_hex"], "host");
     }
 }

@@ -10,8 +10,10 @@ use crate::table::general;
 pub(super) fn heading(settings: &Settings, facts: &RunFacts, collective: Collective) -> String {
     let count = |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
     let half = " time (us) | algbw (GB/s) | busbw (GB/s) | wrong |";
+    let encrypted = if facts.is_encrypted { ", links between hosts encrypted" } else { "" };
+    let note = facts.load_note().map_or(String::new(), |note| format!("\nNote: {note}.\n"));
     format!(
-        "## {collective}\n\n{} on {}, {} plane ({}), {} timed calls; {}, {}\n\n\
+        "## {collective}\n\n{} on {}, {} plane ({}{encrypted}), {} timed calls; {}, {}\n{note}\n\
          | size (B) | count | type | op | root |{half} in place:{half}\n|{}\n",
         count(facts.ranks.len(), "rank"),
         count(facts.hosts(), "host"),

@@ -14,9 +14,11 @@ use std::io::{self, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::arguments::IS_ONE_RANK;
 use crate::collective::Collective;
 use crate::facts::{Gpu, On, RankFacts, RunFacts};
 use crate::failure::{CHECK, Failure};
+use crate::launch;
 use crate::machine::now;
 use crate::row::Row;
 use crate::settings::{Blocking, Destination, Settings};
@@ -184,7 +186,7 @@ impl<'a> Report<'a> {
         if !self.has_table {
             return Ok(());
         }
-        self.print(&table::footer(collective.name(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
+        self.print(&table::footer(&collective.program(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
     }
 
     /// Says how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
@@ -267,7 +269,7 @@ impl<'a> Report<'a> {
     fn write_csv(&mut self, text: &str) -> Result<(), Failure> {
         let Some(csv) = &mut self.csv else { return Ok(()) };
         let written = self.bar.suspend(|| csv.write_all(text.as_bytes()).and_then(|()| csv.flush()));
-        written.map_err(|error| Failure::io("writing CSV", &error))
+        written.map_err(|error| unwritten("writing CSV", &error))
     }
 
     /// Prints to standard output, above the progress bar.
@@ -276,14 +278,27 @@ impl<'a> Report<'a> {
             let mut out = io::stdout().lock();
             out.write_all(text.as_bytes()).and_then(|()| out.flush())
         });
-        written.map_err(|error| Failure::io("writing to standard output", &error))
+        written.map_err(|error| unwritten("writing to standard output", &error))
     }
 }
 
 /// Writes a task's answer to standard output.
 pub(crate) fn answer(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::io("writing to standard output", &error))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| unwritten("writing to standard output", &error))
+}
+
+/// Why something was not written. Where nobody reads any more, as behind `head`, this program ends here, as others do.
+fn unwritten(doing: &str, error: &io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        end_unread();
+    }
+    Failure::io(doing, error)
+}
+
+/// Ends this program, and all ranks that it is one of, as nobody reads what it prints.
+pub(crate) fn end_unread() -> ! {
+    launch::end_unread(std::env::args_os().nth(1).is_some_and(|word| word == IS_ONE_RANK))
 }
 
 /// Says something on standard error, in one piece: other processes write there too.
@@ -301,12 +316,13 @@ fn heading(settings: &Settings, facts: &RunFacts, collective: Collective) -> Str
     };
     let (least, most) = (settings.sizes.iter().min().unwrap_or(&0), settings.sizes.iter().max().unwrap_or(&0));
     let mut text = format!(
-        "# collperf version {} nccl-headers={} nccl-library={}\n# Collective test starting: {collective}\n\
+        "# collperf version {} nccl-headers={} nccl-library={}\n# Collective test starting: {}\n\
          # nThread {} nGpus {} minBytes {least} maxBytes {most} step: {step}({kind}) warmup iters: {} iters: {} agg iters: {} \
          validation: {} graph: {} unalign: {}\n",
         env!("CARGO_PKG_VERSION"),
         facts.on.headers(),
         facts.on.library(),
+        collective.program(),
         settings.threads.unwrap_or(1),
         gpus_of_thread(settings, facts),
         settings.warmup,
@@ -348,12 +364,27 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
         Blocking::Barrier => *text += "# Blocking Enabled: wait for completion and barrier after each call, in the time\n",
         Blocking::UntimedBarrier => *text += "# Blocking Enabled: wait for completion and barrier after each call; time excludes barrier\n",
     }
+    if settings.columns.predictions {
+        *text += PREDICTIONS;
+    }
+    if facts.is_encrypted {
+        let too = if facts.on.is_device() { ", NCCL's too" } else { "" };
+        *text += &format!("# Links between hosts are encrypted{too}\n");
+    }
+    if let Some(note) = facts.load_note() {
+        *text += &format!("# note: {note}\n");
+    }
     match &facts.on {
         On::Host { why: Some(why) } => *text += &format!("# On the host plane, since there is no device plane: {why}\n"),
         On::Device { .. } if collective == Collective::Barrier => *text += "# A barrier is the host plane's, whatever the plane\n",
         On::Host { why: None } | On::Device { .. } => {}
     }
 }
+
+/// What the columns of predictions are.
+const PREDICTIONS: &str = "# algorithm: how the library does a call of this size\n\
+    # predicted: the time that its cost model gives that, after calls of six sizes that were measured here\n\
+    # ratio: predicted over measured time\n";
 
 /// A bar on standard error, where that is a terminal.
 fn progress(row_count: usize, cycles: usize) -> ProgressBar {
@@ -385,7 +416,7 @@ mod tests {
             "# collperf version ",
             env!("CARGO_PKG_VERSION"),
             " nccl-headers=0 nccl-library=0\n",
-            "# Collective test starting: broadcast\n",
+            "# Collective test starting: broadcast_perf\n",
             "# nThread 1 nGpus 0 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0\n",
             "#\n",
             "# Using devices\n",
@@ -423,6 +454,26 @@ mod tests {
         let facts = RunFacts { on: On::Host { why: Some("no driver".to_owned()) }, ..RunFacts::example(1) };
         let text = heading(&settings, &facts, Collective::Broadcast);
         assert!(text.contains("# On the host plane, since there is no device plane: no driver\n"), "{text}");
+    }
+
+    #[test]
+    fn what_a_reader_has_to_know_stands_above_the_table() {
+        let settings =
+            |line: &str| Settings::new(&Arguments::parse_from(line.split(' ')), &crate::environment::Environment::default()).unwrap();
+        let mut facts = RunFacts { is_encrypted: true, ..RunFacts::example(2) };
+        facts.machine.load = crate::machine::Load::read("3.14 0 0 5/9 7", "cpu0 1\ncpu1 1\n");
+        let text = heading(&settings("collperf broadcast --explain"), &facts, Collective::Broadcast);
+        for line in [
+            "Links between hosts are encrypted",
+            "note: 3.1 of 2 cores are busy: times will be too high",
+            "ratio: predicted over measured time",
+        ] {
+            assert!(text.contains(&format!("# {line}\n")), "{line:?} is not in\n{text}");
+        }
+        let text = heading(&settings("collperf broadcast"), &RunFacts::example(2), Collective::Broadcast);
+        assert!(!text.contains("encrypted") && !text.contains("note:") && !text.contains("ratio:"), "{text}");
+        let text = markdown::heading(&settings("collperf broadcast --markdown"), &facts, Collective::Broadcast);
+        assert!(text.contains("\nNote: 3.1 of 2 cores are busy") && text.contains("encrypted"), "{text}");
     }
 
     #[test]

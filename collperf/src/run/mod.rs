@@ -305,7 +305,7 @@ fn facts(ranks: &Ranks<'_>, gpu: &str) -> Result<RunFacts, Failure> {
     let all = share(ranks.world, &[name(&machine.processor), name(gpu)].concat())?;
     let groups = share(ranks.world, &[ranks.color])?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-    let peers = ranks.world.peers();
+    let (peers, is_encrypted) = (ranks.world.peers(), ranks.world.config().encrypt);
     let ranks = peers.iter().zip(all.chunks_exact(2 * NAME_BYTES)).enumerate().map(|(rank, (peer, said))| RankFacts {
         peer: peer.clone(),
         group: groups[rank],
@@ -313,7 +313,7 @@ fn facts(ranks: &Ranks<'_>, gpu: &str) -> Result<RunFacts, Failure> {
         processor: text(&said[..NAME_BYTES]),
         gpu: Gpu::from_words(&text(&said[NAME_BYTES..])),
     });
-    Ok(RunFacts { ranks: ranks.collect(), on: On::Host { why: None }, machine, start_time: now() })
+    Ok(RunFacts { ranks: ranks.collect(), on: On::Host { why: None }, machine, is_encrypted, start_time: now() })
 }
 
 /// A text in as many bytes as all ranks tell.

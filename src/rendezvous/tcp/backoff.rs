@@ -20,11 +20,6 @@ impl Backoff {
         Self { next: first, longest, chance: RandomState::new(), attempts: 0 }
     }
 
-    /// How many pauses there have been.
-    pub(in crate::rendezvous) fn attempts(&self) -> u64 {
-        self.attempts
-    }
-
     /// The next pause: between half and one and a half times its nominal length.
     fn step(&mut self) -> Duration {
         self.attempts += 1;
@@ -55,6 +50,6 @@ mod tests {
             assert!(pause >= nominal.mul_f64(0.5) && pause < nominal.mul_f64(1.5), "{pause:?} of {nominal:?}");
             nominal = nominal.mul_f64(1.5).min(longest);
         }
-        assert_eq!(backoff.attempts(), 50);
+        assert_eq!(backoff.attempts, 50);
     }
 }

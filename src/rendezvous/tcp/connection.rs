@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::Backoff;
+use super::{Attempts, Backoff};
 use crate::deadline::Deadline;
 use crate::proof::record::Records;
 use crate::proof::{self, Initiator, Purpose, Reason, Secret, Step, Unproven};
@@ -33,6 +33,11 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// The system's kind of error, where it was the system.
+    fn kind(&self) -> Option<ErrorKind> {
+        if let Self::Broken(error) = self { Some(error.kind()) } else { None }
+    }
+
     /// What went wrong, in words, where another attempt may succeed. After [`Failure::Closed`] none may where this `is_last`.
     fn worth_another(self, host: &str, port: u16, is_last: bool) -> Result<String> {
         let with = || format!("what listens on {host}:{port}");
@@ -83,7 +88,7 @@ impl Connection {
     pub(super) fn open(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> Result<Self> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut report_after = REPORT_AFTER;
-        let mut closing_since = None;
+        let (mut attempts, mut closing_since) = (Attempts::default(), None);
         loop {
             let failure = match Self::attempt(host, port, secret, deadline) {
                 Ok(connection) => return Ok(connection),
@@ -91,13 +96,11 @@ impl Connection {
             };
             closing_since = matches!(failure, Failure::Closed).then(|| closing_since.unwrap_or_else(Instant::now));
             let is_last = deadline.has_passed() || closing_since.is_some_and(|since| since.elapsed() > CLOSING_GRACE);
+            let kind = failure.kind();
             let problem = failure.worth_another(host, port, is_last)?;
+            attempts.add(kind, &problem);
             if deadline.has_passed() {
-                let attempts = backoff.attempts() + 1;
-                let words = format!(
-                    "connecting to the store at {host}:{port} ({attempts} attempts, the last: {problem}; is rank 0 running there?)"
-                );
-                return Err(store::timeout(words, deadline));
+                return Err(store::timeout(format!("connecting to the store at {host}:{port} ({attempts})"), deadline));
             }
             if deadline.elapsed() > report_after {
                 report_after *= 2;

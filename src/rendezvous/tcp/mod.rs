@@ -1,5 +1,6 @@
 //! The store over TCP: a server of one thread, and clients.
 
+mod attempts;
 mod backoff;
 mod client;
 mod connection;
@@ -8,6 +9,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+use attempts::Attempts;
 pub use client::TcpStore;
 pub use server::TcpStoreServer;
 pub(crate) use server::listen;

@@ -304,7 +304,9 @@ fn a_client_waits_for_its_server_to_start() {
     drop(store);
     drop(server);
     let error = TcpStore::connect("127.0.0.1", port, SHORT).unwrap_err();
-    assert!(error.is_timeout() && error.to_string().contains(&port.to_string()), "{error}");
+    let said = error.to_string();
+    assert!(error.is_timeout() && said.contains(&port.to_string()) && said.contains("connection refused"), "{said}");
+    assert!(said.contains("nobody listens on this port"), "{said}");
 }
 
 #[test]

@@ -1,0 +1,67 @@
+//! Launchers that wait for those of other hosts say so, here two on one host.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+#[path = "../../tests/common/ports.rs"]
+#[allow(unreachable_pub, reason = "tests of other packages are made of it, too")]
+mod ports;
+
+/// One of two launchers, whose rank does nothing; the first line comes after a quarter of the time in which hosts are to join.
+struct Launcher {
+    child: Child,
+    said: Lines<BufReader<ChildStderr>>,
+}
+
+impl Launcher {
+    fn start(node: usize, port: u16) -> Self {
+        let flags = format!("--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port} --rdzv-conf join_timeout=1");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
+        command.args(flags.split_whitespace()).args(["--grace", "0", "--", "sleep", "600"]);
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let said = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { child, said }
+    }
+
+    /// The next line with these words. The stream ends with the launcher.
+    #[track_caller]
+    fn line(&mut self, words: &str) -> String {
+        let mut lines = Vec::new();
+        for line in self.said.by_ref().map(Result::unwrap) {
+            if line.contains(words) {
+                return line;
+            }
+            lines.push(line);
+        }
+        panic!("{words:?} is not in {lines:?}")
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_first_host_says_who_is_missing_and_when_all_have_come() {
+    let port = ports::free_port();
+    let mut first = Launcher::start(0, port);
+    let line = first.line("waiting for");
+    let expected = format!("collrun: waiting for node 1 of 2 (numbered from 0): its launcher has not come to 127.0.0.1:{port} in ");
+    assert!(line.starts_with(&expected), "{line}");
+    let _second = Launcher::start(1, port);
+    assert_eq!(first.line("have come"), "collrun: all 2 nodes have come");
+}
+
+#[test]
+fn another_host_says_what_keeps_it_from_the_first() {
+    let mut second = Launcher::start(1, ports::free_port());
+    let line = second.line("waiting for node 0: ");
+    assert!(line.contains("connection refused") && line.contains("nobody listens on this port"), "{line}");
+}

@@ -1,0 +1,251 @@
+//! What a launcher says while it waits for those of other hosts: the first host's of who has not come, the others' of why it cannot be reached.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use collectives::store::{Store, TcpStore};
+use collectives::{Error, Result, Secret};
+
+/// How long the store may take to answer once it has been reached.
+pub(super) const ANSWER: Duration = Duration::from_secs(10);
+/// The shortest time that is given to one connection.
+const LEAST_LIMIT: Duration = Duration::from_millis(500);
+
+/// How long nothing is said; less where little time was given to come.
+const SILENCE: Duration = Duration::from_secs(10);
+/// The longest time between two lines about the same. Each wait for the next one is twice as long as the one before.
+const LONGEST_SILENCE: Duration = Duration::from_secs(300);
+/// The missing hosts that are named; the others are counted.
+const NAMED: usize = 8;
+
+/// When the next line is due.
+#[derive(Debug)]
+pub(super) struct Pace {
+    next: Duration,
+    silence: Duration,
+}
+
+impl Pace {
+    /// For hosts that may take so long to come.
+    pub(super) fn new(patience: Duration) -> Self {
+        let silence = SILENCE.min(patience / 4);
+        Self { next: silence, silence }
+    }
+
+    /// How long after the beginning the next line is due.
+    pub(super) fn next(&self) -> Duration {
+        self.next
+    }
+
+    /// Whether a line is due so long after the beginning; then the next one is due later.
+    pub(super) fn is_due(&mut self, elapsed: Duration) -> bool {
+        let is_due = elapsed >= self.next;
+        if is_due {
+            self.silence = (self.silence * 2).min(LONGEST_SILENCE);
+            self.next = elapsed + self.silence;
+        }
+        is_due
+    }
+}
+
+/// The hosts of a job as the first one sees them: each writes its number into the store.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    nodes: usize,
+    /// Where they are to come.
+    place: String,
+    pace: Pace,
+    said: bool,
+    complete: bool,
+}
+
+impl Arrivals {
+    pub(super) fn new(nodes: usize, place: String, patience: Duration) -> Self {
+        Self { nodes, place, pace: Pace::new(patience), said: false, complete: false }
+    }
+
+    /// Says to the others that this host's launcher has come.
+    pub(super) fn announce(store: &dyn Store, node: usize) -> Result<()> {
+        store.set(&key(node), b"")
+    }
+
+    /// How long to wait until the next look: no longer than `most`, and until a line is due.
+    pub(super) fn wait(&self, elapsed: Duration, most: Duration) -> Duration {
+        if self.complete { most } else { self.pace.next().saturating_sub(elapsed).min(most) }
+    }
+
+    /// What is to be said so long after the beginning, if anything: of those who have not come, and when all have that were missed.
+    pub(super) fn look(&mut self, store: &dyn Store, elapsed: Duration) -> Result<Option<String>> {
+        if self.complete {
+            return Ok(None);
+        }
+        if self.pace.is_due(elapsed) {
+            let missing = self.missing(store)?;
+            let was_said = std::mem::replace(&mut self.said, true);
+            self.complete = missing.is_empty();
+            return Ok(if self.complete { was_said.then(|| self.all()) } else { Some(self.line(&missing, elapsed)) });
+        }
+        // Without a line about them nobody wonders when they come.
+        let keys: Vec<String> = if self.said { (0..self.nodes).map(key).collect() } else { return Ok(None) };
+        self.complete = store.check(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
+        Ok(self.complete.then(|| self.all()))
+    }
+
+    fn missing(&self, store: &dyn Store) -> Result<Vec<usize>> {
+        let has_come = |node: usize| store.check(&[&key(node)]).map(|there| (!there).then_some(node));
+        (0..self.nodes).map(has_come).filter_map(Result::transpose).collect()
+    }
+
+    fn all(&self) -> String {
+        format!("all {} nodes have come", self.nodes)
+    }
+
+    fn line(&self, missing: &[usize], elapsed: Duration) -> String {
+        let mut names = missing.iter().take(NAMED).map(usize::to_string).collect::<Vec<_>>().join(", ");
+        if missing.len() > NAMED {
+            names += &format!(" and {} more", missing.len() - NAMED);
+        }
+        let (nodes, whose) = if missing.len() == 1 { ("node", "its launcher has") } else { ("nodes", "their launchers have") };
+        let (count, place, seconds) = (self.nodes, &self.place, elapsed.as_secs_f64());
+        format!("waiting for {nodes} {names} of {count} (numbered from 0): {whose} not come to {place} in {seconds:.0} s")
+    }
+}
+
+/// Where a host's launcher writes that it has come.
+fn key(node: usize) -> String {
+    format!("collrun/nodes/{node}")
+}
+
+/// The store of a job.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) address: String,
+    pub(super) port: u16,
+    pub(super) secret: Option<Secret>,
+}
+
+impl Place {
+    pub(super) fn connect(&self, timeout: Duration) -> Result<Arc<TcpStore>> {
+        match &self.secret {
+            Some(secret) => TcpStore::connect_with_secret(&self.address, self.port, timeout, secret),
+            None => TcpStore::connect(&self.address, self.port, timeout),
+        }
+    }
+
+    /// Connects for as long as `patience` lasts and `go_on` says so. Behind `name` it says from time to time why it has not come to that.
+    pub(super) fn reach(&self, name: &str, patience: Duration, go_on: impl Fn() -> bool) -> Result<Option<Arc<TcpStore>>> {
+        let began = Instant::now();
+        let say = |text: &str| crate::say(name, text);
+        let reached = retried(patience, say, || began.elapsed(), go_on, |limit| self.connect(limit.max(LEAST_LIMIT)))?;
+        // Its time to answer is no longer that of the attempt, which may have been short.
+        reached.map(|_| self.connect(ANSWER)).transpose()
+    }
+}
+
+/// As it is given to a launcher.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, port, .. } = self;
+        if address.contains(':') { write!(f, "[{address}]:{port}") } else { write!(f, "{address}:{port}") }
+    }
+}
+
+/// What `connect` brings, which is given a time for each attempt.
+fn retried<T>(
+    patience: Duration,
+    say: impl Fn(&str),
+    elapsed: impl Fn() -> Duration,
+    go_on: impl Fn() -> bool,
+    connect: impl Fn(Duration) -> Result<T>,
+) -> Result<Option<T>> {
+    let mut pace = Pace::new(patience);
+    while go_on() {
+        let limit = pace.next().min(patience).saturating_sub(elapsed()).min(SILENCE);
+        let error: Error = match connect(limit) {
+            Ok(connection) => return Ok(Some(connection)),
+            Err(error) => error,
+        };
+        let now = elapsed();
+        if !error.is_timeout() || now >= patience {
+            return Err(error);
+        }
+        if pace.is_due(now) {
+            say(&format!("waiting for node 0: {error}"));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use collectives::store::MemoryStore;
+
+    use super::*;
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn lines_come_ever_more_seldom() {
+        let mut pace = Pace::new(seconds(1800));
+        let due: Vec<u64> = (0..1000).filter(|second| pace.is_due(seconds(*second))).collect();
+        assert_eq!(due, [10, 30, 70, 150, 310, 610, 910]);
+        let mut hasty = Pace::new(seconds(8));
+        assert_eq!((0..8).filter(|second| hasty.is_due(seconds(*second))).collect::<Vec<_>>(), [2, 6]);
+    }
+
+    #[test]
+    fn who_is_missing_is_named_and_that_all_have_come_is_said_once() {
+        let store = MemoryStore::new();
+        let mut arrivals = Arrivals::new(3, "10.0.0.1:29500".to_owned(), seconds(1800));
+        Arrivals::announce(&store, 0).unwrap();
+        assert_eq!(arrivals.wait(seconds(9), seconds(5)), seconds(1));
+        assert_eq!(arrivals.look(&store, seconds(9)).unwrap(), None);
+        let said = arrivals.look(&store, seconds(10)).unwrap().unwrap();
+        assert_eq!(said, "waiting for nodes 1, 2 of 3 (numbered from 0): their launchers have not come to 10.0.0.1:29500 in 10 s");
+        Arrivals::announce(&store, 2).unwrap();
+        assert_eq!(arrivals.look(&store, seconds(29)).unwrap(), None);
+        let said = arrivals.look(&store, seconds(30)).unwrap().unwrap();
+        assert!(said.starts_with("waiting for node 1 of 3 (numbered from 0): its launcher has not come"), "{said}");
+        Arrivals::announce(&store, 1).unwrap();
+        assert_eq!(arrivals.look(&store, seconds(31)).unwrap().unwrap(), "all 3 nodes have come");
+        assert_eq!((31..2000).find_map(|second| arrivals.look(&store, seconds(second)).unwrap()), None);
+    }
+
+    #[test]
+    fn hosts_that_come_in_time_are_not_talked_of() {
+        let store = MemoryStore::new();
+        let mut arrivals = Arrivals::new(2, "a:1".to_owned(), seconds(1800));
+        [0, 1].into_iter().try_for_each(|node| Arrivals::announce(&store, node)).unwrap();
+        assert_eq!((0..2000).find_map(|second| arrivals.look(&store, seconds(second)).unwrap()), None);
+    }
+
+    #[test]
+    fn many_that_are_missing_are_counted() {
+        let arrivals = Arrivals::new(4096, "a:1".to_owned(), seconds(1800));
+        let line = arrivals.line(&(1..4096).collect::<Vec<_>>(), seconds(70));
+        assert!(line.starts_with("waiting for nodes 1, 2, 3, 4, 5, 6, 7, 8 and 4087 more of 4096 ") && line.ends_with("in 70 s"), "{line}");
+    }
+
+    #[test]
+    fn what_keeps_a_host_from_the_first_one_is_said_until_patience_ends() {
+        let (now, said) = (Cell::new(Duration::ZERO), RefCell::new(Vec::new()));
+        let refused = |limit: Duration| -> Result<()> {
+            assert!(limit <= SILENCE, "whoever wants to know no more is heard in time");
+            now.set(now.get() + limit);
+            Err(Error::Timeout { doing: "connecting".to_owned(), elapsed: limit, missing: vec![], arrived: vec![], meanwhile: vec![] })
+        };
+        let say = |text: &str| said.borrow_mut().push((now.get().as_secs(), text.to_owned()));
+        let error = retried(seconds(100), say, || now.get(), || true, refused).unwrap_err();
+        assert!(error.is_timeout() && now.get() == seconds(100), "{error}");
+        assert_eq!(said.borrow().iter().map(|(at, _)| *at).collect::<Vec<_>>(), [10, 30, 70]);
+        assert!(said.borrow()[0].1.starts_with("waiting for node 0: "), "{said:?}");
+        assert!(retried(seconds(100), |_| {}, || now.get(), || false, refused).unwrap().is_none());
+        let lost = |_: Duration| -> Result<()> { Err(Error::Config { what: "a".to_owned(), reason: "b".to_owned() }) };
+        assert!(retried(seconds(100), |_| panic!("nothing to wait for"), || Duration::ZERO, || true, lost).is_err());
+    }
+}
