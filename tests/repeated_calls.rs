@@ -6,15 +6,16 @@
 mod allocations;
 mod common;
 
+use std::time::Instant;
+
 use allocations::allocations;
 use common::cases::{movements, reductions};
 use common::random::Random;
-use common::ranks::{Wiring, threads, threads_with};
+use common::ranks::{Wiring, communicators_with, each, patience, threads, threads_with};
 
 use collectives::{Communicator, ReduceOp};
 
-/// How many tries there are: a rank that waits for longer than 10 ms puts on record for whom, and one that sleeps for the first time makes room for
-/// what it sleeps on.
+/// How many tries there are: a rank that sleeps for the first time makes room for what it sleeps on.
 const TRIES: usize = 10;
 
 /// Makes every collective whose arguments allocate nothing once, on vectors of so many elements a rank.
@@ -49,6 +50,27 @@ fn a_call_of_a_known_shape_allocates_nothing() {
             }
         });
     }
+}
+
+#[test]
+fn the_first_long_wait_in_shared_memory_allocates_nothing() {
+    let comms = communicators_with(3, |rank| Wiring::Shm.builder(rank));
+    let waiting = comms[0].flight_recorder();
+    each(comms, |comm| {
+        let mut elements = [1_i32; 9];
+        // All shapes are known from here on.
+        (0..2).for_each(|_| comm.all_reduce(&mut elements, ReduceOp::Max).unwrap());
+        comm.barrier().unwrap();
+        if comm.rank() == 2 {
+            let deadline = Instant::now() + patience(20);
+            while waiting.records().last().is_none_or(|last| last.waiting_for != [2]) {
+                assert!(Instant::now() < deadline, "{:?}", waiting.records());
+                std::thread::yield_now();
+            }
+        }
+        let allocated = allocations(|| comm.all_reduce(&mut elements, ReduceOp::Max).unwrap());
+        assert_eq!(allocated, 0, "rank {}", comm.rank());
+    });
 }
 
 #[test]

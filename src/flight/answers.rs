@@ -94,14 +94,14 @@ fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<
         Stage::Queued => State::Queued,
     };
     let failure = slowly.errors.iter().find(|failure| (failure.ring, failure.id) == (kept, raw.id));
-    let awaited =
-        slowly.awaited.as_ref().filter(|(sequence, _)| kept == Kept::Collective && raw.what[0] == *sequence && state == State::Started);
+    let is_waiting = kept == Kept::Collective && slowly.waiting == Some(raw.what[0]) && state == State::Started;
+    let awaited = if is_waiting { &slowly.awaited[..] } else { &[] };
     Some(Record {
         started_ns: line.nanoseconds(raw.started),
         finished_ns: line.nanoseconds(raw.finished).filter(|_| state != State::Queued),
         state,
         error: failure.map(|failure| failure.error.clone()),
-        waiting_for: awaited.map_or_else(Vec::new, |(_, ranks)| ranks.iter().map(|rank| *rank as usize).collect()),
+        waiting_for: awaited.iter().map(|rank| *rank as usize).collect(),
         ..record
     })
 }

@@ -95,8 +95,10 @@ struct Failure {
 struct Slowly {
     /// Calls that were started and that the worker has not taken up, with when they were.
     queued: VecDeque<(Call, Duration)>,
-    /// Whom the collective with this number waits for.
-    awaited: Option<(u64, Vec<u32>)>,
+    /// The number of the last collective that waited for long.
+    waiting: Option<u64>,
+    /// Whom it waits for. There is room for all ranks: a wait allocates nothing.
+    awaited: Vec<u32>,
     /// The last collective that a warning was given of.
     warned: Option<u64>,
     errors: VecDeque<Failure>,
@@ -158,6 +160,7 @@ impl Flight {
 
     /// Says whose recorder this is, once that is known; whether there is anything for a signal to write ([`enlist`]).
     pub(crate) fn introduce(&self, about: About) -> bool {
+        self.slowly().awaited.reserve_exact(about.peers.len());
         self.about.set(about).is_ok() && self.is_on()
     }
 
@@ -262,14 +265,13 @@ impl Flight {
         let elapsed = deadline.elapsed();
         let _ = self.phase.compare_exchange(phase::OPEN, phase::SLOW, Ordering::Relaxed, Ordering::Relaxed);
         let mut slowly = self.slowly();
-        let mut ranks = slowly.awaited.take().map_or_else(Vec::new, |(_, ranks)| ranks);
-        ranks.clear();
-        ranks.extend(missing);
+        slowly.waiting = Some(call.sequence);
+        slowly.awaited.clear();
+        slowly.awaited.extend(missing);
         if elapsed >= self.stall_after(deadline.limit()) && slowly.warned != Some(call.sequence) {
             slowly.warned = Some(call.sequence);
-            self.warn(call, elapsed, deadline.limit(), &ranks);
+            self.warn(call, elapsed, deadline.limit(), &slowly.awaited);
         }
-        slowly.awaited = Some((call.sequence, ranks));
         elapsed + TELL_EVERY
     }
 

@@ -14,8 +14,17 @@ use super::common::tasks::block_on;
 use super::gpu::{DeviceMemory, alone, be_strict, builder, can_steer_nccl, is_real, steers_gpu, steers_nccl, unchecked};
 use super::kills::root;
 
-fn short(limit: Duration) -> impl Fn(usize) -> collectives::Builder {
-    move |_| builder(unchecked()).configure(|config| config.timeout = limit)
+/// A builder of a rank whose calls are not compared.
+fn patient(_rank: usize) -> collectives::Builder {
+    builder(unchecked())
+}
+
+/// Runs `program` on ranks whose calls have so long. Their start has all the time that it needs.
+fn threads_within<R: Send>(limit: Duration, world_size: usize, program: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
+    threads_with(world_size, patient, |comm| {
+        comm.set_timeout(limit);
+        program(comm)
+    })
 }
 
 /// Runs a test twice: as the simulated NCCL is, and as strict as a real one may be.
@@ -29,9 +38,9 @@ fn in_both_ways(test: impl Fn()) {
 #[test]
 fn a_rank_that_does_not_call_makes_the_others_time_out() {
     in_both_ways(|| {
-        let comms = threads_with(2, short(Duration::from_secs(60)), |comm| comm.rank());
+        let comms = threads_with(2, patient, |comm| comm.rank());
         assert_eq!(comms, [0, 1]);
-        threads_with(2, short(Duration::from_millis(1500)), |comm| {
+        threads_within(Duration::from_millis(1500), 2, |comm| {
             let memory = DeviceMemory::of(comm);
             if comm.rank() == 0 {
                 let began = Instant::now();
@@ -53,7 +62,7 @@ fn a_rank_that_does_not_call_makes_the_others_time_out() {
 #[test]
 fn the_watchdog_frees_a_stream_that_nobody_waits_on_with_a_deadline() {
     in_both_ways(|| {
-        threads_with(2, short(Duration::from_millis(1500)), |comm| {
+        threads_within(Duration::from_millis(1500), 2, |comm| {
             let memory = DeviceMemory::of(comm);
             if comm.rank() == 0 {
                 let stream = memory.stream.context().new_stream().unwrap();
@@ -74,7 +83,7 @@ fn the_watchdog_frees_a_stream_that_nobody_waits_on_with_a_deadline() {
 #[test]
 fn an_abort_from_another_thread_ends_a_call_and_a_wait() {
     in_both_ways(|| {
-        threads_with(2, short(Duration::from_secs(60)), |comm| {
+        threads_with(2, patient, |comm| {
             let memory = DeviceMemory::of(comm);
             if comm.rank() == 0 {
                 let mut buffer = memory.put(&[1_u32; 100]);
@@ -122,7 +131,7 @@ fn calls_that_find_no_room_in_their_stream_end_in_time() {
     steers_gpu!();
     let _alone = alone();
     let before = simgpu::waits_for_room();
-    threads_with(2, short(Duration::from_secs(5)), |comm| {
+    threads_within(Duration::from_secs(5), 2, |comm| {
         if comm.rank() == 0 {
             call_until_a_timeout(comm, |_| ());
         }
@@ -137,7 +146,7 @@ fn calls_that_wait_behind_another_threads_wait_for_the_device_end_in_time() {
     steers_gpu!();
     let _alone = alone();
     let before = simgpu::waits_for_context();
-    threads_with(2, short(Duration::from_millis(1500)), |comm| {
+    threads_within(Duration::from_millis(1500), 2, |comm| {
         if comm.rank() == 0 {
             call_until_a_timeout(comm, |context| {
                 let _ = context.synchronize();
@@ -154,7 +163,7 @@ fn a_lost_peer_is_an_error_on_the_others() {
     steers_nccl!();
     let _alone = alone();
     be_strict();
-    threads_with(3, short(Duration::from_secs(30)), |comm| {
+    threads_within(Duration::from_secs(30), 3, |comm| {
         let memory = DeviceMemory::of(comm);
         let mut buffer = memory.put(&[1_u32; 100]);
         comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
@@ -175,7 +184,7 @@ fn a_lost_peer_is_an_error_on_the_others() {
 fn a_communicator_may_be_dropped_with_work_in_flight() {
     let _alone = alone();
     be_strict();
-    threads_with(2, short(Duration::from_secs(30)), |comm| {
+    threads_within(Duration::from_secs(30), 2, |comm| {
         let memory = DeviceMemory::of(comm);
         let mut buffer = memory.put(&vec![1_u32; 10_000]);
         for _ in 0..5 {
@@ -184,7 +193,7 @@ fn a_communicator_may_be_dropped_with_work_in_flight() {
         drop(buffer);
     });
     assert!(is_real() || simgpu::reports().is_empty());
-    let communicators: Vec<Communicator> = super::common::ranks::communicators_with(2, short(Duration::from_secs(30)));
+    let communicators: Vec<Communicator> = super::common::ranks::communicators_with(2, patient);
     each(communicators, drop);
     super::gpu::assert_nothing_found();
 }
@@ -221,7 +230,7 @@ fn memory_that_nccl_did_not_forget_is_not_let_go() {
 fn a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the_process_again() {
     steers_gpu!();
     alone_in_a_process("endings::a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the_process_again", || {
-        threads_with(3, short(Duration::from_secs(60)), |comm| {
+        threads_with(3, patient, |comm| {
             let device = comm.device().unwrap();
             let mut sum = DeviceMemory::of(comm).put(&[1_u32]);
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();

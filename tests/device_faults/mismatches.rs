@@ -2,12 +2,15 @@
 
 #![expect(unsafe_code, reason = "an op of PTX, and cudarc's tracking of events")]
 
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
 use collectives::{Communicator, Config, CustomOp, Error, ReduceOp, Result, flight::Plane};
 use cudarc::driver::CudaSlice;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use super::common::cases::Memory;
-use super::common::ranks::{alone_in_a_process, threads_with};
+use super::common::ranks::{alone_in_a_process, patience, threads_with};
 use super::gpu::{DeviceMemory, alone, builder, compared_before, ranks, ranks_with, unchecked};
 
 /// A fold that leaves everything as it is.
@@ -277,6 +280,68 @@ fn captured_calls_are_compared_when_they_are_captured() {
             assert_eq!(memory.get(&buffer), [4; 4]);
             comm.barrier().unwrap();
         });
+    });
+}
+
+/// What rank 0 gets for a call whose capture begins, or ends, while the ranks compare it; and what rank 1 gets, which waits for the call where it was
+/// not captured.
+fn capture_changes_meanwhile(begins: bool) -> [Error; 2] {
+    const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let first = OnceLock::new();
+    let errors = threads_with(
+        2,
+        |_| builder(Config::default()),
+        |comm| {
+            let memory = DeviceMemory::of(comm);
+            let stream = memory.stream.context().new_stream().unwrap();
+            let mut buffer = memory.put(&[1_u32; 4]);
+            comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            stream.synchronize().unwrap();
+            // SAFETY: everything below is on one stream, which is synchronised before the buffer is dropped.
+            unsafe {
+                stream.context().disable_event_tracking();
+            }
+            if comm.rank() == 0 {
+                first.set((comm.flight_recorder(), Arc::clone(&stream))).unwrap();
+            }
+            comm.barrier().unwrap();
+            if !begins {
+                stream.begin_capture(MODE).unwrap();
+            }
+            if comm.rank() == 1 {
+                let (recorder, other) = first.get().unwrap();
+                let deadline = Instant::now() + patience(20);
+                while recorder.records().iter().all(|record| record.waiting_for != [1]) {
+                    assert!(Instant::now() < deadline, "{:?}", recorder.records());
+                    std::thread::yield_now();
+                }
+                // Rank 0 has said what it does, and waits to hear of this rank.
+                if begins { other.begin_capture(MODE).unwrap() } else { drop(other.end_capture(FLAGS).unwrap()) }
+            }
+            let called = comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum);
+            let ends_capture = if begins { comm.rank() == 0 } else { comm.rank() == 1 };
+            if ends_capture {
+                drop(stream.end_capture(FLAGS).unwrap());
+            }
+            // Comes free because the communicator ends.
+            stream.synchronize().unwrap();
+            called.and_then(|()| comm.barrier()).unwrap_err()
+        },
+    );
+    errors.try_into().unwrap()
+}
+
+#[test]
+fn a_capture_that_another_thread_begins_or_ends_once_the_ranks_have_compared_a_call_is_an_error() {
+    let name = "mismatches::a_capture_that_another_thread_begins_or_ends_once_the_ranks_have_compared_a_call_is_an_error";
+    alone_in_a_process(name, || {
+        for begins in [true, false] {
+            let [own, others] = capture_changes_meanwhile(begins);
+            let what = if begins { "another thread began to capture its stream" } else { "another thread ended the capture of its stream" };
+            assert!(own.to_string().contains(what) && !own.is_timeout(), "{own}");
+            assert!(others.peer().is_some_and(|peer| peer.rank == 0) && !others.is_timeout(), "{others}");
+        }
     });
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::ranks::{free_port, patience, spawn_rank};
 
 /// Long enough for anything that is not stuck.
-const PATIENCE: Duration = patience(20);
+const PATIENCE: Duration = patience(60);
 
 /// The processes of a test, none of which outlives it, and what they print behind an @, with who printed it.
 pub(crate) struct Ranks {

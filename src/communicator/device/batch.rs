@@ -275,10 +275,10 @@ impl Communicator {
     fn agree_together<'a>(comms: &[&'a Self], planes: &[&'a DevicePlane], resolved: &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>> {
         let mut pledges = Vec::with_capacity(comms.len());
         for ((comm, plane), part) in comms.iter().zip(planes).zip(resolved) {
-            comm.confer(plane, part.jobs.iter())?;
-            pledges.push(Pledge::new(plane, !part.messages.is_empty()));
-            let agreed = Headers::of_messages(comm, plane, &part.messages).exchange(comm.timeout());
-            agreed.inspect_err(|error| comm.end_by_device_call(plane, error))?;
+            let is_captured = comm.confer(plane, part.jobs.iter())?;
+            let headers = Headers::of_messages(comm, plane, &part.messages);
+            pledges.push(Pledge::new(plane, !part.messages.is_empty(), is_captured.or(headers.is_captured())));
+            headers.exchange(comm.timeout()).inspect_err(|error| comm.end_by_device_call(plane, error))?;
         }
         Ok(pledges)
     }
@@ -294,10 +294,10 @@ impl Communicator {
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }
         Self::allocate_across(comms, planes, resolved)?;
-        let pledges = planes.iter().map(|plane| Pledge::new(plane, true)).collect();
         let headers = comms.iter().zip(planes).zip(resolved);
         let headers = headers.map(|((comm, plane), part)| Headers::of_messages(comm, plane, &part.messages).with_calls(&part.jobs));
         let headers: Vec<_> = headers.collect();
+        let pledges = planes.iter().zip(&headers).map(|(plane, headers)| Pledge::new(plane, true, headers.is_captured())).collect();
         let sent = headers.iter().zip(comms).try_for_each(|(headers, comm)| headers.send(comm.timeout()));
         let agreed = sent.and_then(|()| headers.into_iter().zip(comms).try_for_each(|(headers, comm)| headers.hear(comm.timeout())));
         if let Err(error) = &agreed {

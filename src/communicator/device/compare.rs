@@ -102,13 +102,10 @@ fn as_comparison(prepared: Prepared<'_>) -> Prepared<'_> {
 
 impl Communicator {
     /// Compares the calls that this rank is about to queue together with everyone's, where that was asked for. Nothing has been queued
-    /// yet, so a difference harms nothing.
+    /// yet, so a difference harms nothing. Gives whether they are captured, as the others were told.
     #[inline]
-    pub(super) fn compare<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
-        match self.compared(jobs.clone()) {
-            Some(first) => self.compare_as(plane, first, jobs),
-            None => Ok(()),
-        }
+    pub(super) fn compare<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<Option<bool>> {
+        self.compared(jobs.clone()).map(|first| self.compare_as(plane, first, jobs)).transpose()
     }
 
     /// The first of jobs that are to be compared.
@@ -118,7 +115,7 @@ impl Communicator {
     }
 
     /// The comparison of jobs that begin with `first`.
-    fn compare_as<'a>(&self, plane: &DevicePlane, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
+    fn compare_as<'a>(&self, plane: &DevicePlane, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<bool> {
         // The others may make no comparison any more.
         plane.refuse_if_over(&|| first.call.to_string())?;
         let is_captured = device::is_capturing(self.device_stream(plane));
@@ -131,9 +128,10 @@ impl Communicator {
         plane.return_comparison(all);
         heard?;
         if !agree {
-            return self.find_difference(first, jobs, is_captured);
+            return self.find_difference(first, jobs, is_captured).map(|()| is_captured);
         }
-        self.compare_pairs(jobs).map_err(|error| comparing(error, &first.call))
+        self.compare_pairs(jobs).map_err(|error| comparing(error, &first.call))?;
+        Ok(is_captured)
     }
 
     /// Gathers what ranks say of their device calls. No call of the program's can stand in for it.

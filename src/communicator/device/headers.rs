@@ -132,6 +132,11 @@ impl<'a> Headers<'a> {
         self
     }
 
+    /// What others are told of a capture, if they are told anything.
+    pub(super) fn is_captured(&self) -> Option<bool> {
+        (!self.is_empty()).then_some(self.is_captured)
+    }
+
     fn is_empty(&self) -> bool {
         self.sent.is_empty() && self.awaited.is_empty() && self.calls.is_none()
     }

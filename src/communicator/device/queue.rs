@@ -39,7 +39,9 @@ pub(super) struct Pledge<'a> {
 }
 
 impl<'a> Pledge<'a> {
-    pub(super) fn new(plane: &'a DevicePlane, has_told: bool) -> Self {
+    /// `is_captured`: what they were told of that, if anything.
+    pub(super) fn new(plane: &'a DevicePlane, has_told: bool, is_captured: Option<bool>) -> Self {
+        plane.comm().tell_capture(is_captured);
         Self { plane, has_told, is_kept: false }
     }
 
@@ -57,6 +59,7 @@ impl<'a> Pledge<'a> {
 
 impl Drop for Pledge<'_> {
     fn drop(&mut self) {
+        self.plane.comm().tell_capture(None);
         if !self.is_kept {
             self.plane.comm().abort();
         }
@@ -133,14 +136,16 @@ impl Communicator {
 
     /// What ranks tell each other over the host plane before the calls of a batch are queued: nothing, but where calls are to be compared,
     /// and at the first use of a kernel of the caller's.
-    pub(super) fn confer<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a device::Job> + Clone) -> Result<()> {
+    /// Gives what they were told of a capture, where calls were compared.
+    pub(super) fn confer<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a device::Job> + Clone) -> Result<Option<bool>> {
         if self.compared(jobs.clone()).is_none() && !jobs.clone().any(|job| plane.first_use(job).is_any()) {
-            return Ok(());
+            return Ok(None);
         }
         // Several collectives: no other thread's comes in between.
         self.composite("comparing calls on devices", || {
-            self.compare(plane, jobs.clone())?;
-            jobs.into_iter().try_for_each(|job| self.prepare_kernel(plane, job))
+            let is_captured = self.compare(plane, jobs.clone())?;
+            jobs.into_iter().try_for_each(|job| self.prepare_kernel(plane, job))?;
+            Ok(is_captured)
         })
     }
 
@@ -195,8 +200,8 @@ impl Communicator {
         ordered(call, &plane.gpu().context, stream, &mut guards)?;
         let job = &call.job;
         // After all checks: where this rank alone refuses the call, the others wait here, on the host, and not on their devices.
-        self.confer(plane, std::iter::once(job))?;
-        let pledge = Pledge::new(plane, false);
+        let is_captured = self.confer(plane, std::iter::once(job))?;
+        let pledge = Pledge::new(plane, false, is_captured);
         // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
         //   long as their lengths say, on the plane's device (checked in `admit`); they are the same or apart (checked);
         // - their events make later users, and the one who frees them, wait for what is queued here: the guards are dropped

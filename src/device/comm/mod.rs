@@ -140,6 +140,12 @@ impl NcclComm {
         self.inner.label(call.fingerprint());
     }
 
+    /// Says what the other ranks were told of the calls that come now: whether they become part of a graph. One that turns out otherwise is refused, until
+    /// `None` is said.
+    pub(crate) fn tell_capture(&self, is_captured: Option<bool>) {
+        self.inner.told.set(is_captured);
+    }
+
     /// Ends the communicator because others count on what this rank has not queued.
     pub(crate) fn fail(&self, error: &Error) {
         self.inner.fail(error.clone(), ABORT_WAIT);

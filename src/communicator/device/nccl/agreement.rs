@@ -74,8 +74,8 @@ impl NcclCommunicator {
         ordered(call, &plane.gpu().context, stream, &mut guards)?;
         let job = &call.job;
         // After all checks: where this rank alone refuses the call, the others wait here, with a deadline, and nothing is queued.
-        self.agree(job, stream)?;
-        let pledge = Pledge::new(plane, false);
+        let is_captured = self.agree(job, stream)?;
+        let pledge = Pledge::new(plane, false, is_captured);
         // SAFETY: - the addresses are those of buffers that are borrowed by the call, as long as their lengths say, on the plane's device
         //   (checked above); they are the same or apart (checked by `ordered`);
         // - their events make later users, and the one who frees them, wait for what is queued here: the guards are released after it (cudarc's
@@ -89,13 +89,13 @@ impl NcclCommunicator {
     }
 
     /// Has the ranks agree on a call, where that was asked for, and at the first use of a kernel of the caller's or of much memory. Nothing has been queued yet, so a
-    /// difference harms nothing.
-    fn agree(&self, job: &Job, stream: &CudaStream) -> Result<()> {
+    /// difference harms nothing. Gives what they were told of a capture, if anything.
+    fn agree(&self, job: &Job, stream: &CudaStream) -> Result<Option<bool>> {
         let plane = self.plane();
         let is_compared = self.world_size() > 1 && self.config().check_device_calls.covers(job.call.sequence);
         let first_use = plane.first_use(job);
         if !(is_compared || first_use.is_any()) {
-            return Ok(());
+            return Ok(None);
         }
         refuse_capture(stream, || job.call.to_string())?;
         let loaded = if first_use.is_any() { plane.load(job, stream) } else { Ok(()) };
@@ -104,7 +104,7 @@ impl NcclCommunicator {
             (Err(Error::Unsupported { .. }), Err(own)) => Err(own),
             (agreed, _) => agreed,
         };
-        agreed.inspect_err(|_| plane.unload(job, first_use))
+        agreed.inspect_err(|_| plane.unload(job, first_use)).map(|()| Some(false))
     }
 
     /// Compares a call with everyone's.

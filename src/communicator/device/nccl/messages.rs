@@ -166,8 +166,8 @@ impl NcclCommunicator {
         plane.refuse_if_over(&|| call.to_owned())?;
         let resolved = batch.resolve(stream, Hold::Borrowed)?;
         resolved.guards.check(&plane.gpu().context, stream, call)?;
-        comm.agree_on_messages(call, &resolved.messages, stream)?;
-        let pledge = Pledge::new(plane, true);
+        let is_captured = comm.agree_on_messages(call, &resolved.messages, stream)?;
+        let pledge = Pledge::new(plane, true, is_captured);
         // SAFETY: - every address belongs to a buffer that is borrowed until the guards in `resolved` have been released, which is after all has
         //   been queued: their events then make later users wait. It is as long as its message says, on the plane's device (checked by
         //   `check_devices`); the group holds each buffer that it writes by a borrow of its own;
@@ -178,8 +178,9 @@ impl NcclCommunicator {
         queued.and(Communicator::release(resolved.guards, plane, stream, call))
     }
 
-    /// Has both ends of messages agree on them. A difference ends the communicator: other pairs of the group may have agreed, and count on it.
-    fn agree_on_messages(&self, call: &'static str, messages: &[Message], stream: &CudaStream) -> Result<()> {
+    /// Has both ends of messages agree on them. A difference ends the communicator: other pairs of the group may have agreed, and count on it. Gives what
+    /// the other ends were told of a capture, if anything.
+    fn agree_on_messages(&self, call: &'static str, messages: &[Message], stream: &CudaStream) -> Result<Option<bool>> {
         let plane = self.plane();
         let mut pairs: Vec<Pair<'_>> = Vec::new();
         for message in messages {
@@ -199,7 +200,10 @@ impl NcclCommunicator {
         messages.iter().for_each(|message| {
             plane.number_message(message);
         });
-        if mine.is_empty() { Ok(()) } else { self.swap(call, &mine).inspect_err(|error| plane.comm().fail(error)) }
+        if mine.is_empty() {
+            return Ok(None);
+        }
+        self.swap(call, &mine).inspect_err(|error| plane.comm().fail(error)).map(|()| Some(false))
     }
 
     fn swap(&self, call: &'static str, mine: &[(usize, Words)]) -> Result<()> {
