@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (
 from . import _core, sparse
 from .monitored_barrier import monitored_barrier
 from .tensors import check, foldable, memory, overlap, reduction, single
-from .work import CollectivesWork, JoinedWork, ended
+from .work import Call, EndedWork, HeldWork, joined
 
 _UNSET = timedelta(milliseconds=-1)
 # Tags of PyTorch's are below this.
@@ -44,8 +44,9 @@ def _address():
 class CollectivesBackend(Backend):
     """Ranks of one group of PyTorch's, connected by this crate."""
 
-    def __init__(self, store, rank, size, timeout):
+    def __init__(self, store, rank, size, timeout, work=HeldWork):
         super().__init__(rank, size)
+        self._work = work  # the kind of works that calls give
         self._rank, self._size, self._store = rank, size, store
         self._options = Backend.Options("collectives", timeout=timeout)
         self._seconds = timeout.total_seconds()
@@ -102,12 +103,12 @@ class CollectivesBackend(Backend):
         """Makes a call: inline where its caller waits for it anyway, and started where not."""
         if getattr(opts, "asyncOp", True) or self._window() is not None:
             started = method(*arguments, self._limit(opts), owner)
-            return self._add(CollectivesWork(started, result, finish))
+            return self._add(self._work(Call(started, finish), result))
         method(*arguments, self._limit(opts), None)
         if finish is not None:
             with torch.no_grad():
                 finish()
-        return ended(result)
+        return EndedWork(result)
 
     def _add(self, work):
         window = self._window()
@@ -123,7 +124,7 @@ class CollectivesBackend(Backend):
 
     def end_coalescing(self):
         works, self._windows.works = self._window() or [], None
-        return JoinedWork(works, None)
+        return joined(works, None, self._work)
 
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
@@ -190,7 +191,7 @@ class CollectivesBackend(Backend):
         return opts.rootRank
 
     def _joined(self, works, result):
-        return works[0] if len(works) == 1 else JoinedWork(works, result)
+        return works[0] if len(works) == 1 else joined(works, result, self._work)
 
     # Gathering.
 
@@ -387,7 +388,7 @@ class CollectivesBackend(Backend):
         tensor = self._input(single(tensors, what), what)
         self._peer(rank, what)
         started = self._group.send(memory(tensor), rank, self._tag(tag, what), self._seconds, tensor)
-        return self._add(CollectivesWork(started, tensors))
+        return self._add(self._work(Call(started, None), tensors))
 
     def recv(self, tensors, rank, tag=0):
         self._peer(rank, "ProcessGroup::recv")
@@ -399,7 +400,7 @@ class CollectivesBackend(Backend):
     def _receive(self, tensors, rank, tag, what):
         place, finish = self._place(single(tensors, what), what)
         started = self._group.recv(memory(place), rank, self._tag(tag, what), self._seconds, place)
-        return self._add(CollectivesWork(started, tensors, finish))
+        return self._add(self._work(Call(started, finish), tensors))
 
     def _peer(self, rank, what):
         if not 0 <= rank < self._size:

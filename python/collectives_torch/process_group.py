@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import (
 )
 
 from .backend import CollectivesBackend
+from .work import OwnedWork
 
 # What programs call on a group.
 OPERATIONS = (
@@ -72,7 +73,7 @@ class CollectivesProcessGroup(dist.ProcessGroup):
     def __init__(self, store, rank, size, timeout):
         super().__init__(store, rank, size)
         custom = dist.ProcessGroup.BackendType.CUSTOM
-        self._backend = CollectivesBackend(store, rank, size, timeout)
+        self._backend = CollectivesBackend(store, rank, size, timeout, OwnedWork)
         self._set_default_backend(custom)
         self._register_backend(torch.device("cpu"), custom, self._backend)
         self._splits = 0
