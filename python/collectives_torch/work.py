@@ -192,7 +192,6 @@ class _HalfOfCpp:
             self._call.wait(timeout)
         except BaseException as error:
             self._end(_Failure(error))
-            del self  # the future has the error, and the error this frame
             raise
         self._end(self._result)
         return True
@@ -211,7 +210,7 @@ class _HalfOfCpp:
         try:
             self.wait(_NO_TIMEOUT)
         except Exception:
-            del self  # as in `wait`
+            """The future has it."""
 
     def _end(self, value):
         if self._claim():
@@ -230,13 +229,14 @@ class _HalfOfCpp:
 class _Failure:
     """An error as the value of a future. C++ reads values as tensors, by pickling them: of an error itself it would read none, and crash."""
 
-    __slots__ = ("_error",)
+    __slots__ = ("_kind", "_arguments")
 
     def __init__(self, error):
-        self._error = error
+        # The error itself refers to frames, and so to what has this.
+        self._kind, self._arguments = type(error), error.args
 
     def __reduce_ex__(self, _protocol):
-        raise self._error
+        raise self._kind(*self._arguments)
 
 
 class EndedWork(PythonCallbackWork):
