@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ from .monitored_barrier import monitored_barrier
 from .tensors import check, foldable, memory, overlap, reduction, single
 from .work import Call, EndedWork, HeldWork, joined
 
-_UNSET = timedelta(milliseconds=-1)
 # Tags of PyTorch's are below this.
 _TAGS = 1 << 32
 
@@ -94,8 +92,8 @@ class CollectivesBackend(Backend):
     set_timeout = _set_default_timeout
 
     def _limit(self, opts):
-        timeout = opts.timeout
-        return self._seconds if timeout == _UNSET or timeout.total_seconds() <= 0 else timeout.total_seconds()
+        seconds = opts.timeout.total_seconds()  # negative where it is not set
+        return seconds if seconds > 0 else self._seconds
 
     # How calls are made.
 
@@ -324,6 +322,7 @@ class CollectivesBackend(Backend):
         if len(inputs) != 1:
             raise ValueError(f"{what}: requires a single-element input list")
         output = single(outputs, what)
+        check(output, what)
         self._alike(inputs[0], output, what)
         return self.reduce_scatter_single(output, _joined_input(inputs[0], output), opts)
 

@@ -26,7 +26,7 @@ class Call:
         self._finish = finish
         self._has_finish = finish is not None
         self._failure = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if finish is not None else None
 
     def wait(self, timeout):
         limit = None if timeout == _NO_TIMEOUT else timeout.total_seconds()
@@ -90,11 +90,11 @@ class Calls:
 class PendingWork:
     """Python's half of one call or several under way."""
 
+    _future = None
+
     def _begin(self, call, result):
         self._call = call
         self._result = result
-        self._future = None
-        self._lock = threading.Lock()
 
     def wait(self, timeout=_NO_TIMEOUT):
         self._call.wait(timeout)
@@ -131,15 +131,15 @@ class PendingWork:
 
     def get_future(self):
         """Ended already where the call has. An error must be one for C++ too, and only what a callback of `then` raises is."""
-        with self._lock:
-            if self._future is not None:
-                return self._future
+        if self._future is None:
             end = torch.futures.Future()
-            self._future = end.then(_outcome(self._call, self._result))
-        if self._call.is_done():
-            end.set_result(None)
-        else:
-            self._call.on_end(lambda: end.set_result(None))
+            future = end.then(_outcome(self._call, self._result))
+            if vars(self).setdefault("_future", future) is not future:
+                """Another thread was first."""
+            elif self._call.is_done():
+                end.set_result(None)
+            else:
+                self._call.on_end(lambda: end.set_result(None))
         return self._future
 
 
