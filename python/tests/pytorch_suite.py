@@ -80,6 +80,12 @@ def forked(*bases):
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
+        @classmethod
+        def _run(cls, *arguments, **named):
+            # PyTorch makes a forked process a new pool of threads when it first wants one, and aborts where two threads do at once.
+            torch.set_num_threads(1)
+            super()._run(*arguments, **named)
+
     return Suite
 
 
