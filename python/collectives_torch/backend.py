@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,9 +19,8 @@ from torch._C._distributed_c10d import (
 from . import _core, sparse
 from .monitored_barrier import monitored_barrier
 from .tensors import check, foldable, memory, overlap, reduction, single
-from .work import CollectivesWork, JoinedWork, ended
+from .work import Call, EndedWork, HeldWork, joined
 
-_UNSET = timedelta(milliseconds=-1)
 # Tags of PyTorch's are below this.
 _TAGS = 1 << 32
 
@@ -44,8 +42,9 @@ def _address():
 class CollectivesBackend(Backend):
     """Ranks of one group of PyTorch's, connected by this crate."""
 
-    def __init__(self, store, rank, size, timeout):
+    def __init__(self, store, rank, size, timeout, work=HeldWork):
         super().__init__(rank, size)
+        self._work = work  # the kind of works that calls give
         self._rank, self._size, self._store = rank, size, store
         self._options = Backend.Options("collectives", timeout=timeout)
         self._seconds = timeout.total_seconds()
@@ -93,8 +92,8 @@ class CollectivesBackend(Backend):
     set_timeout = _set_default_timeout
 
     def _limit(self, opts):
-        timeout = opts.timeout
-        return self._seconds if timeout == _UNSET or timeout.total_seconds() <= 0 else timeout.total_seconds()
+        seconds = opts.timeout.total_seconds()  # negative where it is not set
+        return seconds if seconds > 0 else self._seconds
 
     # How calls are made.
 
@@ -102,12 +101,12 @@ class CollectivesBackend(Backend):
         """Makes a call: inline where its caller waits for it anyway, and started where not."""
         if getattr(opts, "asyncOp", True) or self._window() is not None:
             started = method(*arguments, self._limit(opts), owner)
-            return self._add(CollectivesWork(started, result, finish))
+            return self._add(self._work(Call(started, finish), result))
         method(*arguments, self._limit(opts), None)
         if finish is not None:
             with torch.no_grad():
                 finish()
-        return ended(result)
+        return EndedWork(result)
 
     def _add(self, work):
         window = self._window()
@@ -123,7 +122,7 @@ class CollectivesBackend(Backend):
 
     def end_coalescing(self):
         works, self._windows.works = self._window() or [], None
-        return JoinedWork(works, None)
+        return joined(works, None, self._work)
 
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
@@ -190,7 +189,7 @@ class CollectivesBackend(Backend):
         return opts.rootRank
 
     def _joined(self, works, result):
-        return works[0] if len(works) == 1 else JoinedWork(works, result)
+        return works[0] if len(works) == 1 else joined(works, result, self._work)
 
     # Gathering.
 
@@ -323,6 +322,7 @@ class CollectivesBackend(Backend):
         if len(inputs) != 1:
             raise ValueError(f"{what}: requires a single-element input list")
         output = single(outputs, what)
+        check(output, what)
         self._alike(inputs[0], output, what)
         return self.reduce_scatter_single(output, _joined_input(inputs[0], output), opts)
 
@@ -387,7 +387,7 @@ class CollectivesBackend(Backend):
         tensor = self._input(single(tensors, what), what)
         self._peer(rank, what)
         started = self._group.send(memory(tensor), rank, self._tag(tag, what), self._seconds, tensor)
-        return self._add(CollectivesWork(started, tensors))
+        return self._add(self._work(Call(started, None), tensors))
 
     def recv(self, tensors, rank, tag=0):
         self._peer(rank, "ProcessGroup::recv")
@@ -399,7 +399,7 @@ class CollectivesBackend(Backend):
     def _receive(self, tensors, rank, tag, what):
         place, finish = self._place(single(tensors, what), what)
         started = self._group.recv(memory(place), rank, self._tag(tag, what), self._seconds, place)
-        return self._add(CollectivesWork(started, tensors, finish))
+        return self._add(self._work(Call(started, finish), tensors))
 
     def _peer(self, rank, what):
         if not 0 <= rank < self._size:

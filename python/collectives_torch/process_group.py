@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import (
 )
 
 from .backend import CollectivesBackend
+from .work import OwnedWork
 
 # What programs call on a group.
 OPERATIONS = (
@@ -63,7 +64,8 @@ _OPTIONS = (
     ReduceScatterOptions,
     ScatterOptions,
 )
-_OF_TWO_FORMS = dict.fromkeys(_LISTS, (list, *_OPTIONS)) | dict.fromkeys(("all_to_all_single", "alltoall_base"), (torch.Tensor, list, *_OPTIONS))
+_OF_TWO_FORMS = dict.fromkeys(_LISTS, frozenset((list, *_OPTIONS)))
+_OF_TWO_FORMS |= dict.fromkeys(("all_to_all_single", "alltoall_base"), frozenset((torch.Tensor, list, *_OPTIONS)))
 
 
 class CollectivesProcessGroup(dist.ProcessGroup):
@@ -72,7 +74,7 @@ class CollectivesProcessGroup(dist.ProcessGroup):
     def __init__(self, store, rank, size, timeout):
         super().__init__(store, rank, size)
         custom = dist.ProcessGroup.BackendType.CUSTOM
-        self._backend = CollectivesBackend(store, rank, size, timeout)
+        self._backend = CollectivesBackend(store, rank, size, timeout, OwnedWork)
         self._set_default_backend(custom)
         self._register_backend(torch.device("cpu"), custom, self._backend)
         self._splits = 0
@@ -97,12 +99,16 @@ class CollectivesProcessGroup(dist.ProcessGroup):
         return f"CollectivesProcessGroup(rank {self.rank()} of {self.size()})"
 
 
+def _are(arguments, kinds):
+    return kinds.issuperset(map(type, arguments)) or all(isinstance(argument, tuple(kinds)) for argument in arguments)
+
+
 def _operation(name):
     """The backend's operation, in both forms that PyTorch has of it: of the second C++ makes the first, and calls that."""
     second, of_first = getattr(dist.ProcessGroup, name, None), _OF_TWO_FORMS.get(name)
 
     def operation(self, *arguments, **named):
-        if of_first is None or (named.keys() <= {"opts"} and all(isinstance(argument, of_first) for argument in arguments)):
+        if of_first is None or (named.keys() <= {"opts"} and _are(arguments, of_first)):
             return getattr(self._backend, name)(*arguments, **named)
         return second(self, *arguments, **named)
 

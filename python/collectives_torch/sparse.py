@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
-from .work import CollectivesWork
+from .work import EndedWork
 
 
 def all_reduce(backend, tensor, opts):
@@ -37,4 +37,4 @@ def all_reduce(backend, tensor, opts):
     with torch.no_grad():
         tensor.sparse_resize_and_clear_(summed.shape, summed.sparse_dim(), summed.dense_dim())
         tensor.copy_(summed)
-    return CollectivesWork(None, [tensor])
+    return EndedWork([tensor])

@@ -1,27 +1,40 @@
-"""Calls under way, as PyTorch's works."""
+"""Calls under way, as PyTorch's works.
+
+A work has two halves, one of Python's and one of C++. What C++ gets by calling Python it keeps whole. What a program hands to C++ is kept by half: a
+reducer keeps the all-reduce of DDP's `join`, and nobody holds the Python object any more. So a program gets works whose half of C++ does without the other.
+"""
 
 import threading
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PythonCallbackWork
 
 # What PyTorch passes for "as long as the call's own timeout".
 _NO_TIMEOUT = timedelta(0)
 
 
-class CollectivesWork(dist._Work):
-    """A call of the backend's. `finish`, if any, puts its result where the caller asked for it, once, by whoever sees the end first."""
+class Call:
+    """A call that was started. `finish`, if any, puts its result where the caller asked for it, once, by whoever sees the end first."""
 
-    def __init__(self, started, result, finish=None):
-        super().__init__()
-        self._started = started  # None: it has ended
-        self._result = result
+    __slots__ = ("_started", "_finish", "_has_finish", "_failure", "_lock", "is_over")
+
+    def __init__(self, started, finish):
+        self.is_over = False  # somebody has waited for it, and it went well
+        self._started = started
         self._finish = finish
         self._has_finish = finish is not None
         self._failure = None
-        self._lock = threading.Lock()
-        self._future = None
+        self._lock = threading.Lock() if finish is not None else None
+
+    def wait(self, timeout):
+        limit = None if timeout == _NO_TIMEOUT else timeout.total_seconds()
+        if not self._started.wait(limit):
+            raise dist.DistBackendError(f"Timed out waiting {timeout} for a call, which goes on")
+        if self._has_finish:
+            self._conclude()
+        self.is_over = True
 
     def _conclude(self):
         """Puts the result in its place; whoever comes meanwhile waits for that, and what it met is everybody's error."""
@@ -36,21 +49,62 @@ class CollectivesWork(dist._Work):
         if self._failure is not None:
             raise self._failure
 
+    def is_done(self):
+        return self._started.is_done()
+
+    def source(self):
+        return self._started.source()
+
+    def on_end(self, callback):
+        self._started.on_end(callback)
+
+
+class Calls:
+    """Several calls as one."""
+
+    __slots__ = ("_calls", "is_over")
+
+    def __init__(self, calls):
+        self.is_over = False
+        self._calls = calls
+
+    def wait(self, timeout):
+        for call in self._calls:
+            call.wait(timeout)
+        self.is_over = True
+
+    def is_done(self):
+        return all(call.is_done() for call in self._calls)
+
+    def source(self):
+        return None
+
+    def on_end(self, callback, after=0):
+        """One after another is asked for its end, which needs no count of those that have come."""
+        if after == len(self._calls):
+            callback()
+        else:
+            self._calls[after].on_end(lambda: self.on_end(callback, after + 1))
+
+
+class PendingWork:
+    """Python's half of one call or several under way."""
+
+    _future = None
+
+    def _begin(self, call, result):
+        self._call = call
+        self._result = result
+
     def wait(self, timeout=_NO_TIMEOUT):
-        started = self._started
-        if started is not None:
-            limit = None if timeout == _NO_TIMEOUT else timeout.total_seconds()
-            if not started.wait(limit):
-                raise dist.DistBackendError(f"Timed out waiting {timeout} for a call, which goes on")
-        if self._has_finish:
-            self._conclude()
+        self._call.wait(timeout)
         return True
 
     def synchronize(self):
         self.wait()
 
     def is_completed(self):
-        if self._started is not None and not self._started.is_done():
+        if not self._call.is_done():
             return False
         self.exception()  # which puts the result in its place
         return True
@@ -59,84 +113,163 @@ class CollectivesWork(dist._Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self):
-        if self._started is not None:
-            if not self._started.is_done():
-                return None
-            failed = self._started.exception()
-            if failed is not None:
-                return failed
-        if self._has_finish:
+        if self._call.is_done():
             try:
-                self._conclude()
+                self._call.wait(_NO_TIMEOUT)
             except Exception as error:
                 return error
         return None
 
     def source_rank(self):
-        return self._started.source()
+        return self._call.source()
 
-    def _source_rank(self):
-        return self._started.source()
+    _source_rank = source_rank
 
     def result(self):
         self.wait()
         return self._result
 
     def get_future(self):
-        with self._lock:
-            if self._future is not None:
-                return self._future
-            self._future = torch.futures.Future()
-        if self._started is None:
-            self._end_future()
-        else:
-            self._started.on_end(self._end_future)
+        """Ended already where the call has. An error must be one for C++ too, and only what a callback of `then` raises is."""
+        if self._future is None:
+            end = torch.futures.Future()
+            future = end.then(_outcome(self._call, self._result))
+            if vars(self).setdefault("_future", future) is not future:
+                """Another thread was first."""
+            elif self._call.is_done():
+                end.set_result(None)
+            else:
+                self._call.on_end(lambda: end.set_result(None))
         return self._future
 
-    def _end_future(self):
-        try:
-            self.wait()
-        except Exception as error:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(self._result)
+
+def _outcome(call, result):
+    def outcome(_end):
+        call.wait(_NO_TIMEOUT)
+        return result
+
+    return outcome
 
 
-class JoinedWork(dist._Work):
-    """Several calls as one."""
+class HeldWork(PendingWork, dist.Work):
+    """A work that C++ gets from a `Backend`, and keeps whole."""
 
-    def __init__(self, works, result):
+    def __init__(self, call, result):
         super().__init__()
-        self._works = works
+        self._begin(call, result)
+
+
+class OwnedWork(PendingWork, PythonCallbackWork):
+    """A work that programs get, and may hand to C++."""
+
+    def __init__(self, call, result):
+        half = self._half = _HalfOfCpp(call, result)
+        super().__init__(half.wait)
+        half.future = PythonCallbackWork.get_future(self)
+        self._begin(call, result)
+
+    def __del__(self):
+        self._half.is_left()
+
+
+class _HalfOfCpp:
+    """What C++ waits by. It knows nothing of the work: the work is to go when nobody has it."""
+
+    __slots__ = ("_call", "_result", "future", "_unclaimed")
+
+    def __init__(self, call, result):
+        self._call = call
+        self._result = result
+        self.future = None
+        self._unclaimed = [True]
+
+    def wait(self, timeout):
+        """
+        The future has ended when this ends. C++ would end it with an empty list, or with the error of this wait, which it can raise only once. Where a
+        wait gives up, that is the end of the future too.
+        """
+        try:
+            self._call.wait(timeout)
+        except BaseException as error:
+            self._end(_Failure(error))
+            raise
+        self._end(self._result)
+        return True
+
+    def is_left(self):
+        """
+        Only C++ has it now, if anybody, and may have asked for the future without a wait, as DDP does for its buckets. No lock is taken: the collector of
+        garbage may call this anywhere.
+        """
+        if not self._call.is_over:
+            self._call.on_end(self._settle)
+        elif self._claim():
+            self.future.set_result(self._result)
+
+    def _settle(self):
+        try:
+            self.wait(_NO_TIMEOUT)
+        except Exception:
+            """The future has it."""
+
+    def _end(self, value):
+        if self._claim():
+            self.future.set_result(value)
+        elif not self.future.done():
+            self.future.wait()
+
+    def _claim(self):
+        """Whether it is for the caller to end the future: for the first only."""
+        try:
+            return self._unclaimed.pop()
+        except IndexError:
+            return False
+
+
+class _Failure:
+    """An error as the value of a future. C++ reads values as tensors, by pickling them: of an error itself it would read none, and crash."""
+
+    __slots__ = ("_kind", "_arguments")
+
+    def __init__(self, error):
+        # The error itself refers to frames, and so to what has this.
+        self._kind, self._arguments = type(error), error.args
+
+    def __reduce_ex__(self, _protocol):
+        raise self._kind(*self._arguments)
+
+
+class EndedWork(PythonCallbackWork):
+    """A call that has ended."""
+
+    def __init__(self, result):
+        super().__init__(_has_ended)
+        PythonCallbackWork.get_future(self).set_result(result)
         self._result = result
 
     def wait(self, timeout=_NO_TIMEOUT):
-        for work in self._works:
-            work.wait(timeout)
         return True
 
     def synchronize(self):
-        self.wait()
+        """It has ended."""
 
     def is_completed(self):
-        return all(work.is_completed() for work in self._works)
+        return True
 
-    def is_success(self):
-        return all(work.is_success() for work in self._works)
+    is_success = is_completed
 
     def exception(self):
-        return next((error for error in (work.exception() for work in self._works) if error is not None), None)
+        return None
 
     def result(self):
-        self.wait()
         return self._result
 
-    def get_future(self):
-        result = self._result
-        futures = [work.get_future() for work in self._works]
-        return torch.futures.collect_all(futures).then(lambda all_of_them: [future.value() for future in all_of_them.value()] and result)
+
+def _has_ended(_timeout):
+    return True
 
 
-def ended(result):
-    """A call that has ended."""
-    return CollectivesWork(None, result)
+def joined(works, result, kind):
+    """Several works as one, of this kind."""
+    calls = [work._call for work in works if isinstance(work, PendingWork)]
+    return kind(Calls(calls), result) if calls else EndedWork(result)

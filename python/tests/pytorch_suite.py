@@ -1,7 +1,9 @@
 """Runs the tests that PyTorch ships for its backends, from the wheel that is installed, on this backend.
 
-usage: pytorch_suite.py [--backend collectives|gloo] [--world-size N] [--jobs N] [--seconds N] [--keep FILE] [--hold-against FILE] [--verbose] [TEST ...]
+usage: pytorch_suite.py [--suite backends|ddp-with-rpc] [--backend collectives|gloo] [--world-size N] [--jobs N] [--seconds N] [--keep FILE] [--hold-against FILE]
+                        [--verbose] [TEST ...]
 
+"backends" are the tests for backends on N ranks, "ddp-with-rpc" those of DDP beside remote calls, on as many as each wants.
 PyTorch's file asks by name what a backend can do, and knows nothing of ours: so ours is registered under the name of Gloo, of which the same is
 expected, too. `--keep` writes what became of each test, the skipped ones under PyTorch's reason. `--hold-against` fails where a test of such a list does not pass
 that passed there, is skipped that was not, or for another reason, or stands in no list. No test is left out here. Ranks are forked from a process
@@ -27,6 +29,7 @@ OF_MPI = "Only MPI supports"
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", choices=["backends", "ddp-with-rpc"], default="backends")
     parser.add_argument("--backend", choices=["collectives", "gloo"], default="collectives")
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=max(3, os.cpu_count() or 1))
@@ -52,11 +55,10 @@ def environment(options, folder):
     )
 
 
-def suite_class(options):
+def suite_classes(options):
+    """The classes of a suite, whose ranks run on the backend."""
     import torch
     import torch.distributed as dist
-    from torch.testing._internal.distributed import distributed_test
-    from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
     torch.set_num_threads(1)
     if options.backend == "collectives":
@@ -65,21 +67,54 @@ def suite_class(options):
         def create(given, _options=None):
             return CollectivesProcessGroup(given.store, given.group_rank, given.group_size, given.timeout)
 
-        # Events of the profiler begin on one thread and end on another, which works in C++ alone can do; the calls are tested all the same.
-        distributed_test.PROFILING_SUPPORTED_BACKENDS = []
-        distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS = []
         dist.Backend.register_backend("gloo", create, extended_api=True, devices=["cpu"])
+    return of_backends(options) if options.suite == "backends" else of_ddp_with_rpc()
 
-    class Suite(TestDistBackend, DistributedTest._DistTestBase):
+
+def forked(*bases):
+    """A class of tests whose ranks are forked."""
+    import torch
+
+    class Suite(*bases):
         def setUp(self):
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
-    for name in unittest.TestLoader().getTestCaseNames(Suite):
-        test = getattr(Suite, name)
+        @classmethod
+        def _run(cls, *arguments, **named):
+            # PyTorch makes a forked process a new pool of threads when it first wants one, and aborts where two threads do at once.
+            torch.set_num_threads(1)
+            super()._run(*arguments, **named)
+
+    return Suite
+
+
+def of_backends(options):
+    from torch.testing._internal.distributed import distributed_test
+
+    if options.backend == "collectives":
+        # Events of the profiler begin on one thread and end on another, which works in C++ alone can do; the calls are tested all the same.
+        distributed_test.PROFILING_SUPPORTED_BACKENDS = []
+        distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS = []
+    suite = forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase)
+    for name in names_of(suite):
+        test = getattr(suite, name)
         if getattr(test, "__unittest_skip_why__", "").startswith(OF_MPI):
             test.__unittest_skip__ = False
-    return Suite
+    return [suite]
+
+
+def of_ddp_with_rpc():
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+    from torch.testing._internal.distributed import ddp_under_dist_autograd_test as tests
+    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+
+    classes = (tests.DdpUnderDistAutogradTest, tests.DdpComparisonTest, tests.CudaDdpComparisonTest)
+    return [forked(TensorPipeRpcAgentTestFixture, each, MultiProcessTestCase) for each in classes]
+
+
+def names_of(suite):
+    return unittest.TestLoader().getTestCaseNames(suite)
 
 
 def run_one(suite, name, channel, backend, verbose):
@@ -89,11 +124,11 @@ def run_one(suite, name, channel, backend, verbose):
     os.environ.update(TEMP_DIR=folder, INIT_METHOD=f"file://{folder}/shared_init_file")
     # Ranks that are killed leave what they made there.
     tempfile.tempdir = os.environ["TMPDIR"] = folder
-    import torch.testing._internal.distributed.distributed_test as module
-
-    module.INIT_METHOD = os.environ["INIT_METHOD"]
-    if name in OF_THE_NAME and backend == "collectives":
-        module.BACKEND = backend
+    module = sys.modules.get("torch.testing._internal.distributed.distributed_test")
+    if module:
+        module.INIT_METHOD = os.environ["INIT_METHOD"]
+        if name in OF_THE_NAME and backend == "collectives":
+            module.BACKEND = backend
     log = open(f"{folder}/log", "w+")
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -113,15 +148,15 @@ def run_one(suite, name, channel, backend, verbose):
     os._exit(0)
 
 
-def run_all(options, suite, names):
-    """Runs tests side by side; gives the outcome of each."""
+def run_all(options, tests):
+    """Runs tests, by name with their classes, side by side; gives the outcome of each."""
     context = multiprocessing.get_context("fork")
-    outcomes, waiting, running = {}, list(reversed(names)), {}
+    outcomes, waiting, running = {}, list(reversed(tests)), {}
     while waiting or running:
         while waiting and len(running) < options.jobs:
             name = waiting.pop()
             mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=run_one, args=(suite, name, theirs, options.backend, options.verbose))
+            process = context.Process(target=run_one, args=(tests[name], name, theirs, options.backend, options.verbose))
             process.start()
             theirs.close()
             running[mine] = (name, process, time.monotonic())
@@ -159,14 +194,13 @@ def main():
     folder = tempfile.mkdtemp(prefix="collectives-torch-")
     environment(options, folder)
     began = time.monotonic()
-    suite = suite_class(options)
-    names = options.tests or unittest.TestLoader().getTestCaseNames(suite)
-    outcomes = run_all(options, suite, names)
+    tests = {name: suite for suite in suite_classes(options) for name in names_of(suite)}
+    outcomes = run_all(options, {name: tests[name] for name in options.tests or tests})
     shutil.rmtree(folder, ignore_errors=True)
     found = {name: "skipped: " + " ".join(problem.split()) if kind == "skipped" else kind for name, (kind, _, problem) in outcomes.items()}
     counts = Counter(kind for kind, _, _ in outcomes.values())
     summary = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "skipped", "failed"))
-    print(f"{options.backend}, {options.world_size} ranks: {summary}, in {time.monotonic() - began:.0f} s")
+    print(f"{options.backend}, {ranks(options)}: {summary}, in {time.monotonic() - began:.0f} s")
     for outcome, names in by_outcome(found):
         if outcome.startswith("skipped"):
             print(f"  {len(names):3} {outcome}")
@@ -174,6 +208,10 @@ def main():
     if options.keep:
         keep(options, found)
     sys.exit(0 if judge(options, found) else 1)
+
+
+def ranks(options):
+    return f"{options.world_size} ranks" if options.suite == "backends" else "DDP with RPC"
 
 
 def by_outcome(found):
@@ -186,7 +224,7 @@ def by_outcome(found):
 
 def keep(options, found):
     with open(options.keep, "w") as file:
-        file.write(f"# What became of PyTorch's tests with {options.backend} on {options.world_size} ranks: pytorch_suite.py --keep writes this.\n")
+        file.write(f"# What became of PyTorch's tests with {options.backend}, {ranks(options)}: pytorch_suite.py --keep writes this.\n")
         for outcome, names in by_outcome(found):
             file.writelines([f"{outcome}\n", *(f"    {name}\n" for name in names)])
 
