@@ -235,6 +235,8 @@ fn a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the
             let mut sum = DeviceMemory::of(comm).put(&[1_u32]);
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             device.synchronize().unwrap();
+            // Whoever shrinks ends what others have not finished.
+            comm.barrier().unwrap();
             if comm.rank() == 1 {
                 // As a kernel does that reads what a killed peer has taken along.
                 simgpu::fail_stream(device.stream().cu_stream().cast(), 700);

@@ -12,7 +12,7 @@ use simgpu::Gate;
 use super::common::cases::Memory;
 use super::common::hosts::skip;
 use super::common::programs::program;
-use super::common::ranks::threads_with;
+use super::common::ranks::{alone_in_a_process, threads_with};
 use super::gpu::{DeviceMemory, builder, ranks, unchecked};
 
 fn device_records(comm: &Communicator) -> Vec<Record> {
@@ -47,25 +47,28 @@ fn a_device_call_is_finished_once_the_device_has_done_it() {
 
 #[test]
 fn the_watchdog_notes_what_nobody_waits_for() {
-    let _alone = simgpu::alone();
-    ranks(2, |comm, memory| {
-        let streams = [0, 1].map(|_| memory.stream.context().new_stream().unwrap());
-        let mut buffer = memory.put(&[1_u32; 100]);
-        let held = Gate::close(streams[1].cu_stream().cast());
-        comm.with_stream(&streams[0]).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-        comm.with_stream(&streams[1]).broadcast(&mut buffer, 0).unwrap();
-        // Of the two streams only the first has done its call.
-        let began = Instant::now();
-        while states(comm)[0] == State::Queued && began.elapsed() < Duration::from_secs(20) {
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
-        assert_eq!(states(comm), [State::Finished, State::Queued]);
-        held.open();
-        while states(comm)[1] == State::Queued && began.elapsed() < Duration::from_secs(20) {
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
-        assert_eq!(states(comm), [State::Finished; 2]);
-        comm.barrier().unwrap();
+    // NCCL may still be freeing the memory of communicators that earlier tests had aborted: a free keeps the lock of its context, which this one's prober
+    // needs, while a stream is held.
+    alone_in_a_process("records::the_watchdog_notes_what_nobody_waits_for", || {
+        ranks(2, |comm, memory| {
+            let streams = [0, 1].map(|_| memory.stream.context().new_stream().unwrap());
+            let mut buffer = memory.put(&[1_u32; 100]);
+            let held = Gate::close(streams[1].cu_stream().cast());
+            comm.with_stream(&streams[0]).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            comm.with_stream(&streams[1]).broadcast(&mut buffer, 0).unwrap();
+            // Of the two streams only the first has done its call.
+            let began = Instant::now();
+            while states(comm)[0] == State::Queued && began.elapsed() < Duration::from_secs(20) {
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+            assert_eq!(states(comm), [State::Finished, State::Queued]);
+            held.open();
+            while states(comm)[1] == State::Queued && began.elapsed() < Duration::from_secs(20) {
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+            assert_eq!(states(comm), [State::Finished; 2]);
+            comm.barrier().unwrap();
+        });
     });
 }
 

@@ -41,7 +41,7 @@ pub(super) struct Pledge<'a> {
 impl<'a> Pledge<'a> {
     /// `is_captured`: what they were told of that, if anything.
     pub(super) fn new(plane: &'a DevicePlane, has_told: bool, is_captured: Option<bool>) -> Self {
-        plane.comm().tell_capture(is_captured);
+        plane.comm().announce_capture(is_captured);
         Self { plane, has_told, is_kept: false }
     }
 
@@ -59,7 +59,7 @@ impl<'a> Pledge<'a> {
 
 impl Drop for Pledge<'_> {
     fn drop(&mut self) {
-        self.plane.comm().tell_capture(None);
+        self.plane.comm().announce_capture(None);
         if !self.is_kept {
             self.plane.comm().abort();
         }

@@ -1,13 +1,9 @@
 //! Calls that become part of graphs: where a call begins and ends, it is found out whether it does.
-//!
-//! Ranks that compare a call tell each other before whether it does, and wait for each other in between. Another thread may begin or end a capture
-//! of the stream meanwhile. The call is refused then: the others would wait for one that runs when its graph does, or never.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaStream, DriverError};
 
 use super::live_graphs::{Captured, CapturedCall};
@@ -19,49 +15,13 @@ use crate::device::driver;
 use crate::device::nccl::Refusal;
 use crate::error::Result;
 
-/// What the other ranks were told of the calls that are made now: that they become part of a graph, that they do not, or nothing.
-#[derive(Debug, Default)]
-pub(super) struct Told(AtomicU8);
-
-impl Told {
-    const UNCAPTURED: u8 = 1;
-    const CAPTURED: u8 = 2;
-
-    fn code(is_captured: bool) -> u8 {
-        if is_captured { Self::CAPTURED } else { Self::UNCAPTURED }
-    }
-
-    pub(super) fn set(&self, is_captured: Option<bool>) {
-        self.0.store(is_captured.map_or(0, Self::code), Ordering::Relaxed);
-    }
-
-    /// Refuses a call of which they were told something else.
-    #[inline]
-    fn check(&self, is_captured: bool) -> std::result::Result<(), Refusal> {
-        if self.0.load(Ordering::Relaxed) == Self::code(!is_captured) { Err(Self::changed(is_captured)) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn changed(is_captured: bool) -> Refusal {
-        let (what, error) = if is_captured {
-            ("another thread began to capture its stream once the ranks had compared it", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-        } else {
-            (
-                "another thread ended the capture of its stream once the ranks had compared it",
-                CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
-            )
-        };
-        Refusal::driver(what, DriverError(error))
-    }
-}
-
 impl Inner {
     /// Begins a call on a stream, for which the device may take `limit`. What comes back is a call that becomes part of a graph: it is launched by
     /// whoever owns that, or never, and has its time from each launch on.
     #[inline]
     pub(super) fn begin(&self, stream: &CudaStream, limit: Duration) -> std::result::Result<Option<Captured>, Refusal> {
         let is_captured = driver::is_capturing(stream);
-        self.told.check(is_captured)?;
+        self.announced.check(is_captured)?;
         if !is_captured {
             return self.allow(limit).map(|()| None);
         }

@@ -27,6 +27,7 @@
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
+mod announced_capture;
 mod captures;
 mod control;
 mod graph_memory;
@@ -142,8 +143,8 @@ impl NcclComm {
 
     /// Says what the other ranks were told of the calls that come now: whether they become part of a graph. One that turns out otherwise is refused, until
     /// `None` is said.
-    pub(crate) fn tell_capture(&self, is_captured: Option<bool>) {
-        self.inner.told.set(is_captured);
+    pub(crate) fn announce_capture(&self, is_captured: Option<bool>) {
+        self.inner.announced.set(is_captured);
     }
 
     /// Ends the communicator because others count on what this rank has not queued.

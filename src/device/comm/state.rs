@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use nccl_sys::{Library, ncclComm};
 
-use super::captures::Told;
+use super::announced_capture::AnnouncedCapture;
 use super::control;
 use super::live_graphs::LiveGraphs;
 use super::lock::{Device, lock_within, try_lock};
@@ -69,7 +69,7 @@ pub(in crate::device) struct Inner {
     /// The fingerprint of the last call; words of two calls may be mixed where one is being made just now.
     label: [AtomicU64; 4],
     /// What the other ranks were told of the calls that are made now.
-    pub(super) told: Told,
+    pub(super) announced: AnnouncedCapture,
     /// Who knows more about the other ranks, if anybody does.
     pub(super) liveness_probe: Option<Arc<dyn LivenessProbe>>,
     /// Where ranks say that they give up, if anywhere.
@@ -132,7 +132,7 @@ impl Inner {
             limit: AtomicU64::new(u64::MAX),
             term: AtomicU64::new(0),
             label: Default::default(),
-            told: Told::default(),
+            announced: AnnouncedCapture::default(),
             liveness_probe,
             end_notice,
             watched: Watched::default(),

@@ -1,0 +1,47 @@
+//! What the other ranks were told of a call: whether it becomes part of a graph.
+//!
+//! Ranks that compare a call tell each other before whether it does, and wait for each other in between. Another thread may begin or end a capture
+//! of the stream meanwhile. The call is refused then: the others would wait for one that runs when its graph does, or never.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUresult;
+
+use crate::device::nccl::Refusal;
+
+/// What the other ranks were told of the calls that are made now: that they become part of a graph, that they do not, or nothing.
+#[derive(Debug, Default)]
+pub(super) struct AnnouncedCapture(AtomicU8);
+
+impl AnnouncedCapture {
+    const UNCAPTURED: u8 = 1;
+    const CAPTURED: u8 = 2;
+
+    fn code(is_captured: bool) -> u8 {
+        if is_captured { Self::CAPTURED } else { Self::UNCAPTURED }
+    }
+
+    pub(super) fn set(&self, is_captured: Option<bool>) {
+        self.0.store(is_captured.map_or(0, Self::code), Ordering::Relaxed);
+    }
+
+    /// Refuses a call of which they were told something else.
+    #[inline]
+    pub(super) fn check(&self, is_captured: bool) -> std::result::Result<(), Refusal> {
+        if self.0.load(Ordering::Relaxed) == Self::code(!is_captured) { Err(Self::changed(is_captured)) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn changed(is_captured: bool) -> Refusal {
+        let (what, error) = if is_captured {
+            ("another thread began to capture its stream once the ranks had compared it", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        } else {
+            (
+                "another thread ended the capture of its stream once the ranks had compared it",
+                CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            )
+        };
+        Refusal::driver(what, DriverError(error))
+    }
+}
