@@ -142,8 +142,11 @@ fn communicators_are_split_shrunk_and_grown() {
 #[test]
 fn a_revoked_communicator_refuses_calls_and_can_be_shrunk() {
     let _alone = simgpu::alone();
+    let meeting = Meeting::new(3);
     raw_ranks(3, 1, |comm, stream| {
         assert_eq!(sum(&comm, &stream, 1), 3);
+        // A call that is still under way on another rank would be revoked with this one's communicator.
+        meeting.meet();
         comm.revoke().unwrap();
         let memory = DeviceMemory::on(Arc::clone(&stream));
         let buffer = memory.put(&[1_u32]);
