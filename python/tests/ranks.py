@@ -85,3 +85,12 @@ def _log(folder, rank):
 def die():
     """Ends this rank as a crash would."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def heard(call):
+    """What a call raised: its type's name and its words."""
+    try:
+        call()
+    except RuntimeError as error:
+        return type(error).__name__, str(error)
+    return None, ""

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from ranks import run
+from ranks import heard, run
 from torch._C._distributed_c10d import (
     AllToAllOptions,
     AllgatherOptions,
@@ -21,15 +21,6 @@ from torch._C._distributed_c10d import (
 )
 
 SHORT = timedelta(milliseconds=300)
-
-
-def heard(call):
-    """What a call raised: its type's name and its words."""
-    try:
-        call()
-    except RuntimeError as error:
-        return type(error).__name__, str(error)
-    return None, ""
 
 
 def with_options(group, kind, call, asynchronous, root=None):

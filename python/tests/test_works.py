@@ -10,22 +10,13 @@ from datetime import timedelta
 import torch
 import torch._dynamo  # DDP would import it in every rank
 import torch.distributed as dist
-from ranks import die, run
+from ranks import die, heard, run
 from torch import nn
 from torch._C._distributed_c10d import Work
 from torch.nn.parallel import DistributedDataParallel
 
 SEVERAL_BACKENDS = "cpu:collectives,cuda:gloo"
 SHORT = timedelta(milliseconds=200)
-
-
-def heard(call):
-    """What a call raised: its type's name and its words."""
-    try:
-        call()
-    except RuntimeError as error:
-        return type(error).__name__, str(error)
-    return None, ""
 
 
 def left_to_cpp(work):
