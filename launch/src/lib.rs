@@ -172,6 +172,7 @@ impl Store {
     /// As [`TcpStore::connect`].
     pub fn reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Arc<TcpStore>> {
         let place = arrivals::Place { address: address.to_owned(), port, secret: secret.cloned() };
+        // Nothing but its patience ends the wait, so there is a connection.
         place.reach(name, patience, || true)?.map_or_else(|| place.connect(arrivals::ANSWER), Ok)
     }
 
