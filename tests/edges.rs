@@ -6,7 +6,7 @@ mod common;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::ranks::{Wiring, free_port, threads, threads_with};
@@ -479,5 +479,20 @@ fn a_message_that_is_late_names_whoever_could_have_sent_it() {
         assert_eq!(missing(comm.recv(&mut [0_u8], me)), [me]);
         comm.set_timeout(Duration::from_secs(60));
         comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_port_that_tests_are_given_is_free_while_processes_start() {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                std::process::Command::new("true").status().unwrap();
+            }
+        });
+        let taken = (0..1000).filter(|_| std::net::TcpListener::bind(("127.0.0.1", free_port())).is_err()).count();
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(taken, 0);
     });
 }

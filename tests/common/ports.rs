@@ -1,6 +1,6 @@
 //! Ports for the listeners of tests.
 
-use std::net::TcpListener;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where the ports that are given begin: few programs listen between here and the system's own range.
@@ -9,7 +9,8 @@ const FIRST: u32 = 10_000;
 /// A port of 127.0.0.1 where nobody listens, which this process is given once.
 ///
 /// It lies below the ports that the system gives to connections and to listeners that ask for any: one of those could be taken by a test
-/// beside this one between the question and the use.
+/// beside this one between the question and the use. It is tried by a connection, not by a listener of our own: a process
+/// that another test starts keeps a copy of such a listener until its program runs, and the port is taken for that long.
 pub fn free_port() -> u16 {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let span = first_of_the_system() - FIRST;
@@ -18,7 +19,7 @@ pub fn free_port() -> u16 {
         let given = GIVEN.fetch_add(1, Ordering::Relaxed);
         assert!(given < span, "every port from {FIRST} on was given, or is taken");
         let port = (FIRST + std::process::id().wrapping_mul(199).wrapping_add(given) % span) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if TcpStream::connect(("127.0.0.1", port)).is_err() {
             return port;
         }
     }
