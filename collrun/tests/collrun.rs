@@ -10,6 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+#[path = "../../tests/common/interrupts.rs"]
+#[allow(unreachable_pub, reason = "tests of several programs are made of it")]
+mod interrupts;
 #[path = "../../tests/common/ports.rs"]
 #[allow(unreachable_pub, reason = "tests of other packages are made of it, too")]
 mod ports;
@@ -275,6 +278,7 @@ fn a_job_that_is_told_to_stop_is_not_begun_anew() {
 
 #[test]
 fn ranks_that_are_deaf_to_a_signal_are_killed_in_the_end() {
+    interrupts::heed();
     let mut child = collrun("--grace 0.2", "trap '' INT; echo $$; while :; do sleep 0.01; done")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -5,6 +5,9 @@
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
+#[path = "../../tests/common/interrupts.rs"]
+#[allow(unreachable_pub, reason = "tests of several programs are made of it")]
+mod interrupts;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -202,6 +205,7 @@ fn words_that_contradict_each_other_are_refused() {
 
 #[test]
 fn signals_reach_the_ranks_there() {
+    interrupts::heed();
     let ssh = Ssh::of_one_host();
     for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM")] {
         let (job, mut lines, _) =

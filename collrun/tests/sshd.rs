@@ -5,6 +5,9 @@
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
+#[path = "../../tests/common/interrupts.rs"]
+#[allow(unreachable_pub, reason = "tests of several programs are made of it")]
+mod interrupts;
 #[path = "../../tests/interop/peer.rs"]
 #[allow(dead_code, reason = "what is absent is said there")]
 mod peer;
@@ -174,6 +177,7 @@ fn a_collective_runs_there() {
 
 #[test]
 fn signals_are_passed_on() {
+    interrupts::heed();
     let sshd = match Sshd::up() {
         Ok(sshd) => sshd,
         Err(why) => skip!("{why}"),
