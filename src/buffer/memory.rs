@@ -270,6 +270,7 @@ mod tests {
         assert!(memory(4, DType::U64).misplaced().is_some() && memory(4, DType::U32).misplaced().is_none());
         assert_eq!(memory(24, DType::F32).misplaced().or(memory(1, DType::Bool).misplaced()), None);
         assert_eq!(memory(0, DType::Bf16).element(), TypeTag::Scalar(DType::Bf16));
+        #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns, reason = "all memory is the host's"))]
         let Memory::Host(host) = memory(8, DType::F32) else { panic!("it lies on the host") };
         assert_eq!(host.elements::<f32>(), Some(&[0.0; 4][..]));
         assert_eq!((host.elements::<i32>(), host.elements::<f64>()), (None, None));

@@ -138,6 +138,7 @@ mod tests {
         assert!(none.is_empty() && none.memory().len() == 0);
         // SAFETY: an array of two, which outlives it.
         let mut two = unsafe { RawHostSlice::new(place, 2) }.unwrap();
+        #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns, reason = "all memory is the host's"))]
         let MemoryMut::Host(memory) = two.memory_mut() else { panic!("it lies on the host") };
         memory.into_slice().fill(7);
         assert_eq!((two.len(), two.as_ptr(), words), (2, place, [7; 2]));
