@@ -191,22 +191,25 @@ impl LivenessProbe for PeerLiveness {
     }
 
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error> {
-        let search = Deadline::after(SEARCH);
         let observations = self.looks.lock().unwrap_or_else(PoisonError::into_inner).observations.clone();
         // A probe at a host that is cut off, or at a busy rank, takes a while, and the streams are held meanwhile.
-        let is_gone = |rank: &usize| *rank != self.rank && !search.has_passed() && self.probe(*rank) == Probe::Gone;
-        loop {
-            let mut ranks: Vec<usize> = (0..self.peers.len()).collect();
-            ranks.sort_by_key(|rank| !observations[*rank].has_vanished());
-            let gone = ranks.into_iter().find(is_gone).map(|rank| AbortReason::Lost { rank: rank as u32 });
-            if let Some(abort_reason) = self.told().or(gone) {
-                return Some(abort_reason.to_error(&doing(), &search, &self.peers));
-            }
-            if search.has_passed() {
-                return None;
+        let gone_of = |search: &Deadline, may_be: &dyn Fn(Observation) -> bool| {
+            let asked = |rank: &usize| *rank != self.rank && may_be(observations[*rank]) && !search.has_passed();
+            let gone = (0..self.peers.len()).filter(asked).find(|rank| self.probe(*rank) == Probe::Gone);
+            self.told().or(gone.map(|rank| AbortReason::Lost { rank: rank as u32 }))
+        };
+        let search = Deadline::after(SEARCH);
+        let found = loop {
+            // Those that are seen to be there are not asked: they would keep the search from whoever is about to be gone.
+            let found = gone_of(&search, &Observation::has_vanished).or_else(|| gone_of(&search, &|seen| seen == Observation::Unseen));
+            if found.is_some() || search.has_passed() {
+                break found;
             }
             std::thread::sleep(PAUSE * 5);
-        }
+        };
+        // What is there may be another process of that number: the peer's is of another namespace.
+        let found = found.or_else(|| gone_of(&Deadline::after(SEARCH), &|seen| seen != Observation::Unseen && !seen.has_vanished()));
+        found.map(|abort_reason| abort_reason.to_error(&doing(), &search, &self.peers))
     }
 
     fn standing_still(&self) -> Vec<Peer> {
