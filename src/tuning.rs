@@ -59,6 +59,8 @@ pub(crate) mod device {
     pub(crate) const GRAPH_WORDS: usize = 1024;
     /// How long the caller of an abort waits for it. It goes on in the background: NCCL may wait for other ranks to abort, too.
     pub(crate) const ABORT_WAIT: Duration = Duration::from_secs(2);
+    /// How long a rank waits until the other end of a message has heard in what the two differ, before it ends the communicator.
+    pub(crate) const HEARING_WAIT: Duration = Duration::from_secs(2);
     /// How long a thread waits for another one's launch, or an abort for work on a control communicator, before it goes on without.
     pub(crate) const FENCE: Duration = Duration::from_secs(1);
     /// How much longer than its deadline a call waits for the thread that makes it: that knows more of what was late.

@@ -36,13 +36,11 @@
 //! exchanged while slab k is folded, on a second stream. Scratch memory is of fixed size, allocated with the plane. The plan of a call is a
 //! list of steps, a pure value, and a test runs the plans of all ranks over a model of their memories.
 //!
-//! **Never blocking for ever** (`device/comm/`): NCCL is always called in the non-blocking way and polled, under a lock for each device
-//! that is free between two polls. The watchdog, one thread for the process, puts an event of its own behind what was queued, so a call
+//! **Never blocking for ever** (`device/comm/`): calls go to a communicator of NCCL's that blocks, on their own thread; one that does not
+//! block shares its abort flags and ends them. The watchdog, one thread for the process, puts an event of its own behind what was queued, so a call
 //! pays for two atomic stores (a call with another timeout than the last one marks the streams itself, before it is queued: each event stands
 //! behind calls with one timeout, and the timeout of what is oldest counts, since NCCL runs a communicator's calls in their order); where the event does not come in time, or NCCL reports an error, the communicator is aborted, the streams
-//! come free, and the next call says why. This has a price: from 2.23.4 on, NCCL starts a thread for every
-//! group of a non-blocking communicator, and every collective is one (`ncclGroupEndInternal`), where a blocking one launches from the
-//! calling thread. Whether blocking communicators, aborted through a non-blocking one that shares their flags, are better is to be decided on the real NCCL.
+//! come free, and the next call says why.
 //!
 //! **Who is gone.** NCCL notices a dead peer where the two talk over a network, says only that there is one, and on one host waits for ever. So
 //! while something has been waiting for more than 50 ms, the watchdog, and whoever waits for NCCL to start, split or close, asks a *liveness probe*

@@ -388,6 +388,22 @@ fn ends_of_messages_that_differ_are_told_to_both_and_end_the_communicator() {
 }
 
 #[test]
+fn a_rank_ends_its_communicator_over_a_message_when_the_other_end_has_heard_why() {
+    steers_nccl!();
+    const WORDS_BYTES: u64 = 64;
+    let _alone = simgpu::alone();
+    let (what, differ, _) = MESSAGES[0];
+    let sent = || simgpu::nccl::bytes_sent(Some("Send"), None);
+    let before = sent();
+    nccl_ranks(2, patient, |comm, memory| {
+        differ(comm, memory, comm.rank() == 0).expect_err(what);
+    });
+    // Each rank tells the other its words, and once more when it has heard the other's.
+    assert_eq!(sent() - before, 4 * WORDS_BYTES);
+    assert_nothing_found();
+}
+
+#[test]
 fn a_custom_op_runs_where_all_ranks_can_load_it_and_is_refused_where_one_cannot() {
     let _alone = simgpu::alone();
     for config in [patient(0), compared_before(0)] {

@@ -15,6 +15,7 @@ use crate::deadline::Deadline;
 use crate::device::driver::{self, cuda_error};
 use crate::device::plan::{Plan, Step, Transfer};
 use crate::error::Error;
+use crate::tuning::device::HEARING_WAIT;
 
 /// What of a plane's settings decides how calls go: 16 bytes that must be the same on all ranks.
 pub(crate) type Terms = [u8; 16];
@@ -36,15 +37,29 @@ impl DevicePlane {
     ///
     /// Those of [`DevicePlane::gather_words`].
     pub(crate) fn swap_words(&self, mine: &[(usize, Words)], doing: &dyn Fn() -> String, timeout: Duration) -> Result<Vec<Words>> {
-        let said: Vec<u8> = mine.iter().flat_map(|(_, words)| *words).collect();
-        let transfers = mine.iter().enumerate().flat_map(|(place, (peer, _))| {
-            let heard = self.words + (place * WORDS_BYTES) as u64;
-            let send = Transfer::Send { address: self.told(place), bytes: WORDS_BYTES, peer: *peer };
-            [send, Transfer::Receive { address: heard, bytes: WORDS_BYTES, peer: *peer }]
-        });
-        let mut heard = self.exchange(&said, transfers.collect(), doing, timeout)?;
+        let (peers, said): (Vec<usize>, Vec<Words>) = mine.iter().copied().unzip();
+        let mut heard = self.exchange(said.as_flattened(), self.swaps(&peers), doing, timeout)?;
         heard.truncate(mine.len());
         Ok(heard)
+    }
+
+    /// Waits, for a while, until each of these peers has heard what [`DevicePlane::swap_words`] told it: each end tells the other once more, after it
+    /// has heard it. NCCL is done with a send while its bytes may still be in the hands of a proxy, where an abort loses them. For a rank that ends its
+    /// communicator next, so that it does not matter what becomes of the second exchange.
+    pub(crate) fn await_hearing(&self, peers: &[usize], doing: &dyn Fn() -> String, timeout: Duration) {
+        let deadline = Deadline::after(timeout.min(HEARING_WAIT));
+        let said = vec![0; peers.len() * WORDS_BYTES];
+        let _ = self.queue_words(&said, self.swaps(peers), doing, timeout).and_then(|()| self.comm.wait_for(&self.exchange, &deadline));
+    }
+
+    /// A swap of words with each of these peers.
+    fn swaps(&self, peers: &[usize]) -> Vec<Transfer> {
+        let swap = |(place, &peer): (usize, &usize)| {
+            let heard = self.words + (place * WORDS_BYTES) as u64;
+            let send = Transfer::Send { address: self.told(place), bytes: WORDS_BYTES, peer };
+            [send, Transfer::Receive { address: heard, bytes: WORDS_BYTES, peer }]
+        };
+        peers.iter().enumerate().flat_map(swap).collect()
     }
 
     /// Where on the device what this rank tells is.

@@ -213,13 +213,14 @@ impl NcclCommunicator {
             let calls: Vec<_> = mine.iter().map(|(peer, words)| in_words(words, *peer)).collect();
             *doing = format!("comparing {} with its other end (Config::check_device_calls)", calls.join(", "));
         }
-        for ((peer, words), theirs) in mine.iter().zip(heard?) {
-            if theirs != mirrored(words) {
-                let (first, second) = (Peer::unknown(*peer), Peer::unknown(me));
-                return Err(Error::Mismatch { first, first_call: in_words(&theirs, me), second, second_call: in_words(words, *peer) });
-            }
-        }
-        Ok(())
+        let differing: Vec<_> = mine.iter().zip(heard?).filter(|((_, words), theirs)| *theirs != mirrored(words)).collect();
+        let Some(((peer, words), theirs)) = differing.first() else { return Ok(()) };
+        let (first, second) = (Peer::unknown(*peer), Peer::unknown(me));
+        let error = Error::Mismatch { first, first_call: in_words(theirs, me), second, second_call: in_words(words, *peer) };
+        // The other ends have found the same. Ranks that agree go on with their messages.
+        let peers: Vec<usize> = differing.iter().map(|((peer, _), _)| *peer).collect();
+        self.plane().await_hearing(&peers, &|| call.to_owned(), self.config().timeout);
+        Err(error)
     }
 }
 
