@@ -22,8 +22,41 @@ pub(crate) trait ByteLink {
         self.try_read(into)
     }
 
+    /// Writes a frame whole, where it has a quicker way for that, and room; whether it did. `payload` is all that follows the header.
+    #[inline]
+    fn try_write_frame(&mut self, _head: &Head, _payload: &[u8]) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    /// How the frame begins that comes next, and the bytes that are there; looks so many times more where nothing is. `Ok(None)` where that is not
+    /// known, and [`ByteLink::try_read`] is to tell. Where more than one frame is there it may be how the last of them begins: it is the next one where
+    /// its header says that it is as long as all that is there. It stays next until [`ByteLink::take_frame`].
+    #[inline]
+    fn peek_frame(&mut self, _looks: u32) -> io::Result<Option<Head>> {
+        Ok(None)
+    }
+
+    /// Reads all that [`ByteLink::peek_frame`] has just found; what follows a header of so many bytes goes into `payload`, as much as that holds.
+    fn take_frame(&mut self, _header_bytes: usize, _payload: &mut [u8]) {}
+
     /// What a poll can wait on; `None` where a poll does not see all that can be read: a stream in shared memory, or one that has read ahead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// How a frame begins, as words that move without being copied from place to place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// The first bytes in memory order; those behind the frame's end mean nothing.
+    pub(crate) words: [u64; Self::WORDS],
+    /// How many bytes the frame is.
+    pub(crate) bytes: usize,
+}
+
+impl Head {
+    /// How many words it is.
+    pub(crate) const WORDS: usize = 6;
+    /// How many bytes of a frame it has.
+    pub(crate) const BYTES: usize = 8 * Self::WORDS;
 }
 
 /// A link for fuzzing: a peer that sends given bytes.

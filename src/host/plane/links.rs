@@ -10,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
-use crate::host::link::ByteLink;
+use crate::host::link::{ByteLink, Head};
 use crate::host::net::mesh::Mesh;
 use crate::host::net::{self, Connector};
 use crate::host::point_to_point;
@@ -107,6 +107,29 @@ impl ByteLink for PlaneLink {
         match &mut self.stream {
             Stream::Ring(link) => link.try_read_past(into).map_err(|error| self.softened(error)),
             _ => self.try_read(into),
+        }
+    }
+
+    #[inline]
+    fn try_write_frame(&mut self, head: &Head, payload: &[u8]) -> io::Result<bool> {
+        match &mut self.stream {
+            Stream::Ring(link) if self.broken.is_none() => link.try_write_frame(head, payload),
+            _ => Ok(false),
+        }
+    }
+
+    #[inline]
+    fn peek_frame(&mut self, looks: u32) -> io::Result<Option<Head>> {
+        match &mut self.stream {
+            Stream::Ring(link) => link.peek_frame(looks),
+            _ => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn take_frame(&mut self, header_bytes: usize, payload: &mut [u8]) {
+        if let Stream::Ring(link) = &mut self.stream {
+            link.take_frame(header_bytes, payload);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Short messages that meet their receives without either becoming a request: the usual case of two ranks that take turns.
 //!
 //! A send goes at once where nothing is queued before it. A receive that names its source and tag looks for a while at the front of that
-//! source's stream. Everything else is left to requests.
+//! source's stream; where the link shows how the frame begins that is next, its message goes straight to its place. Everything else is left to requests.
 
 #![expect(unsafe_code, reason = "reads and writes the caller's memory, as the requests it stands in for")]
 
@@ -12,6 +12,7 @@ use crate::element::TypeTag;
 use crate::tuning::point_to_point::LOOKS;
 
 use super::frame::EAGER_BYTES;
+use super::incoming::Incoming;
 use super::requests::{Destination, ReceivePhase, Receiving, Request, SendPhase, Sending, Source};
 use super::{Connector, Envelope, Messages, Ticket};
 
@@ -71,9 +72,14 @@ impl<C: Connector> Messages<C> {
         let link = self.matching_state.direct_link(from)?;
         let looks = self.looks();
         let channel = self.channels.get_mut(link)?.as_mut().filter(|channel| channel.peer == from && channel.end().is_none())?;
-        // A broken stream is found again once the receive is posted.
+        // A broken stream is found again once the receive is posted. So is a message that does not fit.
+        if let Some((bytes, begin)) = channel.incoming.peek_message(&mut channel.link, tag, element, looks).ok()? {
+            let into = into.part(0..bytes)?;
+            self.matching_state.charge(from, link, bytes).ok()?;
+            Incoming::take_message(&mut channel.link, &begin, into);
+            return Some(self.received(link, Envelope { source: from, tag, element, bytes }));
+        }
         let message = look(looks, || channel.incoming.front(&mut channel.link, tag)).ok()??;
-        // So is a message that does not fit.
         if message.element != element || message.bytes > into.capacity() {
             return None;
         }
@@ -88,11 +94,17 @@ impl<C: Connector> Messages<C> {
             };
             filled += read;
         }
-        self.matching_state.release(from, message.bytes);
-        if self.matching_state.owes(from) {
+        Some(self.received(link, message))
+    }
+
+    /// A message that was charged has been taken.
+    #[inline]
+    fn received(&mut self, link: usize, message: Envelope) -> Attempt {
+        self.matching_state.release(message.source, message.bytes);
+        if self.matching_state.owes(message.source) {
             self.write(link);
         }
-        Some(Attempt::Done(message))
+        Attempt::Done(message)
     }
 
     /// Makes a request of a receive whose message comes slowly.

@@ -5,6 +5,7 @@
 
 use crate::element::TypeTag;
 use crate::host::abort_reason::AbortReason;
+use crate::host::link::Head;
 
 /// Length of a header.
 pub(super) const HEADER_BYTES: usize = 32;
@@ -17,6 +18,9 @@ pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// Longest frame that is encoded as a whole: a reason to abort with its header.
 pub(super) const WHOLE_BYTES: usize = HEADER_BYTES + AbortReason::BYTES;
+
+/// How much of a message is in the head of its frame.
+pub(super) const IN_HEAD_BYTES: usize = Head::BYTES - HEADER_BYTES;
 
 /// One frame. `message` is the sender's number for a long message, `reply` the receiver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +134,37 @@ impl Frame {
         (bytes, HEADER_BYTES)
     }
 
+    /// How the frame of a short message begins.
+    #[inline]
+    pub(super) fn head(tag: u64, element: TypeTag, message: &[u8]) -> Head {
+        let [kind, of, tag, length] = Self::short_header(tag, element, message.len());
+        let mut begin = [[0; 8]; IN_HEAD_BYTES / 8];
+        match message.first_chunk::<IN_HEAD_BYTES>() {
+            Some(chunk) => begin.as_flattened_mut().copy_from_slice(chunk),
+            None => begin.as_flattened_mut()[..message.len()].copy_from_slice(message),
+        }
+        let [first, second] = begin.map(u64::from_ne_bytes);
+        Head { words: [kind, of, tag, length, first, second], bytes: HEADER_BYTES + message.len() }
+    }
+
+    /// The length of the short message whose frame begins so, where it is a whole one of this tag and element, and nothing else; and how it begins.
+    #[inline]
+    pub(super) fn message_of(head: &Head, tag: u64, element: TypeTag) -> Option<(usize, [u8; IN_HEAD_BYTES])> {
+        let bytes = head.bytes.checked_sub(HEADER_BYTES).filter(|bytes| *bytes <= EAGER_BYTES)?;
+        let [kind, of, sent, length, first, second] = head.words;
+        let mut begin = [0; IN_HEAD_BYTES];
+        begin[..8].copy_from_slice(&first.to_ne_bytes());
+        begin[8..].copy_from_slice(&second.to_ne_bytes());
+        ([kind, of, sent, length] == Self::short_header(tag, element, bytes)).then_some((bytes, begin))
+    }
+
+    /// The header of a short message as words.
+    #[inline]
+    fn short_header(tag: u64, element: TypeTag, bytes: usize) -> [u64; HEADER_BYTES / 8] {
+        // As `Fields` has them.
+        [1, u64::from(element.to_code()) << 32, tag, bytes as u64].map(u64::to_le)
+    }
+
     /// The frame at the front of `bytes` and how many of them encode it; `Ok(None)` where there is not enough yet, and an error
     /// in words for what no rank sends.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, String> {
@@ -179,6 +214,28 @@ mod tests {
             }
             bytes[1] = 1;
             assert!(Frame::decode(&bytes).is_err(), "{frame:?} with a padding byte set");
+        }
+    }
+
+    #[test]
+    fn the_head_of_a_message_is_how_its_frame_begins() {
+        let (tag, element) = (0x0123_4567_89ab_cdef, TypeTag::Scalar(DType::F32));
+        let message: Vec<u8> = (0..EAGER_BYTES).map(|at| (at % 251) as u8 + 1).collect();
+        for bytes in (0..=3 * IN_HEAD_BYTES).chain([EAGER_BYTES]) {
+            let message = &message[..bytes];
+            let head = Frame::head(tag, element, message);
+            let (header, length) = Frame::Eager { tag, element, bytes }.encode();
+            let frame = [&header[..length], message].concat();
+            assert_eq!(head.bytes, frame.len());
+            let in_head = frame.len().min(Head::BYTES);
+            assert_eq!(head.words.map(u64::to_ne_bytes).as_flattened()[..in_head], frame[..in_head]);
+            let (found, begin) = Frame::message_of(&head, tag, element).unwrap();
+            assert_eq!((found, &begin[..bytes.min(IN_HEAD_BYTES)]), (bytes, &message[..bytes.min(IN_HEAD_BYTES)]));
+            assert_eq!(Frame::message_of(&head, tag + 1, element), None);
+            assert_eq!(Frame::message_of(&head, tag, TypeTag::Scalar(DType::I32)), None);
+            for other in [0, HEADER_BYTES - 1, head.bytes - 1, head.bytes + 1, usize::MAX] {
+                assert_eq!(Frame::message_of(&Head { bytes: other, ..head }, tag, element), None);
+            }
         }
     }
 

@@ -5,11 +5,12 @@
 
 use std::io;
 
+use crate::element::TypeTag;
 use crate::host::link::ByteLink;
 use crate::tuning::point_to_point::{AHEAD_BYTES, DIRECT_BYTES, DRAIN_READS, PASS_BYTES, PASS_FRAMES, PAST_CACHE_BYTES};
 
 use super::Envelope;
-use super::frame::{Frame, HEADER_BYTES};
+use super::frame::{Frame, HEADER_BYTES, IN_HEAD_BYTES};
 use super::matching_state::{MatchingState, PayloadTarget};
 use super::outgoing::Outgoing;
 
@@ -138,6 +139,33 @@ impl Incoming {
     pub(super) fn new(link: usize, peer: usize) -> Self {
         let ahead = Ahead { bytes: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0 };
         Self { link, peer, ahead, payload: None }
+    }
+
+    /// The length of the message that is next, and how it begins, where its frame is all that is there, with this tag and element; it stays next until
+    /// [`Incoming::take_message`]. `Ok(None)` for anything else.
+    #[inline]
+    pub(super) fn peek_message<L: ByteLink>(
+        &self,
+        link: &mut L,
+        tag: u64,
+        element: TypeTag,
+        looks: u32,
+    ) -> io::Result<Option<(usize, [u8; IN_HEAD_BYTES])>> {
+        if self.payload.is_some() || !self.ahead.as_slice().is_empty() {
+            return Ok(None);
+        }
+        Ok(link.peek_frame(looks)?.and_then(|head| Frame::message_of(&head, tag, element)))
+    }
+
+    /// Takes the message that [`Incoming::peek_message`] has found.
+    #[inline]
+    pub(super) fn take_message<L: ByteLink>(link: &mut L, begin: &[u8; IN_HEAD_BYTES], into: &mut [u8]) {
+        if into.len() <= IN_HEAD_BYTES {
+            into.copy_from_slice(&begin[..into.len()]);
+            link.take_frame(HEADER_BYTES, &mut []);
+        } else {
+            link.take_frame(HEADER_BYTES, into);
+        }
     }
 
     /// The envelope of the message that is next, where it is a short one with this tag; reads once where nothing was read ahead. `Ok(None)`

@@ -173,6 +173,10 @@ impl Outgoing {
     #[inline]
     pub(super) fn write_at_once<L: ByteLink>(&mut self, link: &mut L, tag: u64, element: TypeTag, bytes: &[u8]) -> Option<Begun> {
         let credit = self.credit.checked_sub(cost(bytes.len())).filter(|_| self.is_empty())?;
+        if link.try_write_frame(&Frame::head(tag, element, bytes), bytes).ok()? {
+            self.credit = credit;
+            return Some(Begun { head: [0; _], head_bytes: 0, written: 0, is_whole: true });
+        }
         let (head, head_bytes) = Frame::Eager { tag, element, bytes: bytes.len() }.encode();
         let written = link.try_write(&[IoSlice::new(&head[..head_bytes]), IoSlice::new(bytes)]).ok()?;
         self.credit = credit;

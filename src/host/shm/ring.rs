@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::region::Region;
-use super::ring_end::{Copy, End, copy_bytes};
+use super::ring_end::{Copy, End, Peeked, copy_bytes};
 use crate::host::copy::copy_streaming;
-use crate::host::link::ByteLink;
+use crate::host::link::{ByteLink, Head};
 use crate::host::waiting::Interval;
 use crate::tuning::shm::{LIVENESS_INTERVAL, RING_TRIES_PER_LOOK};
 
@@ -107,6 +107,26 @@ impl ByteLink for RingLink {
         self.read(into, copy_streaming)
     }
 
+    #[inline]
+    fn try_write_frame(&mut self, head: &Head, payload: &[u8]) -> io::Result<bool> {
+        self.sender.write_frame(head, payload)
+    }
+
+    #[inline]
+    fn peek_frame(&mut self, looks: u32) -> io::Result<Option<Head>> {
+        match self.receiver.peek_frame(looks)? {
+            Peeked::Nothing if !self.is_peer_gone() => Err(io::ErrorKind::WouldBlock.into()),
+            Peeked::Frame(head) => Ok(Some(head)),
+            Peeked::Nothing | Peeked::Other => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn take_frame(&mut self, header_bytes: usize, payload: &mut [u8]) {
+        self.tries = 0;
+        self.receiver.take_frame(header_bytes, payload);
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -114,7 +134,7 @@ impl ByteLink for RingLink {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::host::shm::region::tests::regions;
@@ -183,6 +203,81 @@ mod tests {
                 talk(&mut b, 1, total, seed + 100);
             });
         }
+    }
+
+    /// Frame `index` of a stream: its length in 8 bytes, then what it holds.
+    fn frame(index: usize, random: &mut Random) -> Vec<u8> {
+        let length = 8 + [random.below(60), random.below(1200), random.below(40_000)][random.below(3)];
+        (length as u64).to_le_bytes().into_iter().chain((8..length).map(|at| byte(index as u64, at))).collect()
+    }
+
+    fn head_of(frame: &[u8]) -> Head {
+        let mut words = [0; Head::WORDS];
+        let padded: Vec<u8> = frame.iter().copied().chain([0xee; Head::BYTES]).collect();
+        words.iter_mut().zip(padded.as_chunks().0).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+        Head { words, bytes: frame.len() }
+    }
+
+    /// Receives so many frames, by their heads where these are to be had, and as bytes where not or where chance says so; how many of each.
+    fn receive_frames(link: &mut RingLink, frames: usize, seed: u64, received: &AtomicUsize) -> [usize; 2] {
+        let (mut sizes, mut random) = (Random(seed), Random(seed + 2));
+        let (mut counts, mut ahead) = ([0; 2], Vec::new());
+        for index in 0..frames {
+            received.store(index, Ordering::Relaxed);
+            let expected = frame(index, &mut sizes);
+            let by_head = ahead.is_empty() && random.below(4) > 0;
+            let head = by_head.then(|| patiently(|| link.peek_frame(3)).unwrap()).flatten();
+            if let Some(head) = head.filter(|head| head.words[0].to_le() == head.bytes as u64) {
+                let mut payload = vec![0; head.bytes - 8];
+                link.take_frame(8, &mut payload);
+                let begin = expected.len().min(Head::BYTES);
+                assert!(
+                    payload == expected[8..] && head.words.map(u64::to_ne_bytes).as_flattened()[..begin] == expected[..begin],
+                    "{index}"
+                );
+                counts[0] += 1;
+                continue;
+            }
+            while ahead.len() < expected.len() {
+                let most = [expected.len() - ahead.len(), 3000][usize::from(random.below(8) == 0)];
+                let mut part = vec![0; 1 + random.below(most)];
+                let read = patiently(|| link.try_read(&mut part)).unwrap();
+                ahead.extend_from_slice(&part[..read]);
+            }
+            assert!(ahead.drain(..expected.len()).eq(expected.iter().copied()), "{index}");
+            counts[1] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn frames_arrive_whole_whichever_way_they_are_written_and_read() {
+        let seed = 0x5eed_0018;
+        let (mut a, mut b) = pair(2);
+        let frames = 20_000 / LESS;
+        let received = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut sizes, mut random) = (Random(seed), Random(seed + 1));
+                for index in 0..frames {
+                    let frame = frame(index, &mut sizes);
+                    // What is all that is there can be read by its head.
+                    let waits = random.below(2) == 0;
+                    while waits && received.load(Ordering::Relaxed) < index {
+                        std::thread::yield_now();
+                    }
+                    if random.below(4) > 0 && a.try_write_frame(&head_of(&frame), &frame[8..]).unwrap() {
+                        continue;
+                    }
+                    let mut sent = 0;
+                    while sent < frame.len() {
+                        sent += patiently(|| a.try_write(&[IoSlice::new(&frame[sent..])])).unwrap();
+                    }
+                }
+            });
+            let counts = receive_frames(&mut b, frames, seed, &received);
+            assert!(counts.into_iter().all(|count| count > frames / 10), "seed {seed}: {counts:?}");
+        });
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! it, and looks again only when that leaves it nothing to do. Long parts are published in chunks, so that the reader copies out
 //! while the writer still copies in.
 //!
-//! A short write also lies on the writer's line itself, beside its cursor ([`InlineCopy`]).
+//! A short write also lies on the writer's line itself, beside its cursor, as does the beginning of a frame that is written at once ([`InlineCopy`]): its
+//! reader knows from the line that tells it to come what comes, and copies the rest to where it belongs.
 
 #![expect(unsafe_code, reason = "copies between the caller's slices and the mapped ring")]
 
@@ -12,6 +13,7 @@ use std::io::{self, IoSlice};
 use std::ptr;
 
 use super::layout::CURSORS_BYTES;
+use crate::host::link::Head;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::tuning::shm::{RING_CHUNK_BYTES, RING_LONG_BYTES, RING_LONG_CHUNK_BYTES};
 
@@ -30,6 +32,16 @@ pub(super) struct End {
     mine: u64,
     /// The other's, as last seen.
     theirs: u64,
+}
+
+/// What a look for a frame has found.
+#[derive(Debug)]
+pub(super) enum Peeked {
+    Nothing,
+    /// One write, or the last of several that are this long together: the header tells.
+    Frame(Head),
+    /// Something else.
+    Other,
 }
 
 /// How bytes get out of the ring: as `ptr::copy_nonoverlapping`.
@@ -101,6 +113,50 @@ impl End {
         Ok(published + waiting)
     }
 
+    /// Writes a frame to the ring at once, and its head beside the cursor, where there is room; whether it did.
+    #[inline]
+    pub(super) fn write_frame(&mut self, head: &Head, payload: &[u8]) -> io::Result<bool> {
+        let (spot, before_wrap) = self.spot(0);
+        // What is longer is published in parts.
+        let most = RING_CHUNK_BYTES.min(before_wrap);
+        let wanted = head.bytes.max(Head::BYTES);
+        if wanted > most || self.room(wanted)? < wanted {
+            return Ok(false);
+        }
+        // SAFETY: at least so many bytes lie before the ring wraps, and `room` has seen the reader's cursor beyond what they held (acquire); no other
+        // writer has this end. Those behind a shorter frame are written again by whoever comes next.
+        unsafe { ptr::copy_nonoverlapping(head.words.as_ptr().cast::<u8>(), spot, Head::BYTES) };
+        if head.bytes > Head::BYTES {
+            self.put(head.bytes - payload.len(), payload);
+        }
+        self.inline_copy().put(self.mine.wrapping_add(head.bytes as u64), head.bytes, &head.words);
+        self.advance_writer(head.bytes);
+        Ok(true)
+    }
+
+    /// What is there, where it may be one frame; looks so many times more where nothing is there.
+    #[inline]
+    pub(super) fn peek_frame(&mut self, mut looks: u32) -> io::Result<Peeked> {
+        let there = loop {
+            match self.filled(1)? {
+                0 if looks == 0 => return Ok(Peeked::Nothing),
+                0 => std::hint::spin_loop(),
+                there => break there,
+            }
+            looks -= 1;
+        };
+        Ok(self.inline_copy().get(self.theirs, there).map_or(Peeked::Other, |words| Peeked::Frame(Head { words, bytes: there })))
+    }
+
+    /// Reads all that the last look found, of which what follows a header goes into `payload`, as much as that holds.
+    #[inline]
+    pub(super) fn take_frame(&mut self, header_bytes: usize, payload: &mut [u8]) {
+        let there = self.theirs.wrapping_sub(self.mine) as usize;
+        let bytes = payload.len().min(there.saturating_sub(header_bytes));
+        self.take(header_bytes, &mut payload[..bytes], copy_bytes);
+        self.advance_reader(there);
+    }
+
     /// Writes short parts, for which there is room, to the ring and beside the cursor.
     #[inline]
     fn write_inline(&mut self, parts: &[IoSlice<'_>], bytes: usize) {
@@ -111,7 +167,11 @@ impl End {
             at += part.len();
         }
         self.put(0, &copy[..bytes]);
-        self.inline_copy().put(self.mine.wrapping_add(bytes as u64), bytes, &copy);
+        let mut words = [0; Head::WORDS];
+        for (word, bytes) in words.iter_mut().zip(copy.as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        self.inline_copy().put(self.mine.wrapping_add(bytes as u64), bytes, &words);
         self.advance_writer(bytes);
     }
 
@@ -128,7 +188,7 @@ impl End {
             }
             let chunk = chunk.min(there);
             if chunk < there || !self.inline_copy().take(self.theirs, &mut into[read..read + chunk]) {
-                self.take(&mut into[read..read + chunk], copy);
+                self.take(0, &mut into[read..read + chunk], copy);
             }
             self.advance_reader(chunk);
             read += chunk;
@@ -184,11 +244,11 @@ impl End {
         }
     }
 
-    /// Copies bytes out from the reader's cursor on. They are there (the caller has asked).
-    fn take(&mut self, into: &mut [u8], copy: Copy) {
-        let (spot, before_wrap) = self.spot(0);
+    /// Copies bytes out that are `ahead` of the reader's cursor. They are there (the caller has asked).
+    fn take(&mut self, ahead: usize, into: &mut [u8], copy: Copy) {
+        let (spot, before_wrap) = self.spot(ahead);
         let first = into.len().min(before_wrap);
-        let (start, _) = self.spot(first);
+        let (start, _) = self.spot(ahead + first);
         let rest = into.len() - first;
         // SAFETY: `filled` has seen the writer's cursor behind these bytes (acquire), which the writer leaves until this end's own cursor has
         // passed them; both parts lie inside the ring.
@@ -211,54 +271,62 @@ impl End {
     }
 }
 
-/// A copy of a short write on the writer's own line, beside its cursor: its number, and its words.
+/// What stands for the length of a write that is longer than its copy.
+const LONGER: usize = 63;
+const _: () = assert!(Head::BYTES < LONGER);
+
+/// A copy of a short write, or of how a longer frame begins, on the writer's own line, beside its cursor: its number, and its words.
 ///
 /// A reader that has read everything before gets the bytes with the line that tells it to come, and leaves the ring's own lines in the
 /// writer's cache. The copy is a sequence lock whose number says which bytes it holds. Where it does not hold, the ring does.
 #[repr(C)]
-struct InlineCopy<const WORDS: usize = 6> {
+struct InlineCopy<const WORDS: usize = { Head::WORDS }> {
     number: AtomicU64,
     words: [AtomicU64; WORDS],
 }
 
 impl InlineCopy {
     /// How long a write may be that is copied here.
-    const BYTES: usize = 8 * 6;
+    const BYTES: usize = Head::BYTES;
 }
 
 impl<const WORDS: usize> InlineCopy<WORDS> {
-    /// The number of a copy of the `bytes` that end at a cursor.
+    /// The number of a copy of the `bytes` that end at a cursor, or of how they begin.
     #[inline]
     fn number(cursor: u64, bytes: usize) -> u64 {
-        cursor << 6 | bytes as u64
+        cursor << 6 | bytes.min(LONGER) as u64
     }
 
     /// Puts the `bytes` here that end at `cursor`, which the writer stores next, to be acquired. `copy` fills the words.
     #[inline]
-    fn put(&self, cursor: u64, bytes: usize, copy: &[u8]) {
+    fn put(&self, cursor: u64, bytes: usize, copy: &[u64; WORDS]) {
         self.number.store(Self::number(cursor, bytes), Ordering::Relaxed);
         // Whoever sees one of the new words sees the new number as well.
         fence(Ordering::Release);
-        for (word, bytes) in self.words.iter().zip(copy.as_chunks().0) {
-            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        for (word, value) in self.words.iter().zip(copy) {
+            word.store(*value, Ordering::Relaxed);
         }
     }
 
-    /// Copies the bytes out that end at `cursor`, which the reader has acquired; whether they, and no others, were here.
+    /// The words with which the `bytes` begin that end at `cursor`, which the reader has acquired, where they are here. Of longer writes than there are
+    /// words only the last is known to be one.
     #[inline]
-    fn take(&self, cursor: u64, into: &mut [u8]) -> bool {
-        if into.len() > 8 * WORDS || self.number.load(Ordering::Relaxed) != Self::number(cursor, into.len()) {
-            return false;
+    fn get(&self, cursor: u64, bytes: usize) -> Option<[u64; WORDS]> {
+        let number = Self::number(cursor, bytes);
+        if self.number.load(Ordering::Relaxed) != number {
+            return None;
         }
-        let mut copy = [[0; 8]; WORDS];
-        for (word, bytes) in self.words.iter().zip(&mut copy) {
-            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
-        }
+        let copy = std::array::from_fn(|word| self.words[word].load(Ordering::Relaxed));
         // If one of the words was newer, so is the number now.
         fence(Ordering::Acquire);
-        if self.number.load(Ordering::Relaxed) != Self::number(cursor, into.len()) {
-            return false;
-        }
+        (self.number.load(Ordering::Relaxed) == number).then_some(copy)
+    }
+
+    /// Copies the bytes out that end at `cursor`; whether they were here.
+    #[inline]
+    fn take(&self, cursor: u64, into: &mut [u8]) -> bool {
+        let Some(words) = self.get(cursor, into.len()).filter(|_| into.len() <= 8 * WORDS) else { return false };
+        let copy = words.map(u64::to_ne_bytes);
         into.copy_from_slice(&copy.as_flattened()[..into.len()]);
         true
     }
@@ -316,7 +384,7 @@ mod models {
             });
             for write in 1..=3 {
                 let cursor = write * BYTES as u64;
-                line.inline_copy.put(cursor, BYTES, &written(write));
+                line.inline_copy.put(cursor, BYTES, &[u64::from_ne_bytes([write as u8; 8]); 2]);
                 line.cursor.store(cursor, Ordering::Release);
             }
             reader.join().unwrap();
