@@ -49,7 +49,9 @@ impl DevicePlane {
     pub(crate) fn await_hearing(&self, peers: &[usize], doing: &dyn Fn() -> String, timeout: Duration) {
         let deadline = Deadline::after(timeout.min(HEARING_WAIT));
         let said = vec![0; peers.len() * WORDS_BYTES];
-        let _ = self.queue_words(&said, self.swaps(peers), doing, timeout).and_then(|()| self.comm.wait_for(&self.exchange, &deadline));
+        // Longer: who waits here knows why the communicator ends, and the watchdog does not.
+        let limit = timeout.min(2 * HEARING_WAIT);
+        let _ = self.queue_words(&said, self.swaps(peers), doing, limit).and_then(|()| self.comm.wait_for(&self.exchange, &deadline));
     }
 
     /// A swap of words with each of these peers.
