@@ -248,7 +248,9 @@ impl Clique {
             if !state.active(rank) {
                 if let Some(round) = turn {
                     state.rounds.withdraw(round, rank);
-                    if control::aborted_kernels_go_on() {
+                    // The kernels of a process that is gone are gone with it.
+                    let is_dead = matches!(state.seats[rank].presence, Presence::Gone(Departure::Dead));
+                    if control::aborted_kernels_go_on() && !is_dead {
                         state.rounds.finish_without_work(round);
                         self.changed.notify_all();
                     }
