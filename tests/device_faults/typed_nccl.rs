@@ -404,6 +404,31 @@ fn a_rank_ends_its_communicator_over_a_message_when_the_other_end_has_heard_why(
 }
 
 #[test]
+fn a_communicator_ends_by_the_difference_though_the_other_end_does_not_hear_of_it() {
+    let _alone = simgpu::alone();
+    let config = |_| {
+        let mut config = patient(0);
+        config.timeout = Duration::from_millis(if can_steer_nccl() { 800 } else { 8000 });
+        config
+    };
+    nccl_ranks(3, config, |comm, memory| match comm.rank() {
+        0 => {
+            let error = comm.send(&memory.put(&[1_u32; 5]), 1, &memory.stream).unwrap_err();
+            assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+            let cause = comm.failure().expect("it has ended");
+            assert!(matches!(cause, Error::Mismatch { .. }), "{cause}");
+        }
+        1 => {
+            let (mut few, mut none) = (memory.put(&[1_u32; 4]), memory.put(&[1_u32; 4]));
+            // Of rank 2, which does not come: so neither does the second word to rank 0.
+            comm.group(&memory.stream, |group| group.recv(&mut few, 0).and_then(|()| group.recv(&mut none, 2))).unwrap_err();
+        }
+        _ => {}
+    });
+    assert_nothing_found();
+}
+
+#[test]
 fn a_custom_op_runs_where_all_ranks_can_load_it_and_is_refused_where_one_cannot() {
     let _alone = simgpu::alone();
     for config in [patient(0), compared_before(0)] {

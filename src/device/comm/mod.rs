@@ -152,6 +152,12 @@ impl NcclComm {
         self.inner.fail(error.clone(), ABORT_WAIT);
     }
 
+    /// Has it said to have ended by this error, whatever will end it: this rank does so soon.
+    pub(crate) fn will_fail(&self, error: &Error) {
+        // The first one counts, as of those that end it.
+        let _ = self.inner.known_end.set(error.clone());
+    }
+
     /// Waits until the device has done all calls that were made; `false` where the deadline passed first. A communicator that has ended
     /// has nothing to wait for.
     pub(in crate::device) fn quiesce(&self, deadline: &Deadline) -> std::result::Result<bool, DriverError> {

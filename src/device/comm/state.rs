@@ -58,6 +58,8 @@ pub(in crate::device) struct Inner {
     /// Whether NCCL knows of that: then what is split off has abort flags of its own.
     pub(super) revoked_by_nccl: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
+    /// What it is said to have ended by, whatever ends it, where that is known before.
+    pub(super) known_end: OnceLock<Error>,
     /// How many threads are inside the data communicator, in the low bits ([`INSIDE`]), and above them how many times one has entered it.
     pub(super) entries: AtomicU64,
     /// How long the thread that is inside, or was last, may stay there, in nanoseconds.
@@ -127,6 +129,7 @@ impl Inner {
             revoked: AtomicBool::new(false),
             revoked_by_nccl: AtomicBool::new(false),
             failure: OnceLock::new(),
+            known_end: OnceLock::new(),
             entries: AtomicU64::new(0),
             entry_limit: AtomicU64::new(u64::MAX),
             limit: AtomicU64::new(u64::MAX),

@@ -157,6 +157,7 @@ impl Inner {
     /// Ends the communicator with an error and aborts it, waiting for no longer than `patience`. Whether it was the first to. This thread makes no
     /// call of the driver's, and none of NCCL's.
     pub(in crate::device) fn fail(self: &Arc<Self>, error: Error, patience: Duration) -> bool {
+        let error = self.known_end.get().cloned().unwrap_or(error);
         let closed = self.is_ended() && self.failure.get().is_none();
         let first = !closed && self.failure.set(Arc::new(error.clone())).is_ok();
         self.ended.store(true, Ordering::SeqCst);

@@ -43,15 +43,18 @@ impl DevicePlane {
         Ok(heard)
     }
 
-    /// Waits, for a while, until each of these peers has heard what [`DevicePlane::swap_words`] told it: each end tells the other once more, after it
-    /// has heard it. NCCL is done with a send while its bytes may still be in the hands of a proxy, where an abort loses them. For a rank that ends its
-    /// communicator next, so that it does not matter what becomes of the second exchange.
+    /// Waits, for a while, until each of these peers has heard what [`DevicePlane::swap_words`] told it: once an end has heard the other's words, it
+    /// sends words again. NCCL is done with a send while its bytes may still be in the hands of a proxy, where an abort loses them. For a rank that ends
+    /// its communicator next and has said why ([`NcclComm::will_fail`]), so that it does not matter what becomes of the second exchange.
+    ///
+    /// [`NcclComm::will_fail`]: crate::device::comm::NcclComm::will_fail
     pub(crate) fn await_hearing(&self, peers: &[usize], doing: &dyn Fn() -> String, timeout: Duration) {
         let deadline = Deadline::after(timeout.min(HEARING_WAIT));
         let said = vec![0; peers.len() * WORDS_BYTES];
-        // Longer: who waits here knows why the communicator ends, and the watchdog does not.
-        let limit = timeout.min(2 * HEARING_WAIT);
-        let _ = self.queue_words(&said, self.swaps(peers), doing, limit).and_then(|()| self.comm.wait_for(&self.exchange, &deadline));
+        // A limit of its own for what NCCL does not let out.
+        let _ = self
+            .queue_words(&said, self.swaps(peers), doing, timeout.min(2 * HEARING_WAIT))
+            .and_then(|()| self.comm.wait_for(&self.exchange, &deadline));
     }
 
     /// A swap of words with each of these peers.

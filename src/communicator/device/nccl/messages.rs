@@ -217,6 +217,7 @@ impl NcclCommunicator {
         let Some(((peer, words), theirs)) = differing.first() else { return Ok(()) };
         let (first, second) = (Peer::unknown(*peer), Peer::unknown(me));
         let error = Error::Mismatch { first, first_call: in_words(theirs, me), second, second_call: in_words(words, *peer) };
+        self.plane().comm().will_fail(&error);
         // The other ends have found the same. Ranks that agree go on with their messages.
         let peers: Vec<usize> = differing.iter().map(|((peer, _), _)| *peer).collect();
         self.plane().await_hearing(&peers, &|| call.to_owned(), self.config().timeout);
