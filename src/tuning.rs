@@ -93,9 +93,11 @@ pub(crate) mod liveness {
     /// Answers of a recovery listener whose process is gone, after which the process is taken for one that is not seen from here. While a
     /// process is being killed its listener answers until its last thread has ended.
     pub(crate) const ANSWERS: u32 = 9;
-    /// How long the rank is looked for of which NCCL says that it is gone: what broke its connection may still be under way,
-    /// and a process with many threads takes its time to end on a busy host.
-    pub(crate) const SEARCH: Duration = Duration::from_secs(2);
+    /// How long the rank is looked for of which NCCL says that it is gone: what broke its connection may still be under way. With a probe that is not
+    /// answered it is less than [`STUCK`](super::device::STUCK), for which other communicators of the device are not looked at meanwhile.
+    pub(crate) const SEARCH: Duration = Duration::from_millis(500);
+    /// How long ranks are asked after that whose processes seem to be there. A probe that has begun ends.
+    pub(crate) const LAST_LOOK: Duration = Duration::from_millis(1);
 }
 
 /// Connections that have not proven themselves (`proof/admission.rs`).

@@ -16,7 +16,7 @@ use crate::device::LivenessProbe;
 use crate::error::{Error, Peer};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
-use crate::tuning::liveness::{ANSWERS, GRACE, PATIENCE, PAUSE, SEARCH};
+use crate::tuning::liveness::{ANSWERS, GRACE, LAST_LOOK, PATIENCE, PAUSE, SEARCH};
 
 /// How another rank is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,13 +202,13 @@ impl LivenessProbe for PeerLiveness {
         let found = loop {
             // Those that are seen to be there are not asked: they would keep the search from whoever is about to be gone.
             let found = gone_of(&search, &Observation::has_vanished).or_else(|| gone_of(&search, &|seen| seen == Observation::Unseen));
-            if found.is_some() || search.has_passed() {
+            if found.is_some() || search.has_passed() || self.listeners.strong_count() == 0 {
                 break found;
             }
             std::thread::sleep(PAUSE * 5);
         };
         // What is there may be another process of that number: the peer's is of another namespace.
-        let found = found.or_else(|| gone_of(&Deadline::after(SEARCH), &|seen| seen != Observation::Unseen && !seen.has_vanished()));
+        let found = found.or_else(|| gone_of(&Deadline::after(LAST_LOOK), &|seen| seen != Observation::Unseen && !seen.has_vanished()));
         found.map(|abort_reason| abort_reason.to_error(&doing(), &search, &self.peers))
     }
 
