@@ -491,7 +491,7 @@ fn a_port_that_tests_are_given_is_free_while_processes_start() {
                 std::process::Command::new("true").status().unwrap();
             }
         });
-        let taken = (0..1000).filter(|_| std::net::TcpListener::bind(("127.0.0.1", free_port())).is_err()).count();
+        let taken = (0..500).filter(|_| std::net::TcpListener::bind(("127.0.0.1", free_port())).is_err()).count();
         done.store(true, Ordering::Relaxed);
         assert_eq!(taken, 0);
     });

@@ -1,7 +1,9 @@
 //! Ports for the listeners of tests.
 
-use std::net::TcpStream;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Where the ports that are given begin: few programs listen between here and the system's own range.
 const FIRST: u32 = 10_000;
@@ -18,8 +20,9 @@ pub fn free_port() -> u16 {
         // Test programs that run at the same time begin at different places.
         let given = GIVEN.fetch_add(1, Ordering::Relaxed);
         assert!(given < span, "every port from {FIRST} on was given, or is taken");
-        let port = (FIRST + std::process::id().wrapping_mul(199).wrapping_add(given) % span) as u16;
-        if TcpStream::connect(("127.0.0.1", port)).is_err() {
+        let port = (FIRST + std::process::id().wrapping_mul(1009).wrapping_add(given) % span) as u16;
+        let tried = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_secs(1));
+        if tried.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
             return port;
         }
     }
