@@ -28,8 +28,8 @@ pub(crate) trait ByteLink {
         Ok(false)
     }
 
-    /// How the frame begins that comes next, and the bytes that are there; looks so many times more where nothing is. `Ok(None)` where that is not
-    /// known, and [`ByteLink::try_read`] is to tell. Where more than one frame is there it may be how the last of them begins: it is the next one where
+    /// How the frame begins that comes next, and the bytes that are there. Where nothing is, it looks so many times more, and then returns `WouldBlock`.
+    /// `Ok(None)` where that is not known, and [`ByteLink::try_read`] is to tell. Where more than one frame is there it may be how the last of them begins: it is the next one where
     /// its header says that it is as long as all that is there. It stays next until [`ByteLink::take_frame`].
     #[inline]
     fn peek_frame(&mut self, _looks: u32) -> io::Result<Option<Head>> {

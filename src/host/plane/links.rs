@@ -121,7 +121,7 @@ impl ByteLink for PlaneLink {
     #[inline]
     fn peek_frame(&mut self, looks: u32) -> io::Result<Option<Head>> {
         match &mut self.stream {
-            Stream::Ring(link) => link.peek_frame(looks),
+            Stream::Ring(link) => link.peek_frame(looks).map_err(|error| self.softened(error)),
             _ => Ok(None),
         }
     }

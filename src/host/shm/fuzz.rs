@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::layout::{CURSORS_BYTES, MAX_RANKS, RegionLayout};
-use super::ring_end::{End, copy_bytes};
+use super::ring_end::{End, Peeked, copy_bytes};
 use super::shared_file::{ShareError, SharedFile};
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::host::exchange::Exchange;
+use crate::host::link::Head;
 
 /// Two ranks' blobs in each of two rounds.
 struct Scripted<'a>(Vec<Vec<&'a [u8]>>);
@@ -82,7 +83,7 @@ pub fn shared_memory_ring(data: &[u8]) {
     for &[action, length] in data.as_chunks::<2>().0 {
         let length = usize::from(length);
         match action % 8 {
-            0..=2 => {
+            0..=1 => {
                 let bytes: Vec<u8> = (0..length).map(|at| next.wrapping_add(at as u8)).collect();
                 let (head, tail) = bytes.split_at(length / 3);
                 let written = writer.write(&[IoSlice::new(head), IoSlice::new(tail)], length);
@@ -91,7 +92,29 @@ pub fn shared_memory_ring(data: &[u8]) {
                 expected.extend(&bytes[..written]);
                 next = next.wrapping_add(written as u8);
             }
-            3..=5 => {
+            2 => {
+                let bytes: Vec<u8> = (0..length.max(1)).map(|at| next.wrapping_add(at as u8)).collect();
+                if writer
+                    .write_frame(&head_of(&bytes), &bytes[bytes.len().min(8)..])
+                    .unwrap_or_else(|error| assert_broken(is_broken, &error) > 0)
+                {
+                    expected.extend(&bytes);
+                    next = next.wrapping_add(bytes.len() as u8);
+                }
+            }
+            3 => match reader.peek_frame(0) {
+                Ok(Peeked::Frame(head)) => {
+                    let mut into = vec![0; head.bytes];
+                    reader.take_frame(0, &mut into);
+                    assert!(is_broken || expected.drain(..head.bytes).eq(into.iter().copied()));
+                    // Of longer ones it may be the last write.
+                    let begin = head.bytes.min(Head::BYTES);
+                    assert!(is_broken || head.bytes > 62 || head.words.map(u64::to_ne_bytes).as_flattened()[..begin] == into[..begin]);
+                }
+                Ok(Peeked::Nothing | Peeked::Other) => {}
+                Err(error) => drop(assert_broken(is_broken, &error)),
+            },
+            4..=5 => {
                 let mut into = vec![0; length];
                 let read = reader.read(&mut into, copy_bytes).unwrap_or_else(|error| assert_broken(is_broken, &error));
                 assert!(read <= length && (is_broken || expected.drain(..read).eq(into[..read].iter().copied())));
@@ -108,6 +131,14 @@ pub fn shared_memory_ring(data: &[u8]) {
     }
     let guards = lines[0].0.iter().chain(words().skip((CURSORS_BYTES + RING_BYTES) / 8));
     assert!(guards.map(|word| word.load(Ordering::Relaxed)).all(|word| word == GUARD), "written beside the ring");
+}
+
+/// How bytes begin.
+fn head_of(bytes: &[u8]) -> Head {
+    let mut words = [[0; 8]; Head::WORDS];
+    let begin = bytes.len().min(Head::BYTES);
+    words.as_flattened_mut()[..begin].copy_from_slice(&bytes[..begin]);
+    Head { words: words.map(u64::from_ne_bytes), bytes: bytes.len() }
 }
 
 /// No bytes, where an end has found out that its peer is broken.

@@ -77,6 +77,8 @@ pub(crate) use device_end::DeviceEnd;
 pub(crate) use group::{CallContext, Group};
 pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};
+#[cfg(test)]
+pub(in crate::host) use ring::tests::pair as ring_pair;
 pub(crate) use ring::{Channel, RingLink};
 pub(crate) use shared_file::ShareError;
 pub(crate) use window::{Segment, Site, Size, Storage};

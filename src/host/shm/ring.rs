@@ -109,15 +109,27 @@ impl ByteLink for RingLink {
 
     #[inline]
     fn try_write_frame(&mut self, head: &Head, payload: &[u8]) -> io::Result<bool> {
-        self.sender.write_frame(head, payload)
+        let is_written = self.sender.write_frame(head, payload)?;
+        if is_written {
+            self.tries = 0;
+        }
+        Ok(is_written)
     }
 
     #[inline]
     fn peek_frame(&mut self, looks: u32) -> io::Result<Option<Head>> {
-        match self.receiver.peek_frame(looks)? {
-            Peeked::Nothing if !self.is_peer_gone() => Err(io::ErrorKind::WouldBlock.into()),
+        let mut found = self.receiver.peek_frame(looks)?;
+        if matches!(found, Peeked::Nothing) {
+            if !self.is_peer_gone() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            // What it wrote before it went is still to be read.
+            found = self.receiver.peek_frame(0)?;
+        }
+        match found {
+            Peeked::Nothing => Err(io::ErrorKind::UnexpectedEof.into()),
             Peeked::Frame(head) => Ok(Some(head)),
-            Peeked::Nothing | Peeked::Other => Ok(None),
+            Peeked::Other => Ok(None),
         }
     }
 
@@ -133,7 +145,7 @@ impl ByteLink for RingLink {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::host) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -144,7 +156,7 @@ mod tests {
     const LESS: usize = if cfg!(miri) { 100 } else { 1 };
 
     /// Two ranks' links to each other, among `ranks`.
-    fn pair(ranks: usize) -> (RingLink, RingLink) {
+    pub(in crate::host) fn pair(ranks: usize) -> (RingLink, RingLink) {
         let mut regions = regions(ranks);
         let (b, a) = (regions.pop().unwrap(), regions.swap_remove(0));
         (RingLink::new(Arc::new(a), ranks - 1, Channel::PointToPoint), RingLink::new(Arc::new(b), 0, Channel::PointToPoint))

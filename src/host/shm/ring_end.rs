@@ -308,8 +308,8 @@ impl<const WORDS: usize> InlineCopy<WORDS> {
         }
     }
 
-    /// The words with which the `bytes` begin that end at `cursor`, which the reader has acquired, where they are here. Of longer writes than there are
-    /// words only the last is known to be one.
+    /// The words with which the `bytes` begin that end at `cursor`, which the reader has acquired, where they are here. For [`LONGER`]
+    /// bytes and more they are those of the last write, which may be shorter.
     #[inline]
     fn get(&self, cursor: u64, bytes: usize) -> Option<[u64; WORDS]> {
         let number = Self::number(cursor, bytes);
@@ -325,7 +325,10 @@ impl<const WORDS: usize> InlineCopy<WORDS> {
     /// Copies the bytes out that end at `cursor`; whether they were here.
     #[inline]
     fn take(&self, cursor: u64, into: &mut [u8]) -> bool {
-        let Some(words) = self.get(cursor, into.len()).filter(|_| into.len() <= 8 * WORDS) else { return false };
+        if into.len() > 8 * WORDS {
+            return false;
+        }
+        let Some(words) = self.get(cursor, into.len()) else { return false };
         let copy = words.map(u64::to_ne_bytes);
         into.copy_from_slice(&copy.as_flattened()[..into.len()]);
         true

@@ -24,6 +24,7 @@ use crate::deadline::Deadline;
 use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
+use crate::host::shm::{RingLink, ring_pair};
 use crate::random::Random;
 
 /// Every byte is an element.
@@ -214,6 +215,14 @@ impl Wire for MemoryLink {
             random: Random(seed | 1),
         };
         (end(&back, &there, seed), end(&there, &back, seed.rotate_left(7)))
+    }
+}
+
+impl Wire for RingLink {
+    const HAS_WAKE_UP: bool = false;
+
+    fn pair(_: u64) -> (Self, Self) {
+        ring_pair(2)
     }
 }
 

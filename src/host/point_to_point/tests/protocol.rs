@@ -1,6 +1,6 @@
 //! Refusals, cancels, limits and messages to oneself, step by step in one thread.
 
-use super::{BYTES, MemoryLink, SocketLink, Talk, TestNetwork, Wire, pattern, pump};
+use super::{BYTES, MemoryLink, RingLink, SocketLink, Talk, TestNetwork, Wire, pattern, pump};
 use crate::element::{DType, TypeTag};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Envelope, MessageError};
@@ -54,6 +54,7 @@ fn refusals<W: Wire>() {
 fn a_receive_that_cannot_take_its_message_makes_it_fail_and_nothing_else() {
     refusals::<MemoryLink>();
     refusals::<SocketLink>();
+    refusals::<RingLink>();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use super::{BYTES, MemoryLink, Random, SocketLink, Talk, TestNetwork, Usher, Wire, pattern, pump, ranks};
+use super::{BYTES, MemoryLink, Random, RingLink, SocketLink, Talk, TestNetwork, Usher, Wire, pattern, pump, ranks};
 use crate::element::{DType, TypeTag};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Attempt, MessageError, Messages, Ticket};
@@ -48,6 +48,7 @@ fn ping_pong<W: Wire>() {
 fn messages_of_all_sizes_go_back_and_forth() {
     ping_pong::<MemoryLink>();
     ping_pong::<SocketLink>();
+    ping_pong::<RingLink>();
 }
 
 /// What rank `from` sends to `to` as its message of this number; lengths short and long.
@@ -87,6 +88,7 @@ fn everyone_to_everyone<W: Wire>(size: usize, count: usize) {
 fn many_sends_are_under_way_to_everyone() {
     everyone_to_everyone::<MemoryLink>(3, 10);
     everyone_to_everyone::<SocketLink>(5, 10);
+    everyone_to_everyone::<RingLink>(5, 10);
     everyone_to_everyone::<SocketLink>(1, 10);
 }
 
@@ -111,6 +113,7 @@ fn opposite<W: Wire>() {
 fn opposite_long_sends_pass_each_other_and_may_be_received_in_another_order() {
     opposite::<MemoryLink>();
     opposite::<SocketLink>();
+    opposite::<RingLink>();
 }
 
 fn any_source<W: Wire>() {
@@ -138,6 +141,7 @@ fn any_source<W: Wire>() {
 fn thirteen_ranks_reach_a_receive_from_anyone_exactly_once_each() {
     any_source::<MemoryLink>();
     any_source::<SocketLink>();
+    any_source::<RingLink>();
 }
 
 #[test]
@@ -227,6 +231,7 @@ fn random_traffic_arrives_in_order() {
     for seed in 1..=if cfg!(miri) { 1 } else { 12 } {
         random_traffic::<MemoryLink>(u64::wrapping_mul(seed, 0x1234_5678_9abc_def1), 1 + (seed as usize) % 4);
         random_traffic::<SocketLink>(u64::wrapping_mul(seed, 0x0f1e_2d3c_4b5a_6978), 3);
+        random_traffic::<RingLink>(u64::wrapping_mul(seed, 0x0f1e_2d3c_4b5a_6978), 3);
     }
 }
 
@@ -320,6 +325,7 @@ fn cancelled_requests_let_go_of_their_memory() {
     for seed in 1..=if cfg!(miri) { 1 } else { 10 } {
         random_cancels::<MemoryLink>(u64::wrapping_mul(seed, 0x7654_3210_0f0f_0f0f));
         random_cancels::<SocketLink>(u64::wrapping_mul(seed, 0x0102_0304_0506_0709));
+        random_cancels::<RingLink>(u64::wrapping_mul(seed, 0x0102_0304_0506_0709));
     }
 }
 
@@ -382,20 +388,20 @@ fn two_ranks_take_turns_and_nothing_changes_places() {
     for seed in [0x5eed_0018, 0x5eed_0019, 0x5eed_001a] {
         conversation::<MemoryLink>(seed);
         conversation::<SocketLink>(seed);
+        conversation::<RingLink>(seed);
     }
 }
 
 /// Two engines that have exchanged a message, so that their link is there.
-fn acquainted() -> [Messages<Usher<SocketLink>>; 2] {
-    let (_network, [mut a, mut b]) = TestNetwork::<SocketLink>::of(12);
+fn acquainted<W: Wire>() -> [Messages<Usher<W>>; 2] {
+    let (_network, [mut a, mut b]) = TestNetwork::<W>::of(12);
     send(&mut a, 1, 0, &[1]);
     assert_eq!(receive(&mut b, 0, 0, 1), [1]);
     [a, b]
 }
 
-#[test]
-fn a_short_message_needs_no_request() {
-    let [mut a, mut b] = acquainted();
+fn no_request<W: Wire>() {
+    let [mut a, mut b] = acquainted::<W>();
     for length in [0, 1, 5000] {
         let data = pattern(3, length);
         let mut into = vec![0xaa; length + 1];
@@ -412,8 +418,13 @@ fn a_short_message_needs_no_request() {
 }
 
 #[test]
-fn what_does_not_fit_or_is_not_meant_is_left_to_requests() {
-    let [mut a, mut b] = acquainted();
+fn a_short_message_needs_no_request() {
+    no_request::<SocketLink>();
+    no_request::<RingLink>();
+}
+
+fn left_to_requests<W: Wire>() {
+    let [mut a, mut b] = acquainted::<W>();
     let mut into = [0xaa; 8];
     for (tag, element, capacity) in [(1, BYTES, 7), (1, TypeTag::Scalar(DType::F32), 8), (2, BYTES, 8)] {
         send(&mut a, 1, 1, &[5; 8]);
@@ -434,4 +445,10 @@ fn what_does_not_fit_or_is_not_meant_is_left_to_requests() {
     send(&mut a, 1, 4, &[2]);
     assert_eq!((receive(&mut b, 0, 4, 1), b.outcome(posted).is_ok(), first), (vec![2], true, [1]));
     assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
+}
+
+#[test]
+fn what_does_not_fit_or_is_not_meant_is_left_to_requests() {
+    left_to_requests::<SocketLink>();
+    left_to_requests::<RingLink>();
 }
