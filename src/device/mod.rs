@@ -36,8 +36,8 @@
 //! exchanged while slab k is folded, on a second stream. Scratch memory is of fixed size, allocated with the plane. The plan of a call is a
 //! list of steps, a pure value, and a test runs the plans of all ranks over a model of their memories.
 //!
-//! **Never blocking for ever** (`device/comm/`): calls go to a communicator of NCCL's that blocks, on their own thread; one that does not
-//! block shares its abort flags and ends them. The watchdog, one thread for the process, puts an event of its own behind what was queued, so a call
+//! **Never blocking for ever** (`device/comm/`): calls go to a communicator of NCCL's that blocks, on their own thread. A second one,
+//! which does not block, shares its abort flags, and is aborted to end the first. The watchdog, a thread for each device and one that keeps time, puts an event of its own behind what was queued, so a call
 //! pays for two atomic stores (a call with another timeout than the last one marks the streams itself, before it is queued: each event stands
 //! behind calls with one timeout, and the timeout of what is oldest counts, since NCCL runs a communicator's calls in their order); where the event does not come in time, or NCCL reports an error, the communicator is aborted, the streams
 //! come free, and the next call says why.

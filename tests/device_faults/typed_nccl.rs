@@ -411,19 +411,29 @@ fn a_communicator_ends_by_the_difference_though_the_other_end_does_not_hear_of_i
         config.timeout = Duration::from_millis(if can_steer_nccl() { 800 } else { 8000 });
         config
     };
-    nccl_ranks(3, config, |comm, memory| match comm.rank() {
-        0 => {
-            let error = comm.send(&memory.put(&[1_u32; 5]), 1, &memory.stream).unwrap_err();
-            assert!(matches!(error, Error::Mismatch { .. }), "{error}");
-            let cause = comm.failure().expect("it has ended");
-            assert!(matches!(cause, Error::Mismatch { .. }), "{cause}");
+    let over = Meeting::new(3);
+    nccl_ranks(3, config, |comm, memory| {
+        let (mut few, mut none) = (memory.put(&[1_u32; 4]), memory.put(&[1_u32; 4]));
+        let mut receive = || comm.group(&memory.stream, |group| group.recv(&mut few, 0).and_then(|()| group.recv(&mut none, 2)));
+        let send = |count: usize| comm.send(&memory.put(&vec![1_u32; count]), 1, &memory.stream);
+        // The ranks are connected by this.
+        if comm.rank() == 1 {
+            receive().unwrap()
+        } else {
+            send(4).unwrap()
         }
-        1 => {
-            let (mut few, mut none) = (memory.put(&[1_u32; 4]), memory.put(&[1_u32; 4]));
-            // Of rank 2, which does not come: so neither does the second word to rank 0.
-            comm.group(&memory.stream, |group| group.recv(&mut few, 0).and_then(|()| group.recv(&mut none, 2))).unwrap_err();
+        match comm.rank() {
+            0 => {
+                let error = send(5).unwrap_err();
+                assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+                let cause = comm.failure().expect("it has ended");
+                assert!(matches!(cause, Error::Mismatch { .. }), "{cause}");
+            }
+            // Rank 2 does not come, so this rank does not tell rank 0 that it has heard.
+            1 => drop(receive().unwrap_err()),
+            _ => {}
         }
-        _ => {}
+        over.meet();
     });
     assert_nothing_found();
 }
