@@ -76,7 +76,7 @@ impl<'buffers> NcclGroup<'buffers, '_> {
 ///
 /// Both ends compare before either queues its part: element type, length, and which messages are queued together. So `send` and `recv` return when the
 /// other end has come, and ranks that send to each other do so in a [`group`](Self::group), with one group at both ends. A difference ends the communicator on
-/// both. The price is an exchange of 64 B for each pair of ranks, over NCCL, that both wait for; nothing where messages are not compared
+/// both, once each has heard it or 2 s later. The price is an exchange of 64 B for each pair of ranks, over NCCL, that both wait for; nothing where messages are not compared
 /// ([`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after)).
 ///
 /// Threads that share the communicator send and receive in an order that the other ends have, too.
