@@ -93,8 +93,8 @@ pub(crate) mod liveness {
     /// Answers of a recovery listener whose process is gone, after which the process is taken for one that is not seen from here. While a
     /// process is being killed its listener answers until its last thread has ended.
     pub(crate) const ANSWERS: u32 = 9;
-    /// How long the rank is looked for of which NCCL says that it is gone: what broke its connection may still be under way. With a probe that is not
-    /// answered it is less than [`STUCK`](super::device::STUCK), for which other communicators of the device are not looked at meanwhile.
+    /// How long the rank is looked for of which NCCL says that it is gone: what broke its connection may still be under way. Other communicators of
+    /// the device are not looked at meanwhile: with probes that nobody answers it takes up to 1.5 s.
     pub(crate) const SEARCH: Duration = Duration::from_millis(500);
     /// How long ranks are asked after that whose processes seem to be there. A probe that has begun ends.
     pub(crate) const LAST_LOOK: Duration = Duration::from_millis(1);
