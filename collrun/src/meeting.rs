@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use collectives::store::Store as _;
 use collectives::{Error, Result, Secret};
-use collectives_launch::Store;
+use collectives_launch::{Found, Store};
 
 use crate::arguments::Place;
 
@@ -30,13 +30,10 @@ pub(crate) fn meet(place: &Place, secret: Option<&Secret>, hosts: &Hosts<'_>) ->
 
 /// Whoever can serve at the address is host 0; the others are counted there.
 fn numbered(address: &str, port: u16, secret: Option<&Secret>, hosts: &Hosts<'_>) -> Result<(usize, Store)> {
-    match Store::serve(address, port, secret) {
-        Ok(store) => return Ok((0, store)),
-        // It is another host's, or one of several launchers of this host was first.
-        Err(Error::Config { .. }) => {}
-        Err(error) => return Err(error),
-    }
-    let store = Store::reach("collrun", address, port, secret, hosts.patience)?;
+    let store = match Store::serve_or_reach("collrun", address, port, secret, hosts.patience)? {
+        Found::Served(store) => return Ok((0, store)),
+        Found::Elsewhere(store) => store,
+    };
     let number = usize::try_from(store.add(&format!("collrun/hosts/{}", hosts.job), 1)?).unwrap_or(usize::MAX);
     if number >= hosts.count {
         let what = format!("--rdzv-endpoint {address}:{port}");

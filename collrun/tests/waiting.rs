@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead, BufReader, Lines};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
 
 #[path = "../../tests/common/ports.rs"]
@@ -19,9 +21,13 @@ struct Launcher {
 
 impl Launcher {
     fn start(node: usize, port: u16) -> Self {
-        let flags = format!("--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port} --rdzv-conf join_timeout=1");
+        let flags = format!("--node-rank {node} --master-addr 127.0.0.1 --master-port {port} --rdzv-conf join_timeout=1");
+        Self::start_with(&flags, &["sleep", "600"])
+    }
+
+    fn start_with(flags: &str, program: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
-        command.args(flags.split_whitespace()).args(["--grace", "0", "--", "sleep", "600"]);
+        command.args(["--nnodes", "2", "--grace", "0"]).args(flags.split_whitespace()).arg("--").args(program);
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let said = BufReader::new(child.stderr.take().unwrap()).lines();
         Self { child, said }
@@ -64,4 +70,22 @@ fn another_host_says_what_keeps_it_from_the_first() {
     let mut second = Launcher::start(1, ports::free_port());
     let line = second.line("waiting for node 0: ");
     assert!(line.contains("connection refused") && line.contains("nobody listens on this port"), "{line}");
+}
+
+/// Where nobody listens, and nobody can: so it is for all launchers of a host that listen at the same moment.
+#[test]
+fn hosts_without_numbers_that_could_not_serve_try_again() {
+    let port = ports::free_port();
+    let taken = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&taken, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap();
+    let flags = format!("--rdzv-endpoint 127.0.0.1:{port} --rdzv-conf join_timeout=20");
+    let mut launchers = [(); 2].map(|()| Launcher::start_with(&flags, &["true"]));
+    for launcher in &mut launchers {
+        let line = launcher.line("waiting for node 0: ");
+        assert!(line.contains("connection refused"), "{line}");
+    }
+    drop(taken);
+    for launcher in &mut launchers {
+        assert!(launcher.child.wait().unwrap().success());
+    }
 }

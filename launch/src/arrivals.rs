@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 use collectives::store::{Store, TcpStore};
 use collectives::{Error, Result, Secret};
 
+use crate::Found;
+
 /// How long the store may take to answer once it has been reached.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 /// The shortest time that is given to one connection.
 const LEAST_LIMIT: Duration = Duration::from_millis(500);
 
-/// How long nothing is said; less where little time was given to come.
-const SILENCE: Duration = Duration::from_secs(10);
+/// How long nothing is said, and the longest attempt to connect; less where little time was given to come.
+pub(super) const SILENCE: Duration = Duration::from_secs(10);
 /// The longest time between two lines about the same. Each wait for the next one is twice as long as the one before.
 const LONGEST_SILENCE: Duration = Duration::from_secs(300);
 /// The missing hosts that are named; the others are counted.
@@ -133,13 +135,38 @@ impl Place {
         }
     }
 
-    /// Connects for as long as `patience` lasts and `go_on` says so. Behind `name` it says from time to time why it has not come to that.
-    pub(super) fn reach(&self, name: &str, patience: Duration, go_on: impl Fn() -> bool) -> Result<Option<Arc<TcpStore>>> {
+    /// Connects for as long as `patience` lasts and `next` says how long the next attempt may take. Behind `name` it says from time to time why
+    /// it has not come to that.
+    pub(super) fn reach(&self, name: &str, patience: Duration, next: impl FnMut() -> Option<Duration>) -> Result<Option<Arc<TcpStore>>> {
         let began = Instant::now();
         let say = |text: &str| crate::say(name, text);
-        let reached = retried(patience, say, || began.elapsed(), go_on, |limit| self.connect(limit.max(LEAST_LIMIT)))?;
+        let reached = retried(patience, say, || began.elapsed(), next, |limit| self.connect(limit.max(LEAST_LIMIT)))?;
         // Its time to answer is no longer that of the attempt, which may have been short.
         reached.map(|_| self.connect(ANSWER)).transpose()
+    }
+
+    /// Serves where nobody does yet, or connects to whoever does.
+    ///
+    /// Linux may refuse two sockets that listen on one port at the same moment, both of them, and who had the port may just have ended: whoever
+    /// reaches nobody tries to serve once more.
+    pub(super) fn serve_or_reach(&self, name: &str, patience: Duration) -> Result<Found> {
+        let mut served = None;
+        let mut longest = LEAST_LIMIT;
+        let next = || {
+            served = match crate::Store::serve(&self.address, self.port, self.secret.as_ref()) {
+                // It is another host's, or one of several launchers of this host was first.
+                Err(Error::Config { .. }) => None,
+                ended => Some(ended),
+            };
+            longest = (longest * 2).min(SILENCE);
+            served.is_none().then_some(longest)
+        };
+        match (self.reach(name, patience, next)?, served) {
+            (_, Some(served)) => served.map(Found::Served),
+            (Some(store), None) => Ok(Found::Elsewhere(store)),
+            // Unreachable: an attempt is refused only where serving has ended.
+            (None, None) => self.connect(ANSWER).map(Found::Elsewhere),
+        }
     }
 }
 
@@ -156,12 +183,12 @@ fn retried<T>(
     patience: Duration,
     say: impl Fn(&str),
     elapsed: impl Fn() -> Duration,
-    go_on: impl Fn() -> bool,
+    mut next: impl FnMut() -> Option<Duration>,
     connect: impl Fn(Duration) -> Result<T>,
 ) -> Result<Option<T>> {
     let mut pace = Pace::new(patience);
-    while go_on() {
-        let limit = pace.next().min(patience).saturating_sub(elapsed()).min(SILENCE);
+    while let Some(longest) = next() {
+        let limit = pace.next().min(patience).saturating_sub(elapsed()).min(longest);
         let error: Error = match connect(limit) {
             Ok(connection) => return Ok(Some(connection)),
             Err(error) => error,
@@ -240,12 +267,12 @@ mod tests {
             Err(Error::Timeout { doing: "connecting".to_owned(), elapsed: limit, missing: vec![], arrived: vec![], meanwhile: vec![] })
         };
         let say = |text: &str| said.borrow_mut().push((now.get().as_secs(), text.to_owned()));
-        let error = retried(seconds(100), say, || now.get(), || true, refused).unwrap_err();
+        let error = retried(seconds(100), say, || now.get(), || Some(SILENCE), refused).unwrap_err();
         assert!(error.is_timeout() && now.get() == seconds(100), "{error}");
         assert_eq!(said.borrow().iter().map(|(at, _)| *at).collect::<Vec<_>>(), [10, 30, 70]);
         assert!(said.borrow()[0].1.starts_with("waiting for node 0: "), "{said:?}");
-        assert!(retried(seconds(100), |_| {}, || now.get(), || false, refused).unwrap().is_none());
+        assert!(retried(seconds(100), |_| {}, || now.get(), || None, refused).unwrap().is_none());
         let lost = |_: Duration| -> Result<()> { Err(Error::Config { what: "a".to_owned(), reason: "b".to_owned() }) };
-        assert!(retried(seconds(100), |_| panic!("nothing to wait for"), || Duration::ZERO, || true, lost).is_err());
+        assert!(retried(seconds(100), |_| panic!("nothing to wait for"), || Duration::ZERO, || Some(SILENCE), lost).is_err());
     }
 }

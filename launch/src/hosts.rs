@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use collectives::store::Store as _;
 
-use super::arrivals::{ANSWER, Arrivals, Place};
+use super::arrivals::{ANSWER, Arrivals, Place, SILENCE};
 use super::failure::Failure;
 use super::supervisor::Event;
 
@@ -85,7 +85,7 @@ impl Hosts {
     fn settled(&self, attempt: u32, left: &AtomicBool) -> Option<Settled> {
         let began = Instant::now();
         let is_wanted = || !left.load(Ordering::Acquire);
-        let store = match self.place.reach(&self.name, self.patience, is_wanted) {
+        let store = match self.place.reach(&self.name, self.patience, || is_wanted().then_some(SILENCE)) {
             Ok(store) => store?,
             Err(error) => return Some(Settled::Lost(error.to_string())),
         };

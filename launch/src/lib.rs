@@ -164,22 +164,28 @@ impl Store {
         Ok(Self { address: address.to_owned(), port: server.local_addr().port(), secret: None, _server: Some(server) })
     }
 
-    /// Connects to the store that another host serves, for as long as `patience` lasts. Says behind `name` on standard error, after ten seconds and
-    /// then more and more seldom, why it has not come to that.
+    /// Serves the job's store where nobody does yet, as [`Store::serve`], or connects to whoever does, for as long as `patience` lasts. Says behind
+    /// `name` on standard error, after ten seconds and then more and more seldom, why it has not come to either.
     ///
     /// # Errors
     ///
-    /// As [`TcpStore::connect`].
-    pub fn reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Arc<TcpStore>> {
-        let place = arrivals::Place { address: address.to_owned(), port, secret: secret.cloned() };
-        // Nothing but its patience ends the wait, so there is a connection.
-        place.reach(name, patience, || true)?.map_or_else(|| place.connect(arrivals::ANSWER), Ok)
+    /// As [`TcpStore::connect`]; and where listening fails, but not since the address is another host's, or taken.
+    pub fn serve_or_reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Found> {
+        arrivals::Place { address: address.to_owned(), port, secret: secret.cloned() }.serve_or_reach(name, patience)
     }
 
     /// The store that another host serves.
     pub fn elsewhere(address: &str, port: u16) -> Self {
         Self { address: address.to_owned(), port, secret: None, _server: None }
     }
+}
+
+/// A job's store, as a host finds it that was not told its number.
+pub enum Found {
+    /// This host came first, and serves it.
+    Served(Store),
+    /// Another host serves it.
+    Elsewhere(Arc<TcpStore>),
 }
 
 /// Starts the job's ranks and waits for all of them; after a failure once more, as often as the job says.
