@@ -78,7 +78,7 @@ fn hosts_without_numbers_that_could_not_serve_try_again() {
     let port = ports::free_port();
     let taken = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     bind(&taken, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap();
-    let flags = format!("--rdzv-endpoint 127.0.0.1:{port} --rdzv-conf join_timeout=20");
+    let flags = format!("--rdzv-endpoint 127.0.0.1:{port} --rdzv-conf join_timeout=12");
     let mut launchers = [(); 2].map(|()| Launcher::start_with(&flags, &["true"]));
     for launcher in &mut launchers {
         let line = launcher.line("waiting for node 0: ");
@@ -88,4 +88,13 @@ fn hosts_without_numbers_that_could_not_serve_try_again() {
     for launcher in &mut launchers {
         assert!(launcher.child.wait().unwrap().success());
     }
+}
+
+/// As that of a pod that is yet to be started. No label of a name is longer than 63 bytes: nobody is asked for this one.
+#[test]
+fn a_host_whose_name_has_no_address_yet_is_waited_for() {
+    let flags = format!("--rdzv-endpoint {}:29500 --rdzv-conf join_timeout=1", "x".repeat(64));
+    let mut launcher = Launcher::start_with(&flags, &["true"]);
+    let line = launcher.line("waiting for node 0: ");
+    assert!(line.contains("failed to lookup address"), "{line}");
 }

@@ -1,6 +1,7 @@
 //! What a launcher says while it waits for those of other hosts: the first host's of who has not come, the others' of why it cannot be reached.
 
 use std::fmt;
+use std::net::ToSocketAddrs as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -153,19 +154,26 @@ impl Place {
         let mut served = None;
         let mut longest = LEAST_LIMIT;
         let next = || {
-            served = match crate::Store::serve(&self.address, self.port, self.secret.as_ref()) {
-                // It is another host's, or one of several launchers of this host was first.
-                Err(Error::Config { .. }) => None,
-                ended => Some(ended),
-            };
+            served = self.serve();
             longest = (longest * 2).min(SILENCE);
             served.is_none().then_some(longest)
         };
         match (self.reach(name, patience, next)?, served) {
             (_, Some(served)) => served.map(Found::Served),
             (Some(store), None) => Ok(Found::Elsewhere(store)),
-            // Unreachable: an attempt is refused only where serving has ended.
+            // Unreachable: the attempts end only where serving has.
             (None, None) => self.connect(ANSWER).map(Found::Elsewhere),
+        }
+    }
+
+    /// Serves here, or says what keeps this host from it; `None` where that is another one's to do, as far as is known.
+    fn serve(&self) -> Option<Result<crate::Store>> {
+        // A name without an address may be that of a host that is yet to come.
+        (self.address.as_str(), self.port).to_socket_addrs().ok()?;
+        match crate::Store::serve(&self.address, self.port, self.secret.as_ref()) {
+            // It is another host's, or one of several launchers of this host was first.
+            Err(Error::Config { .. }) => None,
+            ended => Some(ended),
         }
     }
 }
