@@ -6,14 +6,23 @@
 mod common;
 
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::hosts::{Hosts, run, skip};
 use common::ranks::{free_port, run_ranks};
 
 const COLLPERF: &str = env!("CARGO_BIN_EXE_collperf");
-/// What a slow link is made to carry.
-const SLOW: &str = "rate 40mbit burst 32kb latency 400ms";
+/// What links are made to carry: so little that processors which are busy with something else make no difference.
+const FAST: &str = "rate 100mbit burst 32kb latency 400ms";
+/// What a slow one is.
+const SLOW: &str = "rate 2mbit burst 8kb latency 400ms";
+
+/// Speeds are compared here: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn collperf(arguments: &str) -> Output {
     Command::new(COLLPERF).args(arguments.split_whitespace()).stdin(Stdio::null()).output().unwrap()
@@ -33,6 +42,13 @@ fn on_hosts(hosts: &Hosts, net: u8, arguments: &str) -> (String, Option<i32>) {
     (String::from_utf8(ended[0].stdout.clone()).unwrap(), ended[0].status.code())
 }
 
+/// Hosts whose links are all alike.
+fn alike(net: u8, count: usize) -> Result<Hosts, String> {
+    let hosts = Hosts::up(net, count)?;
+    (0..count).try_for_each(|host| shape(&hosts.space(host), "eth0", FAST))?;
+    Ok(hosts)
+}
+
 /// Gives two hosts a link of their own, which is slow from the first to the second.
 fn slow_link(hosts: &Hosts, net: u8, from: usize, to: usize) -> Result<(), String> {
     let (one, other) = (hosts.space(from), hosts.space(to));
@@ -42,12 +58,13 @@ fn slow_link(hosts: &Hosts, net: u8, from: usize, to: usize) -> Result<(), Strin
         run("ip", &["-n", space, "link", "set", "eth1", "up"])?;
         run("ip", &["-n", space, "route", "add", &format!("{peer}/32"), "dev", "eth1", "src", &own])?;
     }
-    shape(&one, "eth1")
+    shape(&one, "eth1", SLOW)?;
+    shape(&other, "eth1", FAST)
 }
 
-/// Makes what a host sends through a device slow.
-fn shape(space: &str, device: &str) -> Result<(), String> {
-    let words: Vec<&str> = ["-n", space, "qdisc", "add", "dev", device, "root", "tbf"].into_iter().chain(SLOW.split(' ')).collect();
+/// How fast a host sends through a device.
+fn shape(space: &str, device: &str, speed: &str) -> Result<(), String> {
+    let words: Vec<&str> = ["-n", space, "qdisc", "replace", "dev", device, "root", "tbf"].into_iter().chain(speed.split(' ')).collect();
     run("tc", &words)
 }
 
@@ -58,13 +75,12 @@ fn named(text: &str) -> Vec<&str> {
 
 #[test]
 fn a_slow_link_among_four_hosts_is_named() {
-    let hosts = match Hosts::up(31, 4) {
+    let _alone = alone();
+    let hosts = match alike(31, 4) {
         Ok(hosts) => hosts,
-        Err(why) => skip!("network namespaces cannot be made: {why}"),
+        Err(why) => skip!("links between network namespaces cannot be made: {why}"),
     };
-    if let Err(why) = slow_link(&hosts, 31, 1, 2) {
-        skip!("a link cannot be made slow: {why}");
-    }
+    slow_link(&hosts, 31, 1, 2).unwrap();
     let (text, code) = on_hosts(&hosts, 31, "pairs --threshold 90 -b 128K --stream-ms 200");
     assert_eq!(code, Some(7), "{text}");
     let lines = named(&text);
@@ -76,16 +92,15 @@ fn a_slow_link_among_four_hosts_is_named() {
 
 #[test]
 fn a_slow_host_among_four_is_named() {
-    let hosts = match Hosts::up(32, 4) {
+    let _alone = alone();
+    let hosts = match alike(32, 4) {
         Ok(hosts) => hosts,
-        Err(why) => skip!("network namespaces cannot be made: {why}"),
+        Err(why) => skip!("links between network namespaces cannot be made: {why}"),
     };
     // Latencies are not judged: these hosts have to share processors.
-    let (text, _) = on_hosts(&hosts, 32, "pairs --threshold 95 --stream-ms 200");
+    let (text, _) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 128K --stream-ms 200");
     assert!(named(&text).is_empty(), "{text}");
-    if let Err(why) = shape(&hosts.space(3), "eth0") {
-        skip!("a link cannot be made slow: {why}");
-    }
+    shape(&hosts.space(3), "eth0", SLOW).unwrap();
     let (text, code) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 128K --stream-ms 200");
     assert_eq!(code, Some(7), "{text}");
     let lines = named(&text);
@@ -94,6 +109,7 @@ fn a_slow_host_among_four_is_named() {
 
 #[test]
 fn two_and_three_hosts_have_pairs_too() {
+    let _alone = alone();
     for count in [2, 3] {
         let hosts = match Hosts::up(33, count) {
             Ok(hosts) => hosts,
@@ -107,6 +123,7 @@ fn two_and_three_hosts_have_pairs_too() {
 
 #[test]
 fn processes_on_hosts_have_several_ranks_each() {
+    let _alone = alone();
     let hosts = match Hosts::up(34, 2) {
         Ok(hosts) => hosts,
         Err(why) => skip!("network namespaces cannot be made: {why}"),
@@ -117,6 +134,7 @@ fn processes_on_hosts_have_several_ranks_each() {
 
 #[test]
 fn ranks_of_one_host_make_pairs_where_that_is_asked_for() {
+    let _alone = alone();
     for (ranks, rows) in [(2, 2), (3, 3), (13, 13)] {
         let output = collperf(&format!("pairs -g {ranks} --of ranks --stream-ms 1 -b 1000"));
         let text = String::from_utf8_lossy(&output.stdout);
@@ -156,20 +174,22 @@ fn what_has_no_pairs_is_refused() {
 fn hold_up(pid: u32, is_over: impl Fn() -> bool) {
     use rustix::process::{Pid, Signal, kill_process};
     let pid = Pid::from_raw(pid as i32).unwrap();
-    let (mut signal, mut next) = (Signal::STOP, Instant::now());
+    let mut signal = Signal::STOP;
     while !is_over() {
-        if Instant::now() >= next {
-            let _ = kill_process(pid, signal);
-            let (after, time) = if signal == Signal::STOP { (Signal::CONT, 30) } else { (Signal::STOP, 10) };
-            (signal, next) = (after, Instant::now() + Duration::from_millis(time));
+        let _ = kill_process(pid, signal);
+        let (after, time) = if signal == Signal::STOP { (Signal::CONT, 30) } else { (Signal::STOP, 10) };
+        signal = after;
+        let next = Instant::now() + Duration::from_millis(time);
+        while Instant::now() < next {
+            std::thread::park_timeout(next.saturating_duration_since(Instant::now()));
         }
-        std::thread::yield_now();
     }
     let _ = kill_process(pid, Signal::CONT);
 }
 
 #[test]
 fn a_rank_that_is_slow_is_the_straggler() {
+    let _alone = alone();
     let port = free_port();
     let start = |rank: usize| {
         let mut command = Command::new(COLLPERF);
@@ -197,6 +217,7 @@ fn a_rank_that_is_slow_is_the_straggler() {
 
 #[test]
 fn ranks_that_are_alike_are_waited_for_by_nobody() {
+    let _alone = alone();
     let output = collperf("stragglers -g 2 --seconds 0.3 --work-us 500 --threshold 99");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("# No rank costs the others 99% of the time"), "{output:?}");
