@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::ToSocketAddrs as _;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -136,14 +137,22 @@ impl Place {
         }
     }
 
-    /// Connects for as long as `patience` lasts and `next` says how long the next attempt may take. Behind `name` it says from time to time why
-    /// it has not come to that.
-    pub(super) fn reach(&self, name: &str, patience: Duration, next: impl FnMut() -> Option<Duration>) -> Result<Option<Arc<TcpStore>>> {
+    /// Connects for as long as `patience` lasts and `next` says how long the next attempt may take, or what ends them. Behind `name` it says from
+    /// time to time why it has not come to that.
+    pub(super) fn reach<E>(
+        &self,
+        name: &str,
+        patience: Duration,
+        next: impl FnMut() -> ControlFlow<E, Duration>,
+    ) -> Result<ControlFlow<E, Arc<TcpStore>>> {
         let began = Instant::now();
         let say = |text: &str| crate::say(name, text);
         let reached = retried(patience, say, || began.elapsed(), next, |limit| self.connect(limit.max(LEAST_LIMIT)))?;
         // Its time to answer is no longer that of the attempt, which may have been short.
-        reached.map(|_| self.connect(ANSWER)).transpose()
+        Ok(match reached {
+            ControlFlow::Continue(_) => ControlFlow::Continue(self.connect(ANSWER)?),
+            ControlFlow::Break(end) => ControlFlow::Break(end),
+        })
     }
 
     /// Serves where nobody does yet, or connects to whoever does.
@@ -151,18 +160,17 @@ impl Place {
     /// Linux may refuse two sockets that listen on one port at the same moment, both of them, and who had the port may just have ended: whoever
     /// reaches nobody tries to serve once more.
     pub(super) fn serve_or_reach(&self, name: &str, patience: Duration) -> Result<Found> {
-        let mut served = None;
         let mut longest = LEAST_LIMIT;
-        let next = || {
-            served = self.serve();
-            longest = (longest * 2).min(SILENCE);
-            served.is_none().then_some(longest)
+        let next = || match self.serve() {
+            Some(served) => ControlFlow::Break(served),
+            None => {
+                longest = (longest * 2).min(SILENCE);
+                ControlFlow::Continue(longest)
+            }
         };
-        match (self.reach(name, patience, next)?, served) {
-            (_, Some(served)) => served.map(Found::Served),
-            (Some(store), None) => Ok(Found::Elsewhere(store)),
-            // Unreachable: the attempts end only where serving has.
-            (None, None) => self.connect(ANSWER).map(Found::Elsewhere),
+        match self.reach(name, patience, next)? {
+            ControlFlow::Continue(store) => Ok(Found::Elsewhere(store)),
+            ControlFlow::Break(served) => served.map(Found::Served),
         }
     }
 
@@ -186,19 +194,23 @@ impl fmt::Display for Place {
     }
 }
 
-/// What `connect` brings, which is given a time for each attempt.
-fn retried<T>(
+/// What `connect` brings, which is given a time for each attempt, or what ends the attempts.
+fn retried<T, E>(
     patience: Duration,
     say: impl Fn(&str),
     elapsed: impl Fn() -> Duration,
-    mut next: impl FnMut() -> Option<Duration>,
+    mut next: impl FnMut() -> ControlFlow<E, Duration>,
     connect: impl Fn(Duration) -> Result<T>,
-) -> Result<Option<T>> {
+) -> Result<ControlFlow<E, T>> {
     let mut pace = Pace::new(patience);
-    while let Some(longest) = next() {
+    loop {
+        let longest = match next() {
+            ControlFlow::Continue(longest) => longest,
+            ControlFlow::Break(end) => return Ok(ControlFlow::Break(end)),
+        };
         let limit = pace.next().min(patience).saturating_sub(elapsed()).min(longest);
         let error: Error = match connect(limit) {
-            Ok(connection) => return Ok(Some(connection)),
+            Ok(connection) => return Ok(ControlFlow::Continue(connection)),
             Err(error) => error,
         };
         let now = elapsed();
@@ -209,7 +221,6 @@ fn retried<T>(
             say(&format!("waiting for node 0: {error}"));
         }
     }
-    Ok(None)
 }
 
 #[cfg(test)]
@@ -275,12 +286,13 @@ mod tests {
             Err(Error::Timeout { doing: "connecting".to_owned(), elapsed: limit, missing: vec![], arrived: vec![], meanwhile: vec![] })
         };
         let say = |text: &str| said.borrow_mut().push((now.get().as_secs(), text.to_owned()));
-        let error = retried(seconds(100), say, || now.get(), || Some(SILENCE), refused).unwrap_err();
+        let go_on = || ControlFlow::<(), _>::Continue(SILENCE);
+        let error = retried(seconds(100), say, || now.get(), go_on, refused).unwrap_err();
         assert!(error.is_timeout() && now.get() == seconds(100), "{error}");
         assert_eq!(said.borrow().iter().map(|(at, _)| *at).collect::<Vec<_>>(), [10, 30, 70]);
         assert!(said.borrow()[0].1.starts_with("waiting for node 0: "), "{said:?}");
-        assert!(retried(seconds(100), |_| {}, || now.get(), || None, refused).unwrap().is_none());
+        assert_eq!(retried(seconds(100), |_| {}, || now.get(), || ControlFlow::Break(7), refused).unwrap(), ControlFlow::Break(7));
         let lost = |_: Duration| -> Result<()> { Err(Error::Config { what: "a".to_owned(), reason: "b".to_owned() }) };
-        assert!(retried(seconds(100), |_| panic!("nothing to wait for"), || Duration::ZERO, || Some(SILENCE), lost).is_err());
+        assert!(retried(seconds(100), |_| panic!("nothing to wait for"), || Duration::ZERO, go_on, lost).is_err());
     }
 }

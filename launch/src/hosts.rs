@@ -1,5 +1,6 @@
 //! What the launchers of a job's hosts tell each other through its store: that an attempt has failed, and why, or that all ranks are done.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -85,8 +86,10 @@ impl Hosts {
     fn settled(&self, attempt: u32, left: &AtomicBool) -> Option<Settled> {
         let began = Instant::now();
         let is_wanted = || !left.load(Ordering::Acquire);
-        let store = match self.place.reach(&self.name, self.patience, || is_wanted().then_some(SILENCE)) {
-            Ok(store) => store?,
+        let next = || if is_wanted() { ControlFlow::Continue(SILENCE) } else { ControlFlow::Break(()) };
+        let store = match self.place.reach(&self.name, self.patience, next) {
+            Ok(ControlFlow::Continue(store)) => store,
+            Ok(ControlFlow::Break(())) => return None,
             Err(error) => return Some(Settled::Lost(error.to_string())),
         };
         // Of later attempts all hosts are there.

@@ -169,7 +169,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// As [`TcpStore::connect`]; and where listening fails, but not since the address is another host's, or taken.
+    /// As [`TcpStore::connect`]; and where listening fails for another reason than that the address is another host's, or taken.
     pub fn serve_or_reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Found> {
         arrivals::Place { address: address.to_owned(), port, secret: secret.cloned() }.serve_or_reach(name, patience)
     }
