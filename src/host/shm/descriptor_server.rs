@@ -200,21 +200,35 @@ pub(super) fn fetch(name: &str, secret: Option<&Secret>, deadline: &Deadline) ->
 fn prove(connection: &OwnedFd, name: &str, secret: &Secret, deadline: &Deadline) -> io::Result<()> {
     let refused = |why: Unproven| io::Error::new(io::ErrorKind::PermissionDenied, format!("no proof of the job's secret: {why}"));
     let mut initiator = Initiator::new(secret, Purpose::Memory, name.as_bytes())?;
-    send(connection, &initiator.opening())?;
+    say(connection, &initiator.opening())?;
     loop {
         // No more than belongs to the proof: behind it comes the byte with the descriptor.
         let mut bytes = [0; 64];
         let wanted = initiator.wants().min(bytes.len());
-        let (read, _) = patiently(connection, deadline, || rustix::net::recv(connection, &mut bytes[..wanted], RecvFlags::empty()))?;
+        let read = match patiently(connection, deadline, || rustix::net::recv(connection, &mut bytes[..wanted], RecvFlags::empty())) {
+            Ok((read, _)) => read,
+            Err(error) if has_hung_up(&error) => 0,
+            Err(error) => return Err(error),
+        };
         if read == 0 {
             return Err(refused(Unproven::Junk("the leader hung up instead of a proof".to_owned())));
         }
         match initiator.receive(&bytes[..read]).map_err(refused)? {
             Step::Listen => {}
-            Step::Send(tag) => send(connection, &tag)?,
+            Step::Send(tag) => say(connection, &tag)?,
             Step::Done => return Ok(()),
         }
     }
+}
+
+/// Sends words of a proof. A leader that has hung up is no error yet: what it said before can still be read, and tells why.
+fn say(connection: &OwnedFd, words: &[u8]) -> io::Result<()> {
+    send(connection, words).or_else(|error| if has_hung_up(&error) { Ok(()) } else { Err(error) })
+}
+
+/// Whether the other end is gone: it closed its socket, with words of this end unread or not.
+fn has_hung_up(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 /// Tries to read until there is something, or the deadline passes.
@@ -252,6 +266,15 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, memfd_create};
 
+    /// Closes a server, and so ends the thread that serves, where `visit` panics too.
+    struct Closing<'s>(&'s DescriptorServer);
+
+    impl Drop for Closing<'_> {
+        fn drop(&mut self) {
+            self.0.close();
+        }
+    }
+
     /// Runs `visit` while a server hands out a file.
     fn with_server<T>(secret: Option<&Secret>, visit: impl FnOnce(&str) -> T) -> T {
         let server = DescriptorServer::open(secret).unwrap();
@@ -259,9 +282,8 @@ mod tests {
         rustix::fs::ftruncate(&file, 77).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| server.serve(file.as_fd()));
-            let result = visit(server.name());
-            server.close();
-            result
+            let _closing = Closing(&server);
+            visit(server.name())
         })
     }
 
@@ -298,6 +320,30 @@ mod tests {
             let error = fetch(name, Some(&secret(1)), &Deadline::after(Duration::from_secs(10))).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
         });
+    }
+
+    #[test]
+    fn a_leader_that_hangs_up_instead_of_a_proof_has_given_none() {
+        let pair = || rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+        let patience = Duration::from_secs(10);
+        let refusal = move |rank: OwnedFd| prove(&rank, "name", &secret(1), &Deadline::after(patience)).unwrap_err();
+        let expect = |error: io::Error, words: &str| {
+            assert!(error.kind() == io::ErrorKind::PermissionDenied && error.to_string().contains(words), "{error}");
+        };
+        let (leader, rank) = pair();
+        drop(leader);
+        expect(refusal(rank), "hung up");
+        // As one without a secret, which hands over the file at once.
+        let (leader, rank) = pair();
+        send(&leader, &[1]).unwrap();
+        drop(leader);
+        expect(refusal(rank), "it sent");
+        // With the opening unread.
+        let (leader, rank) = pair();
+        let proving = std::thread::spawn(move || refusal(rank));
+        poll(&mut [PollFd::from_borrowed_fd(leader.as_fd(), PollFlags::IN)], Some(&timespec(patience))).unwrap();
+        drop(leader);
+        expect(proving.join().unwrap(), "hung up");
     }
 
     /// What a process of another user gets that connects to `name` and opens what this process has under `path`: an error's number each.
