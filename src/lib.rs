@@ -64,6 +64,10 @@ mod host;
 pub mod internals;
 pub mod interop;
 mod job;
+#[cfg(test)]
+#[path = "../tests/common/meeting.rs"]
+#[allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "the integration tests share it")]
+mod meeting;
 #[cfg(feature = "cuda")]
 mod nccl_config;
 pub mod observe;

@@ -4,9 +4,9 @@
 #![expect(unsafe_code, reason = "looks at truth values as the bytes that they are")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use super::Communicator;
@@ -17,6 +17,7 @@ use crate::element::{DType, TypeTag};
 use crate::error::Result;
 use crate::host::plane;
 use crate::host::reduce::Kernel;
+use crate::meeting::Meeting;
 use crate::{Algorithm, Collective, CustomOp, Envelope, ReduceOp, Reduction, Transport};
 
 /// Elements: in a line, in several, in a slot.
@@ -204,6 +205,8 @@ fn an_abort_gives_back_what_was_on_its_way() {
         }
         let (handle, (tell, hear)) = (comm.abort_handle(), channel());
         std::thread::scope(|scope| {
+            // Dropped where this thread fails, which ends the other's wait.
+            let tell = tell;
             scope.spawn(move || {
                 let _ = hear.recv();
                 handle.abort();
@@ -358,7 +361,7 @@ fn a_custom_op_sees_no_byte_but_0_and_1() {
 fn what_a_panicking_op_leaves_behind_is_0_or_1() {
     // Some pieces go well, so that the other rank's part of them has been fetched. (Under Miri that would take too long.)
     let (count, well) = if cfg!(miri) { (40_000, 1) } else { (8 << 20, 250) };
-    let (meet, turns) = (Barrier::new(2), Arc::new(AtomicU8::new(0)));
+    let (meet, turns) = (Meeting::new(2), Arc::new(AtomicU8::new(0)));
     Communicator::builder()
         .configure(|config| config.transport = Transport::Shm)
         .run_local(2, |comm| {
@@ -379,7 +382,7 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
             let ended = catch_unwind(AssertUnwindSafe(|| comm.run(&job)));
             assert!(!matches!(ended, Ok(Ok(()))), "the op panicked");
             drop(job);
-            meet.wait();
+            meet.meet();
             all_are_truths(&format!("rank {}", comm.rank()), &one);
             // This rank's own values alternate.
             let has_fetched = one.windows(2).any(|two| two == [1, 1]);

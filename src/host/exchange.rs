@@ -35,7 +35,7 @@ pub(crate) mod local {
     }
 
     impl Exchange for LocalExchange {
-        fn all_gather(&mut self, mine: &[u8], _deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
             let (rounds, changed) = &*self.rounds;
             let mut rounds = rounds.lock().unwrap_or_else(PoisonError::into_inner);
             if rounds.len() <= self.round {
@@ -43,8 +43,11 @@ pub(crate) mod local {
             }
             rounds[self.round][self.rank] = Some(mine.to_vec());
             changed.notify_all();
-            let rounds =
-                changed.wait_while(rounds, |rounds| rounds[self.round].iter().any(Option::is_none)).unwrap_or_else(PoisonError::into_inner);
+            let missing = |rounds: &mut Vec<Vec<Option<Vec<u8>>>>| rounds[self.round].iter().any(Option::is_none);
+            let (rounds, wait) = changed.wait_timeout_while(rounds, deadline.remaining(), missing).unwrap_or_else(PoisonError::into_inner);
+            if wait.timed_out() {
+                return Err(crate::Error::io("waiting for what the other ranks hand in", std::io::ErrorKind::TimedOut));
+            }
             let all = rounds[self.round].iter().flatten().cloned().collect();
             self.round += 1;
             Ok(all)

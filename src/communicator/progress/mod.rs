@@ -196,23 +196,24 @@ impl ProgressEngine {
 mod tests {
     use std::time::Duration;
 
+    use crate::meeting::Meeting;
     use crate::{Communicator, Result};
 
     #[test]
     fn whoever_has_the_lock_can_abort_and_the_peers_hear_of_it() -> Result<()> {
-        let has_heard = std::sync::Barrier::new(2);
+        let has_heard = Meeting::new(2);
         let heard = Communicator::builder().configure(|config| config.timeout = Duration::from_secs(30)).run_local(2, |comm| {
             if comm.rank() == 0 {
                 // Nobody is called under the lock, but another thread may have it.
                 let held = comm.core.shared.progress.lock();
                 comm.abort_handle().abort();
                 drop(held);
-                has_heard.wait();
+                has_heard.meet();
                 return Ok("aborted".to_owned());
             }
             // Before the call, or in it.
             let error = comm.recv(&mut [0_u8], 0).expect_err("nothing was sent");
-            has_heard.wait();
+            has_heard.meet();
             Ok(error.to_string())
         })?;
         assert!(heard.iter().all(|words| words.contains("aborted")), "{heard:?}");

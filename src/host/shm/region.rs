@@ -235,6 +235,7 @@ pub(super) mod tests {
     use rustix::fs::memfd_create;
 
     use super::*;
+    use crate::meeting::wait_until;
 
     /// The regions of several ranks over one file.
     pub(in crate::host::shm) fn regions(ranks: usize) -> Vec<Region> {
@@ -281,14 +282,12 @@ pub(super) mod tests {
         let regions = regions(2);
         std::thread::scope(|scope| {
             scope.spawn(|| regions[0].sleep(Duration::from_secs(60), || false));
-            while regions[1].control().sleepers() == 0 {
-                std::thread::yield_now();
-            }
+            wait_until("the other one sleeps", || regions[1].control().sleepers() > 0);
             // The announcement comes before the sleep; ring until the sleeper has gone.
-            while regions[1].control().sleepers() != 0 {
+            wait_until("the sleeper has gone", || {
                 regions[1].wake();
-                std::thread::yield_now();
-            }
+                regions[1].control().sleepers() == 0
+            });
         });
     }
 

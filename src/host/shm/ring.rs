@@ -150,6 +150,7 @@ pub(in crate::host) mod tests {
 
     use super::*;
     use crate::host::shm::region::tests::regions;
+    use crate::meeting::wait_until;
     use crate::random::Random;
 
     /// By how much less goes through the rings under Miri.
@@ -164,12 +165,12 @@ pub(in crate::host) mod tests {
 
     /// Retries until the call does not block.
     fn patiently<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        loop {
-            match call() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                other => return other,
-            }
-        }
+        let mut outcome = None;
+        wait_until("the other end goes on", || {
+            outcome = Some(call()).filter(|outcome| !outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
+            outcome.is_some()
+        });
+        outcome.unwrap()
     }
 
     /// The byte at a place of a stream.
@@ -275,8 +276,8 @@ pub(in crate::host) mod tests {
                     let frame = frame(index, &mut sizes);
                     // What is all that is there can be read by its head.
                     let waits = random.below(2) == 0;
-                    while waits && received.load(Ordering::Relaxed) < index {
-                        std::thread::yield_now();
+                    if waits {
+                        wait_until("the other end has read all", || received.load(Ordering::Relaxed) >= index);
                     }
                     if random.below(4) > 0 && a.try_write_frame(&head_of(&frame), &frame[8..]).unwrap() {
                         continue;

@@ -92,6 +92,8 @@ impl Connection {
         loop {
             let failure = match Self::attempt(host, port, secret, deadline) {
                 Ok(connection) => return Ok(connection),
+                // What the deadline cut short says nothing new of a server that has closed every connection so far.
+                Err(Failure::Late) if closing_since.is_some() && deadline.has_passed() => Failure::Closed,
                 Err(failure) => failure,
             };
             closing_since = matches!(failure, Failure::Closed).then(|| closing_since.unwrap_or_else(Instant::now));

@@ -2,11 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::Error;
+use crate::meeting::Meeting;
 use crate::proof::{Initiator, Purpose, Secret};
 use crate::rendezvous::Store;
 use crate::rendezvous::limits::VALUE_BYTES;
@@ -152,13 +153,13 @@ fn a_wait_that_runs_out_names_what_is_missing_and_leaves_the_store_usable() {
 fn many_clients_at_once() {
     const CLIENTS: usize = 24;
     let server = server();
-    let start = Barrier::new(CLIENTS);
+    let start = Meeting::new(CLIENTS);
     std::thread::scope(|scope| {
         for rank in 0..CLIENTS {
             let (server, start) = (&server, &start);
             scope.spawn(move || {
                 let store = client(server);
-                start.wait();
+                start.meet();
                 store.set(&format!("rank/{rank}"), rank.to_string().as_bytes()).unwrap();
                 let keys: Vec<String> = (0..CLIENTS).map(|rank| format!("rank/{rank}")).collect();
                 let keys: Vec<&str> = keys.iter().map(String::as_str).collect();

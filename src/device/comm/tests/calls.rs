@@ -236,9 +236,7 @@ fn the_watchdog_leaves_a_capture_alone() {
         rank.all_reduce(&mut vector, LONG).unwrap();
         let looks = nccl::calls("ncclCommGetAsyncError");
         // Some rounds of the watchdog, which looks at both communicators in each.
-        while nccl::calls("ncclCommGetAsyncError") < looks + 6 {
-            std::thread::yield_now();
-        }
+        wait_until("the watchdog has looked", || nccl::calls("ncclCommGetAsyncError") >= looks + 6);
         let graph = rank.stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap().unwrap();
         graph.launch().unwrap();
         assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1]));

@@ -241,9 +241,7 @@ fn first_calls_of_two_communicators_in_opposite_orders_do_not_wait_for_each_othe
         let before = entered(own);
         thread::scope(|scope| {
             scope.spawn(|| call(own));
-            while entered(own) == before {
-                thread::yield_now();
-            }
+            wait_until("the call has entered", || entered(own) != before);
             call(1 - own);
         });
         other.finalize(&Deadline::after(LONG)).unwrap();

@@ -112,7 +112,7 @@ fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
 #[test]
 fn work_that_a_shrink_stops_is_waited_for_in_vain() {
     let sim = Sim::new();
-    let all = std::sync::Barrier::new(3);
+    let all = Meeting::new(3);
     ranks(3, |rank| {
         let stopped = rank.comm.rank() != 2;
         if stopped {
@@ -136,7 +136,7 @@ fn work_that_a_shrink_stops_is_waited_for_in_vain() {
             sum(&child, &rank.stream, &mut vector, LONG).unwrap();
             assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1]));
         }
-        all.wait();
+        all.meet();
         rank.comm.abort();
     });
     sim.finish();
@@ -180,9 +180,9 @@ fn a_thread_that_does_not_come_out_of_nccl_is_noticed() {
 #[test]
 fn a_lost_rank_ends_the_others() {
     let sim = Sim::new();
-    let both = std::sync::Barrier::new(2);
+    let both = Meeting::new(2);
     ranks(2, |rank| {
-        both.wait();
+        both.meet();
         if rank.comm.rank() == 1 {
             nccl::lose(1);
             return rank.comm.abort();
@@ -370,9 +370,9 @@ fn failures_of_calls_that_use_no_stream_are_named_and_end_the_communicator() {
         ("ncclCommRegister", &|rank, deadline| Registration::new(&rank.comm, rank.vector(5), deadline).map(|_| ())),
     ];
     for (function, call) in cases {
-        let both = std::sync::Barrier::new(2);
+        let both = Meeting::new(2);
         ranks(2, |rank| {
-            both.wait();
+            both.meet();
             if rank.comm.rank() == 0 {
                 nccl::fail_call(function, 1, 3);
                 let error = call(&rank, &later()).unwrap_err();
@@ -380,7 +380,7 @@ fn failures_of_calls_that_use_no_stream_are_named_and_end_the_communicator() {
                 let failure = rank.comm.failure().unwrap();
                 assert_eq!(failure.to_string(), error.to_string());
             }
-            both.wait();
+            both.meet();
             rank.comm.abort();
         });
         sim.wait_until_none_is_left();

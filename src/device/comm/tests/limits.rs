@@ -1,6 +1,5 @@
 //! Each call keeps the time that it was given, whatever others are given.
 
-use std::sync::Barrier;
 use std::time::Instant;
 
 use simgpu::nccl;
@@ -45,11 +44,11 @@ fn failure_of(comm: &NcclComm) -> Error {
 #[test]
 fn a_short_call_shortens_no_long_one() {
     let sim = Sim::new();
-    let late = Barrier::new(2);
+    let late = Meeting::new(2);
     ranks(2, |rank| {
         let mut vector = rank.vector(100);
         if rank.comm.rank() == 1 {
-            late.wait();
+            late.meet();
         } else {
             nothing(&rank, &rank.stream, SHORT);
         }
@@ -61,12 +60,13 @@ fn a_short_call_shortens_no_long_one() {
             nothing(&rank, &rank.stream, SHORT);
             other.synchronize().unwrap();
             // The first one has ended by the time to which the clock is set.
-            while rank.comm.inner.watched.unfinished().is_none_or(|unfinished| unfinished.limit != LONG) {
+            wait_until("the first call is over", || {
                 rank.comm.inner.probe(Instant::now());
-            }
+                rank.comm.inner.watched.unfinished().is_some_and(|unfinished| unfinished.limit == LONG)
+            });
             look_after(&rank, 10 * SHORT);
             assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
-            late.wait();
+            late.meet();
         }
         assert_eq!(read(&rank.stream, &vector), total(100, &[0, 1]));
     });
@@ -97,26 +97,28 @@ fn a_long_call_lengthens_no_short_one() {
 #[test]
 fn the_time_of_a_call_counts_from_the_end_of_what_was_queued_before() {
     let sim = Sim::new();
-    let late = Barrier::new(2);
+    let late = Meeting::new(2);
     ranks(2, |rank| {
         let mut first = rank.vector(100);
         let mut second = rank.vector(100);
         if rank.comm.rank() == 1 {
-            late.wait();
+            late.meet();
             rank.all_reduce(&mut first, LONG).unwrap();
             assert_eq!(read(&rank.stream, &first), total(100, &[0, 1]));
             return leave_with(&rank.comm);
         }
         rank.all_reduce(&mut first, LONG).unwrap();
         let event = rank.comm.position(&rank.stream).unwrap();
-        rank.all_reduce(&mut second, SHORT).unwrap();
-        look_after(&rank, 10 * SHORT);
+        // Long enough for a look at the end of the first one, however busy the machine is.
+        let limit = 10 * SHORT;
+        rank.all_reduce(&mut second, limit).unwrap();
+        look_after(&rank, 10 * limit);
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
-        late.wait();
+        late.meet();
         rank.comm.wait(&event, &Deadline::after(LONG)).unwrap();
         // Now the second one is the oldest, and nobody comes.
         let failure = failure_of(&rank.comm);
-        assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (SHORT..LONG).contains(elapsed)), "{failure}");
+        assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (limit..LONG).contains(elapsed)), "{failure}");
         let _ = rank.stream.synchronize();
     });
     sim.finish();

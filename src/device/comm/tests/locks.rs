@@ -113,9 +113,7 @@ fn an_abort_reaches_a_call_for_which_its_stream_has_no_room() {
                     }
                 }
             });
-            while waits_for_room() == before {
-                thread::yield_now();
-            }
+            wait_until("a call waits for room", || waits_for_room() != before);
             rank.comm.abort();
             calling.join().unwrap()
         });

@@ -1,7 +1,6 @@
 //! Messages. The first one from a rank to another connects the two inside the call, which waits there for the other end: whatever becomes of that,
 //! the call ends in time, with an error in its type, and its stream comes free.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -62,20 +61,20 @@ fn assert_stream_is_free(rank: &Rank) {
 #[test]
 fn the_first_message_waits_in_the_call_for_its_other_end_and_later_ones_do_not() {
     let sim = Sim::new();
-    let (has_returned, sent) = (AtomicBool::new(false), Barrier::new(2));
+    let (has_returned, sent) = (AtomicBool::new(false), Meeting::new(2));
     ranks(2, |rank| {
         let mut vector = rank.vector(10);
         if rank.comm.rank() == 0 {
             message(&rank, End::SendTo(1), &mut vector, LONG).unwrap();
             has_returned.store(true, Ordering::SeqCst);
             (0..3).for_each(|_| message(&rank, End::SendTo(1), &mut vector, LONG).unwrap());
-            sent.wait();
+            sent.meet();
         } else {
             until_called("ncclSend", 1);
             assert!(!has_returned.load(Ordering::SeqCst));
             message(&rank, End::RecvFrom(0), &mut vector, LONG).unwrap();
             // Of the later ones the sender does not wait for anybody: not in its calls.
-            sent.wait();
+            sent.meet();
             (0..3).for_each(|_| message(&rank, End::RecvFrom(0), &mut vector, LONG).unwrap());
         }
         assert_eq!(read(&rank.stream, &vector), total(10, &[0]));

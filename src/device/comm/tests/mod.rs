@@ -19,6 +19,7 @@ use simgpu::nccl;
 use super::*;
 use crate::device::driver::{self, Gpu};
 use crate::device::memory::{NcclBuffer, Registration, Window};
+use crate::meeting::{Meeting, wait_until};
 use crate::nccl_config::NcclConfig;
 
 /// Long enough for a machine that is busy with other tests.

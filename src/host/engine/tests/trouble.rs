@@ -116,7 +116,10 @@ fn survivors_name_the_dead<K: ByteLink + Send>(meshes: Vec<Mesh<K>>) {
         let (mine, mut got) = (numbers(rank, count), vec![0; count]);
         this.run(&plans::ring(rank, 4, count / 4 * 8), &call(1), memory(&mine, count * 8, &mut got, count * 8))
     });
-    assert_eq!(results, vec![Err(AbortReason::Lost { rank: 2 }.into()); 4]);
+    let lost = |rank| Err(AbortReason::Lost { rank }.into());
+    assert_eq!(results[1..], vec![lost(2); 3]);
+    // It hears of it from its neighbours; where it gets no core for long, one of them cuts it off instead.
+    assert!([2, 1, 3].map(lost).contains(&results[0]), "{:?}", results[0]);
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }
 

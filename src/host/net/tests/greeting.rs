@@ -2,12 +2,13 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::PollFlags;
 
-use super::{LOCALHOST, hello, is_closed, membership, read_exactly, soon, write_all};
+use super::{LOCALHOST, hello, is_closed, membership, read_exactly, soon, wait_for_descriptor, write_all};
 use crate::host::net::connector::{ConnectError, Connector};
 use crate::host::net::hello::{Answer, CONFIRM, Hello, Reason};
 use crate::host::net::listener::Acceptor;
@@ -49,8 +50,7 @@ fn a_refused_hello_tells_why() {
 
 /// Waits until the acceptor has something to do, and lets it.
 fn serve_once(acceptor: &mut Acceptor) {
-    let readiness = acceptor.readiness();
-    poll(&mut [PollFd::new(&readiness, PollFlags::IN)], None).unwrap();
+    wait_for_descriptor(acceptor.readiness().as_fd(), PollFlags::IN);
     acceptor.poll();
 }
 

@@ -5,10 +5,11 @@ mod greeting;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::hello::{Hello, Membership};
 use super::mesh::Mesh;
@@ -125,8 +126,15 @@ fn payload(channel: Channel, from: usize, to: usize) -> Vec<u8> {
 
 fn wait_for(link: &Link, flags: PollFlags) {
     // There is none where something was read ahead.
-    let Some(descriptor) = link.descriptor() else { return };
-    poll(&mut [PollFd::from_borrowed_fd(descriptor, flags)], None).unwrap();
+    if let Some(descriptor) = link.descriptor() {
+        wait_for_descriptor(descriptor, flags);
+    }
+}
+
+/// Waits, and fails where nothing comes: the other end may have failed.
+fn wait_for_descriptor(descriptor: BorrowedFd<'_>, flags: PollFlags) {
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_ne!(poll(&mut [PollFd::from_borrowed_fd(descriptor, flags)], Some(&limit)).unwrap(), 0, "waited in vain for {flags:?}");
 }
 
 fn write_all(link: &mut Link, bytes: &[u8]) {
@@ -155,8 +163,7 @@ fn read_exactly(link: &mut Link, len: usize) -> Vec<u8> {
 
 /// Waits until the mesh's acceptor has something to do.
 fn wait_for_caller(mesh: &Mesh) {
-    let descriptor = mesh.listener_descriptor().unwrap();
-    poll(&mut [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)], None).unwrap();
+    wait_for_descriptor(mesh.listener_descriptor().unwrap(), PollFlags::IN);
 }
 
 /// Point-to-point links from everyone else.
@@ -560,7 +567,7 @@ fn threads_share_a_mesh() {
                     });
                     let mut interests: Vec<_> = opening.iter().filter_map(|(_, connector)| connector.interest()).collect();
                     interests.push(PollFd::from_borrowed_fd(progress.listener_descriptor().unwrap(), PollFlags::IN));
-                    let slice = rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+                    let slice = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
                     poll(&mut interests, Some(&slice)).unwrap();
                 }
                 for (peer, link) in &mut outgoing {

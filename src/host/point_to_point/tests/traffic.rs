@@ -7,6 +7,7 @@ use super::{BYTES, MemoryLink, Random, RingLink, SocketLink, Talk, TestNetwork, 
 use crate::element::{DType, TypeTag};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Attempt, MessageError, Messages, Ticket};
+use crate::meeting::wait_until;
 
 /// Sizes around every bound.
 const SIZES: [usize; 14] = [
@@ -156,9 +157,10 @@ fn a_progress_thread_of_another_rank_need_not_know_the_tickets() {
             assert!(received == data);
             taken.store(true, std::sync::atomic::Ordering::Release);
         });
-        while !taken.load(std::sync::atomic::Ordering::Acquire) {
+        wait_until("the message was received", || {
             engine.wait_step(Duration::from_millis(1));
-        }
+            taken.load(std::sync::atomic::Ordering::Acquire)
+        });
     });
     engine.finish_all(&[send]).expect("sent");
 }

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "collectives take raw memory")]
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{PATIENCE, Rank, call, on_threads};
@@ -15,6 +15,7 @@ use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::shm::layout::MAX_RANKS;
 use crate::host::shm::{Blocks, Channel, Group, Memory};
+use crate::meeting::{Meeting, wait_until};
 
 /// A fold that must never run.
 struct Untouchable;
@@ -146,21 +147,21 @@ fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(),
 
 #[test]
 fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
-    let (early, late) = (Barrier::new(2), Barrier::new(4));
+    let (early, late) = (Meeting::new(2), Meeting::new(4));
     on_threads(4, |mut rank| {
         if rank.index == 1 || rank.index == 3 {
-            late.wait();
+            late.meet();
             barrier_within(&mut rank, PATIENCE, 1).unwrap();
         } else {
             let stop = barrier_within(&mut rank, Duration::ZERO, 1).unwrap_err();
             assert!(stop.missing.contains(&1) && stop.missing.contains(&3) && stop.arrived.contains(&(rank.index as u32)));
             // From here on the two have seen each other.
-            early.wait();
+            early.meet();
             let stop = barrier_within(&mut rank, Duration::from_millis(20), 1).unwrap_err();
             assert_eq!(stop.abort_reason, AbortReason::TimedOut { waiting: rank.index as u32, missing: 1 });
             assert_eq!((stop.missing, stop.arrived), (vec![1, 3], vec![0, 2]));
             assert_eq!(rank.group.abort_reason(), None);
-            late.wait();
+            late.meet();
             // Rank 0 tries again, rank 2 goes on: the others' barrier is the one that both have entered.
             if rank.index == 0 {
                 barrier_within(&mut rank, PATIENCE, 1).unwrap();
@@ -176,15 +177,15 @@ fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
 
 #[test]
 fn a_deadline_in_another_call_ends_the_group() {
-    let late = Barrier::new(2);
+    let late = Meeting::new(2);
     on_threads(2, |mut rank| {
         if rank.index == 0 {
             rank.deadline = Deadline::after(Duration::from_millis(10));
             let stop = attempt(&mut rank, Collective::Broadcast, &mut [0; 9]).unwrap_err();
             assert_eq!((stop.missing, stop.arrived), (vec![1], vec![0]));
-            late.wait();
+            late.meet();
         } else {
-            late.wait();
+            late.meet();
             assert_eq!(rank.group.abort_reason(), Some(AbortReason::TimedOut { waiting: 0, missing: 1 }));
             // The first step is complete from here; the next call sees the end.
             let _ = attempt(&mut rank, Collective::Broadcast, &mut [0; 9]);
@@ -207,9 +208,7 @@ fn a_rank_that_leaves_is_named() {
 fn what_a_rank_published_before_it_left_counts() {
     on_threads(2, |mut rank| {
         if rank.index == 0 {
-            while !rank.group.region.member(1).has_departed() {
-                std::thread::yield_now();
-            }
+            wait_until("rank 1 has left", || rank.group.region.member(1).has_departed());
             rank.make(Collective::Barrier, |group, context| group.barrier(context)).unwrap();
         } else {
             let step = rank.group.next_step();
@@ -224,9 +223,7 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
     let stops = on_threads(3, |mut rank| {
         if rank.index == 2 {
             // Neither calls nor leaves before the others have been told to stop.
-            while rank.group.abort_reason().is_none() {
-                std::thread::yield_now();
-            }
+            wait_until("the group has ended", || rank.group.abort_reason().is_some());
             return rank.group.abort_reason().unwrap();
         }
         let index = rank.index;
@@ -238,9 +235,7 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
         std::thread::scope(|scope| {
             if index == 0 {
                 scope.spawn(|| {
-                    while region.control().sleepers() < 2 {
-                        std::thread::yield_now();
-                    }
+                    wait_until("two ranks sleep", || region.control().sleepers() >= 2);
                     health.end(AbortReason::Aborted { by: 0 });
                 });
             }
@@ -257,9 +252,7 @@ fn an_abort_reason_wakes_sleepers() {
         if rank.index != 2 {
             return attempt(&mut rank, Collective::Barrier, &mut []).unwrap_err().abort_reason;
         }
-        while rank.group.region.control().sleepers() < 2 {
-            std::thread::yield_now();
-        }
+        wait_until("two ranks sleep", || rank.group.region.control().sleepers() >= 2);
         rank.group.propagate(&AbortReason::Failed { rank: 2 });
         rank.group.propagate(&AbortReason::Aborted { by: 2 });
         rank.group.abort_reason().unwrap()

@@ -1,0 +1,42 @@
+//! Waits between threads of a test that end: where what is waited for does not come, since its thread has failed, they panic.
+
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a wait may take. The thread sanitizer and Miri are slow.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(any(one_mapping, miri)) { 200 } else { 20 });
+
+/// Where the ranks of a test wait for each other without their communicator. One that waits in vain panics.
+pub struct Meeting {
+    ranks: usize,
+    arrived: Mutex<usize>,
+    bell: Condvar,
+}
+
+impl Meeting {
+    pub fn new(ranks: usize) -> Self {
+        Self { ranks, arrived: Mutex::new(0), bell: Condvar::new() }
+    }
+
+    /// Returns when every rank has come as often as this one.
+    #[track_caller]
+    pub fn meet(&self) {
+        let mut arrived = self.arrived.lock().unwrap();
+        let target = (*arrived / self.ranks + 1) * self.ranks;
+        *arrived += 1;
+        self.bell.notify_all();
+        let (arrived, wait) = self.bell.wait_timeout_while(arrived, PATIENCE, |arrived| *arrived < target).unwrap();
+        drop(arrived);
+        assert!(!wait.timed_out(), "the other ranks did not come");
+    }
+}
+
+/// Looks again and again until `condition` holds; panics where that takes too long.
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        std::thread::yield_now();
+    }
+}
