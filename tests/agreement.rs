@@ -7,7 +7,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::ranks::{Wiring, patience, threads};
+use common::ranks::{Meeting, Wiring, patience, threads};
 
 use collectives::{Communicator, CustomOp, Envelope, Error, ReduceOp, Result};
 
@@ -24,12 +24,12 @@ fn mismatched(
     count: impl Fn(usize) -> usize + Sync,
     call: impl Fn(&Communicator, &mut [f32]) -> Result<()> + Sync,
 ) {
-    let everyone = std::sync::Barrier::new(ranks);
+    let everyone = Meeting::new(ranks);
     let seen = threads(wiring, ranks, |comm| {
         // A call that agrees first, so that links are open and numbers have moved on. A rank that is still in it when another finds
         // a disagreement in the next would hear of that at once.
         comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
-        everyone.wait();
+        everyone.meet();
         let before: Vec<f32> = (0..count(comm.rank())).map(|index| (index * 10 + comm.rank()) as f32).collect();
         let mut buffer = before.clone();
         let begin = Instant::now();

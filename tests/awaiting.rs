@@ -219,7 +219,7 @@ fn two_threads_wait_for_the_same_calls() {
             let other = 1 - comm.rank();
             let works = [comm.start_recv(vec![0_u8], other).unwrap()];
             std::thread::scope(|scope| {
-                let waiting: Vec<_> = (0..2).map(|_| scope.spawn(|| Work::wait_any(&works, Duration::from_secs(3600)))).collect();
+                let waiting: Vec<_> = (0..2).map(|_| scope.spawn(|| Work::wait_any(&works, Duration::from_secs(60)))).collect();
                 comm.send(&1_u8, other).unwrap();
                 waiting.into_iter().for_each(|waiting| assert_eq!(waiting.join().unwrap(), Some(0)));
             });

@@ -9,7 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::ranks::{Wiring, free_port, threads, threads_with};
+use common::limit::within;
+use common::meeting::End;
+use common::ranks::{Meeting, Wiring, free_port, threads, threads_with};
 
 use collectives::{Communicator, CustomOp, Data, Envelope, Error, ReduceOp, Result};
 
@@ -192,12 +194,12 @@ fn a_call_with_counts_that_is_given_up_says_how_much_it_was() {
     ];
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         for (said, call) in calls {
-            let done = std::sync::Barrier::new(2);
+            let done = Meeting::new(2);
             let errors = threads(wiring, 2, |comm| {
                 comm.barrier().unwrap();
                 comm.set_timeout(Duration::from_millis(50));
                 let error = (comm.rank() == 0).then(|| call(comm).expect_err("nobody else makes this call").to_string());
-                done.wait();
+                done.meet();
                 error
             });
             let error = errors[0].as_ref().unwrap();
@@ -225,16 +227,16 @@ fn the_timeout_of_a_url_bounds_the_start_too() {
 
 #[test]
 fn a_monitored_barrier_may_wait_longer_than_a_call() {
-    let late = std::sync::Barrier::new(2);
+    let late = Meeting::new(2);
     let seen = threads(Wiring::Shm, 3, |comm| {
         comm.set_timeout(Duration::from_millis(20));
         match comm.rank() {
             // A call that times out, so that more than the timeout has passed when rank 2 comes.
             1 => {
                 assert!(comm.recv(&mut [0_u8], 1).unwrap_err().is_timeout());
-                late.wait();
+                late.meet();
             }
-            2 => _ = late.wait(),
+            2 => late.meet(),
             _ => {}
         }
         comm.monitored_barrier(Duration::from_secs(60)).map_err(|error| error.to_string())
@@ -420,22 +422,26 @@ fn a_rank_that_panics_is_named_by_run_local() {
 #[test]
 fn no_timeout_is_too_long() {
     let endless = |_| Communicator::builder().configure(|config| config.timeout = Duration::MAX);
-    threads_with(2, endless, |comm| {
-        let other = 1 - comm.rank();
-        let work = comm.start_send(vec![1_u8], other).unwrap();
-        assert_eq!(comm.recv(&mut [0_u8], other).unwrap().source, other);
-        work.wait().unwrap();
-        comm.start_barrier().unwrap().wait().unwrap();
-        comm.monitored_barrier(Duration::MAX).unwrap();
+    within("calls without end", move || {
+        threads_with(2, endless, |comm| {
+            let other = 1 - comm.rank();
+            let work = comm.start_send(vec![1_u8], other).unwrap();
+            assert_eq!(comm.recv(&mut [0_u8], other).unwrap().source, other);
+            work.wait().unwrap();
+            comm.start_barrier().unwrap().wait().unwrap();
+            comm.monitored_barrier(Duration::MAX).unwrap();
+        })
     });
     let folder = tempfile::tempdir().unwrap();
     let urls = [format!("file://{}?", folder.path().join("store").display()), format!("tcp://127.0.0.1:{}?", free_port())];
     for url in urls {
-        std::thread::scope(|scope| {
-            for rank in 0..2 {
-                let url = format!("{url}rank={rank}&world_size=2");
-                scope.spawn(move || endless(rank).from_url(&url).unwrap().close().unwrap());
-            }
+        within(&format!("a start without end at {url}"), move || {
+            std::thread::scope(|scope| {
+                for rank in 0..2 {
+                    let url = format!("{url}rank={rank}&world_size=2");
+                    scope.spawn(move || endless(rank).from_url(&url).unwrap().close().unwrap());
+                }
+            });
         });
     }
 }
@@ -491,8 +497,9 @@ fn a_port_that_tests_are_given_is_free_while_processes_start() {
                 std::process::Command::new("true").status().unwrap();
             }
         });
+        let end = End(&done);
         let taken = (0..500).filter(|_| std::net::TcpListener::bind(("127.0.0.1", free_port())).is_err()).count();
-        done.store(true, Ordering::Relaxed);
+        drop(end);
         assert_eq!(taken, 0);
     });
 }

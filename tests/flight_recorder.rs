@@ -35,6 +35,8 @@ fn a_stuck_call_is_seen_from_another_thread_on_every_wiring() {
         let (go, wait) = channel::<()>();
         let wait = Mutex::new(wait);
         std::thread::scope(|scope| {
+            // Dropped where this fails, so that rank 1 goes on.
+            let go = go;
             let ranks = scope.spawn(|| {
                 each(comms, |comm| {
                     if comm.rank() == 1 {
@@ -142,13 +144,14 @@ fn a_call_that_does_not_end_is_warned_of_once_before_its_deadline() {
                 drop(comm.barrier());
                 return;
             }
+            let come = come.lock().unwrap().take();
             comm.set_timeout(Duration::from_millis(800));
             let warnings = Warnings::default();
             tracing::subscriber::with_default(warnings.clone(), || {
                 assert!(comm.barrier().unwrap_err().is_timeout());
                 assert!(comm.recv(&mut [0_u8], 1).is_err());
             });
-            drop(come.lock().unwrap().take());
+            drop(come);
             // That the calls failed in the end is told as well.
             let said: Vec<_> = warnings.0.lock().unwrap().iter().filter(|said| said.contains("still waiting")).cloned().collect();
             let of_barrier: Vec<_> = said.iter().filter(|said| said.contains("barrier() number 1")).collect();

@@ -42,7 +42,7 @@ fn start(n: usize, transport: Transport) -> Cost {
     let before = open_sockets();
     let began = Instant::now();
     let all_here = Barrier::new(n + 1);
-    std::thread::scope(|scope| {
+    let (requests, sockets, elapsed) = std::thread::scope(|scope| {
         for (rank, store) in stores.iter().enumerate() {
             let all_here = &all_here;
             scope.spawn(move || {
@@ -58,10 +58,11 @@ fn start(n: usize, transport: Transport) -> Cost {
             });
         }
         all_here.wait();
-        let cost = Cost { requests: server.requests_served(), sockets: open_sockets() - before, elapsed: began.elapsed() };
+        let counted = (server.requests_served(), open_sockets(), began.elapsed());
         all_here.wait();
-        cost
-    })
+        counted
+    });
+    Cost { requests, sockets: sockets - before, elapsed }
 }
 
 fn open_sockets() -> usize {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use common::meeting::wait_until;
 use common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, each, patience, processes};
 
 use collectives::{Communicator, CustomOp, ReduceOp, Result, SharedBuffer};
@@ -61,7 +62,7 @@ impl Line {
         let mut port = [listener.as_ref().map_or(0, |listener| listener.local_addr().unwrap().port())];
         comm.broadcast(&mut port, 0).unwrap();
         let stream = match listener {
-            Some(listener) => listener.accept().unwrap().0,
+            Some(listener) => accept(&listener),
             None => TcpStream::connect(("127.0.0.1", port[0])).unwrap(),
         };
         stream.set_read_timeout(Some(patience(30))).unwrap();
@@ -75,6 +76,17 @@ impl Line {
     fn hear(&self) {
         (&self.0).read_exact(&mut [0]).unwrap();
     }
+}
+
+/// The first connection to come, in time.
+fn accept(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).unwrap();
+    let mut stream = None;
+    wait_until("the other rank connects", || {
+        stream = listener.accept().ok();
+        stream.is_some()
+    });
+    stream.unwrap().0
 }
 
 /// A rank's buffers: what it lends, and room for sums.

@@ -7,9 +7,13 @@ mod common;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use common::meeting::wait_until;
 use common::ranks::{Meeting, Wiring, threads};
 
-use collectives::{Communicator, Envelope, Error, ReduceOp, flight::State};
+use collectives::{
+    Communicator, Envelope, Error, ReduceOp,
+    flight::{Record, State},
+};
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
 
@@ -18,9 +22,8 @@ const LIMIT: Duration = Duration::from_millis(if cfg!(one_mapping) { 10_000 } el
 
 /// Waits until a call of this name is on record as waiting, on this rank.
 fn wait_for(comm: &Communicator, kind: &str) {
-    while !comm.flight_recorder().records().iter().any(|record| record.kind.name() == kind && record.state == State::Started) {
-        std::thread::yield_now();
-    }
+    let is_waiting = |record: &Record| record.kind.name() == kind && record.state == State::Started;
+    wait_until(kind, || comm.flight_recorder().records().iter().any(is_waiting));
 }
 
 /// What an error says of the other call.

@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::cases::{Memory, everything_in, movements_in, reductions_in};
+use common::meeting::wait_until;
 use common::oracle::{Predict, assert_bits, folded, inputs};
-use common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, each, processes, threads};
+use common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, each, patience, processes, threads};
 
 use collectives::{AbortHandle, Communicator, CustomOp, Error, F8E4M3, ReduceOp, Reduction, Result, SharedBuffer, bf16};
 
@@ -362,13 +363,10 @@ fn memory_that_was_dropped_is_free_before_the_next_call() {
 fn a_rank_that_leaves_in_the_last_step_leaves_nobody_with_what_it_wrote_since() {
     let (done, gone) = (&AtomicBool::new(false), &AtomicBool::new(false));
     let handles = &Mutex::new(None::<AbortHandle>);
-    let wait_for = |flag: &AtomicBool| {
-        while !flag.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-    };
+    let wait_for = |what: &str, flag: &AtomicBool| wait_until(what, || flag.load(Ordering::Acquire));
     std::thread::scope(|scope| {
-        let mut ranks = Communicator::local(2).unwrap().into_iter();
+        let builder = Communicator::builder().configure(|config| config.timeout = patience(60));
+        let mut ranks = builder.local(2).unwrap().into_iter();
         let (zero, one) = (ranks.next().unwrap(), ranks.next().unwrap());
         *handles.lock().unwrap() = Some(zero.abort_handle());
         scope.spawn(move || {
@@ -387,22 +385,20 @@ fn a_rank_that_leaves_in_the_last_step_leaves_nobody_with_what_it_wrote_since() 
             let mut block = vec![0.0_f32; LARGE];
             std::thread::scope(|inner| {
                 inner.spawn(move || {
-                    wait_for(done);
+                    wait_for("rank 1 is in its op", done);
                     handles.lock().unwrap().take().unwrap().abort();
                 });
                 let (tell, hear) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
                 let (told, heard) = (Arc::clone(&tell), Arc::clone(&hear));
                 let op = CustomOp::new("sum", move |into: &mut [f32], from: &[f32]| {
                     tell.store(true, Ordering::Release);
-                    while !hear.load(Ordering::Acquire) {
-                        std::thread::yield_now();
-                    }
+                    wait_until("rank 0 has written", || hear.load(Ordering::Acquire));
                     into.iter_mut().zip(from).for_each(|(a, b)| *a += *b);
                 });
                 inner.spawn(move || {
-                    wait_for(&told);
+                    wait_for("rank 1 is in its op", &told);
                     done.store(true, Ordering::Release);
-                    wait_for(gone);
+                    wait_for("rank 0 has written", gone);
                     heard.store(true, Ordering::Release);
                 });
                 let result = one.reduce_scatter_into(&source, &mut block, op);

@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use common::meeting::wait_until;
 use common::ranks::{Meeting, Wiring, communicators, each, threads};
 
 use collectives::{
@@ -114,9 +115,7 @@ fn messages_come_and_go_while_another_thread_waits_in_a_barrier() {
 /// Waits until this rank is in a barrier, and waits there for another.
 fn wait_for_barrier(comm: &Communicator) {
     let is_waiting = |record: &Record| record.kind == Collective::Barrier && record.state == State::Started;
-    while !comm.flight_recorder().records().iter().any(is_waiting) {
-        std::thread::yield_now();
-    }
+    wait_until("this rank is in a barrier", || comm.flight_recorder().records().iter().any(is_waiting));
 }
 
 #[test]

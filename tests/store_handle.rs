@@ -23,6 +23,7 @@ static STARTING: Mutex<()> = Mutex::new(());
 fn keeping() -> Config {
     let mut config = Config::default();
     config.keep_store = true;
+    config.timeout = patience(60);
     config
 }
 
@@ -227,7 +228,7 @@ fn a_store_of_ones_own_is_shared_as_it_is() {
 fn processes_share_keys_until_rank_0_is_killed() {
     const NAME: &str = "processes_share_keys_until_rank_0_is_killed";
     if is_rank_of(NAME) {
-        let comm = Communicator::builder().config(keeping()).configure(|config| config.timeout = patience(60)).from_env().unwrap();
+        let comm = Communicator::builder().config(keeping()).from_env().unwrap();
         assert_shared(&comm);
         let store = comm.store().unwrap();
         comm.barrier().unwrap();

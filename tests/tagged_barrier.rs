@@ -7,6 +7,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use common::meeting::End;
 use common::ranks::{Meeting, Wiring, communicators, each, free_port, is_rank_of, patience, spawn_rank, threads};
 
 use collectives::{Communicator, Envelope, Error, ReduceOp};
@@ -44,13 +45,15 @@ fn tags_are_independent_of_each_other_and_of_collectives() {
                         comm.all_reduce(&mut over, ReduceOp::Min).unwrap();
                     }
                 });
+                // However this ends, the reduces do.
+                let end = End(&is_over);
                 let tags = [1, 2, 3].map(|tag| scope.spawn(move || (0..100).for_each(|_| comm.tagged_barrier(tag).unwrap())));
                 tags.into_iter().for_each(|thread| thread.join().unwrap());
                 // One rank enters the first before the second, the others the second before the first.
                 let order = if comm.rank() == 0 { [10, 11] } else { [11, 10] };
                 let both = order.map(|tag| scope.spawn(move || comm.tagged_barrier(tag).unwrap()));
                 both.into_iter().for_each(|thread| thread.join().unwrap());
-                is_over.store(true, Ordering::Relaxed);
+                drop(end);
                 reduces.join().unwrap();
             });
         });

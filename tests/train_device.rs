@@ -357,7 +357,7 @@ fn a_norm_of_what_never_comes_is_an_error_in_time() {
     let patient = |rank: usize| {
         gpu::builder(config.clone()).configure(|config| config.timeout = std::time::Duration::from_secs(if rank == 0 { 5 } else { 60 }))
     };
-    let absent = std::sync::Barrier::new(2);
+    let absent = common::ranks::Meeting::new(2);
     let outcomes = common::ranks::threads_with(2, patient, |comm| {
         let memory = DeviceMemory::of(comm);
         let one = vec![Parameter::new::<f32>("a", &[35])];
@@ -367,7 +367,7 @@ fn a_norm_of_what_never_comes_is_an_error_in_time() {
             model.ready(0, &memory.put(&[1.0_f32; 35]))?;
             model.finish()?.norm()
         });
-        absent.wait();
+        absent.meet();
         outcome
     });
     let error = outcomes[0].clone().unwrap().unwrap_err();

@@ -163,7 +163,7 @@ fn start_rank(mut command: Command, name: &str, seed: u64, rank: [usize; 3], roo
     let [rank, world_size, local_rank] = rank.map(|number| number.to_string());
     command.args(["--exact", name, "--nocapture"]).env("COLLECTIVES_TEST_RANK_OF", name).env("COLLECTIVES_TEST_SEED", seed.to_string());
     command.env("RANK", rank).env("WORLD_SIZE", world_size).env("LOCAL_RANK", local_rank);
-    command.env("MASTER_ADDR", root.0).env("MASTER_PORT", root.1.to_string());
+    command.env("MASTER_ADDR", root.0).env("MASTER_PORT", root.1.to_string()).env("COLLECTIVES_TIMEOUT", "60");
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

@@ -7,6 +7,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
+use limit::Limit;
+
+#[path = "../../tests/common/limit.rs"]
+#[allow(dead_code, unreachable_pub, reason = "tests of other packages share it")]
+mod limit;
+
 const COLLPERF: &str = env!("CARGO_BIN_EXE_collperf");
 /// The number of SIGPIPE.
 const SIGPIPE: i32 = 13;
@@ -22,6 +28,7 @@ fn a_reader_that_goes_ends_all_ranks_without_a_word() {
         let mut command = Command::new(COLLPERF);
         command.args("all_reduce --sizes 8 -N 0 -n 1 --plane host".split(' ')).args(flags.split(' '));
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let _limit = Limit::on(&child);
         let reader = BufReader::new(child.stdout.take().unwrap());
         let lines: Vec<String> = reader.lines().take(12).map(Result::unwrap).collect();
         let pid = |line: &String| line.split_once(" Pid ")?.1.split_whitespace().next().map(str::to_owned);
@@ -53,7 +60,9 @@ fn what_is_printed_in_one_piece_ends_alike() {
         drop(reader);
         let mut command = Command::new(COLLPERF);
         command.args(line.split(' ')).current_dir(folder.path()).stdin(Stdio::null()).stdout(writer);
-        let output = command.stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let _limit = Limit::on(&child);
+        let output = child.wait_with_output().unwrap();
         assert_eq!((code(output.status), &*String::from_utf8_lossy(&output.stderr)), (128 + SIGPIPE, ""), "{line}");
     }
 }

@@ -10,6 +10,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use collectives::{Communicator, ReduceOp};
+use common::limit::Limit;
 use common::ranks::{free_port, is_rank_of, patience, spawn_rank};
 
 /// Long enough for anything that is not stuck.
@@ -131,6 +132,7 @@ fn a_rank_that_stops_is_named_by_those_whose_deadline_passes() {
     }
     let folder = tempfile::tempdir().unwrap();
     let mut children = spawn(NAME, 3, folder.path(), 1.0);
+    let _limits: Vec<Limit> = children.iter().map(Limit::on).collect();
     await_records(folder.path(), 2);
     let verdict = verdict(folder.path());
     children[2].kill().unwrap();
@@ -157,6 +159,7 @@ fn a_hang_is_explained_by_what_ranks_write_on_a_signal() {
     }
     let folder = tempfile::tempdir().unwrap();
     let mut children = spawn(NAME, 2, folder.path(), 60.0);
+    let _limits: Vec<Limit> = children.iter().map(Limit::on).collect();
     let began = Instant::now();
     while (0..2).any(|rank| !folder.path().join(format!("ready {rank}")).exists()) {
         assert!(began.elapsed() < PATIENCE);

@@ -33,7 +33,7 @@ fn on_hosts(hosts: &Hosts, net: u8, arguments: &str) -> (String, Option<i32>) {
     let start = |host: usize| {
         let mut command = hosts.command(host, COLLPERF);
         command.args(arguments.split_whitespace()).env("RANK", host.to_string()).env("WORLD_SIZE", hosts.count.to_string());
-        command.env("MASTER_ADDR", format!("10.99.{net}.1")).env("MASTER_PORT", "29517").spawn().unwrap()
+        command.env("MASTER_ADDR", format!("10.99.{net}.1")).env("MASTER_PORT", "29517").env("COLLECTIVES_TIMEOUT", "60").spawn().unwrap()
     };
     let ranks: Vec<Child> = (0..hosts.count).map(start).collect();
     let ended: Vec<Output> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
@@ -199,7 +199,7 @@ fn a_rank_that_is_slow_is_the_straggler() {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "3").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-        command.spawn().unwrap()
+        command.env("COLLECTIVES_TIMEOUT", "60").spawn().unwrap()
     };
     let mut ranks: Vec<Child> = (0..3).map(start).collect();
     let last = ranks.remove(2);

@@ -10,9 +10,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use limit::Limit;
+
 #[path = "../../tests/common/interrupts.rs"]
 #[allow(unreachable_pub, reason = "tests of several programs are made of it")]
 mod interrupts;
+#[path = "../../tests/common/limit.rs"]
+#[allow(dead_code, unreachable_pub, reason = "tests of other packages share it")]
+mod limit;
 #[path = "../../tests/common/ports.rs"]
 #[allow(unreachable_pub, reason = "tests of other packages are made of it, too")]
 mod ports;
@@ -143,8 +148,9 @@ fn usage_errors_say_what_is_missing() {
 }
 
 /// A job of two ranks that have said who they are (and trap a signal first, if asked).
-fn started(script: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>, Vec<i32>) {
+fn started(script: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>, Vec<i32>, Limit) {
     let mut child = collrun("--nproc-per-node 2", script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let limit = Limit::on(&child);
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let pids = (0..2)
         .map(|_| {
@@ -153,12 +159,12 @@ fn started(script: &str) -> (std::process::Child, BufReader<std::process::ChildS
             line.split_whitespace().last().unwrap().parse().unwrap()
         })
         .collect();
-    (child, lines, pids)
+    (child, lines, pids, limit)
 }
 
 #[test]
 fn signals_reach_the_ranks() {
-    let (mut child, mut lines, _) = started("trap 'echo heard; exit 0' TERM; echo $$; while :; do sleep 0.01; done");
+    let (mut child, mut lines, _, _limit) = started("trap 'echo heard; exit 0' TERM; echo $$; while :; do sleep 0.01; done");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
@@ -168,7 +174,7 @@ fn signals_reach_the_ranks() {
 
 #[test]
 fn ranks_that_die_of_a_signal_passed_on_are_no_failure_to_report() {
-    let (mut child, _lines, _) = started("echo $$; exec sleep 60");
+    let (mut child, _lines, _, _limit) = started("echo $$; exec sleep 60");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut message = String::new();
     child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
@@ -177,7 +183,7 @@ fn ranks_that_die_of_a_signal_passed_on_are_no_failure_to_report() {
 
 #[test]
 fn no_rank_outlives_a_killed_launcher() {
-    let (mut child, _lines, pids) = started("echo $$; exec sleep 60");
+    let (mut child, _lines, pids, _limit) = started("echo $$; exec sleep 60");
     let ranks: Vec<_> = pids.into_iter().map(|pid| handle(pid).expect("the rank runs")).collect();
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
@@ -270,6 +276,7 @@ fn all_ranks_are_started_anew_as_often_as_they_may_be() {
 #[test]
 fn a_job_that_is_told_to_stop_is_not_begun_anew() {
     let mut child = collrun("--max-restarts 5", "echo $$; exec sleep 60").stdout(Stdio::piped()).spawn().unwrap();
+    let _limit = Limit::on(&child);
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     lines.read_line(&mut String::new()).unwrap();
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
@@ -284,6 +291,7 @@ fn ranks_that_are_deaf_to_a_signal_are_killed_in_the_end() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let _limit = Limit::on(&child);
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     lines.read_line(&mut String::new()).unwrap();
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
@@ -296,9 +304,10 @@ fn ranks_that_are_deaf_to_a_signal_are_killed_in_the_end() {
 /// Two launchers of one job at a port, each with flags and a script of its own.
 fn two_hosts(flags: [&str; 2], script: &str) -> [Output; 2] {
     let launchers = flags.map(|flags| {
-        let flags = format!("--nnodes 2 --nproc-per-node 2 {flags}");
+        let flags = format!("--nnodes 2 --nproc-per-node 2 --rdzv-conf join_timeout=60 {flags}");
         collrun(&flags, script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
+    let _limits = launchers.each_ref().map(Limit::on);
     launchers.map(|launcher| launcher.wait_with_output().unwrap())
 }
 

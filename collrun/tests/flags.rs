@@ -160,7 +160,7 @@ fn a_job_on_two_hosts_is_told_by_variables_alone() {
     let launchers = ["0", "1"].map(|node| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
         command.args(["--", "sh", "-c", script]).env("PET_NNODES", "2").env("PET_NPROC_PER_NODE", "2").env("PET_NODE_RANK", node);
-        command.env("PET_MASTER_ADDR", "127.0.0.1").env("PET_MASTER_PORT", &port);
+        command.env("PET_MASTER_ADDR", "127.0.0.1").env("PET_MASTER_PORT", &port).env("PET_RDZV_CONF", "join_timeout=60");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
     let ended = launchers.map(|launcher| launcher.wait_with_output().unwrap());
@@ -203,7 +203,8 @@ fn run_their_lines(plane: &str, variables: &[(&str, OsString)]) -> Result<(), St
         let hosts = if line.contains("--nnodes=2") { 2 } else { 1 };
         let start = || {
             let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
-            command.args(line.split_whitespace()).envs(variables.iter().cloned()).current_dir(folder.path());
+            command.args(line.split_whitespace()).env("PET_RDZV_CONF", "join_timeout=60").envs(variables.iter().cloned());
+            command.current_dir(folder.path());
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
         let launchers: Vec<_> = (0..hosts).map(|_| start()).collect();

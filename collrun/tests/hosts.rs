@@ -25,7 +25,8 @@ fn on_hosts(hosts: &Hosts, net: u8, per_host: usize, program: &Path, arguments: 
             hosts
                 .command(host, env!("CARGO_BIN_EXE_collrun"))
                 .args(["--nproc-per-node", &per_host.to_string(), "--nnodes", &hosts.count.to_string()])
-                .args(["--node-rank", &host.to_string(), "--master-addr", &format!("10.99.{net}.1"), "--master-port", "29511", "--"])
+                .args(["--node-rank", &host.to_string(), "--master-addr", &format!("10.99.{net}.1"), "--master-port", "29511"])
+                .args(["--rdzv-conf", "join_timeout=60", "--"])
                 .arg(program)
                 .args(arguments)
                 .spawn()

@@ -13,27 +13,7 @@ mod signal;
 mod stores;
 mod tracing_events;
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
-
-use common::ranks::patience;
-
-/// Long enough for anything that is not stuck.
-const PATIENCE: Duration = patience(60);
-
-/// What `work` returns, or panics with. Ends the process where it is stuck, since its threads cannot be ended.
-fn within<R: Send + 'static>(what: &str, work: impl FnOnce() -> R + Send + 'static) -> R {
-    let (done, ended) = channel();
-    let thread = std::thread::spawn(move || {
-        let _done = done;
-        work()
-    });
-    if ended.recv_timeout(PATIENCE) == Err::<(), _>(RecvTimeoutError::Timeout) {
-        eprintln!("{what}: stuck for {PATIENCE:?}");
-        std::process::abort();
-    }
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
+use common::limit::{PATIENCE, within};
 
 /// Says nothing of panics that the test asked for.
 fn quiet_panics() {

@@ -1,5 +1,6 @@
 //! Waits between threads of a test that end: where what is waited for does not come, since its thread has failed, they panic.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -38,5 +39,14 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
         std::thread::yield_now();
+    }
+}
+
+/// Sets it when it is dropped, however the thread that has it ends.
+pub struct End<'a>(pub &'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }

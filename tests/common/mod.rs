@@ -6,6 +6,8 @@
 pub mod cases;
 pub mod forms;
 pub mod hosts;
+pub mod limit;
+pub mod meeting;
 pub mod oracle;
 pub mod ports;
 pub mod programs;

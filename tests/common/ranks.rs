@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use collectives::{Communicator, Config, Result, Transport};
 
+pub use super::meeting::Meeting;
 pub use super::ports::free_port;
 
 /// How long something may take that is not stuck: so many seconds, and more of them where the thread sanitizer looks on.
@@ -99,31 +99,6 @@ pub fn each<R: Send>(communicators: Vec<Communicator>, program: impl Fn(Communic
     })
 }
 
-/// Where the ranks of a test wait for each other without their communicator. One that waits in vain panics.
-pub struct Meeting {
-    ranks: usize,
-    arrived: Mutex<usize>,
-    bell: Condvar,
-}
-
-impl Meeting {
-    pub fn new(ranks: usize) -> Self {
-        Self { ranks, arrived: Mutex::new(0), bell: Condvar::new() }
-    }
-
-    /// Returns when every rank has come as often as this one.
-    #[track_caller]
-    pub fn meet(&self) {
-        let mut arrived = self.arrived.lock().unwrap();
-        let target = (*arrived / self.ranks + 1) * self.ranks;
-        *arrived += 1;
-        self.bell.notify_all();
-        let (arrived, wait) = self.bell.wait_timeout_while(arrived, patience(20), |arrived| *arrived < target).unwrap();
-        drop(arrived);
-        assert!(!wait.timed_out(), "the other ranks did not come");
-    }
-}
-
 /// Marks a process as a rank of the test it names.
 const CHILD: &str = "COLLECTIVES_TEST_CHILD";
 
@@ -147,6 +122,7 @@ fn as_rank(command: &mut Command, rank: usize, world_size: usize, port: u16) -> 
         .env("WORLD_SIZE", world_size.to_string())
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
+        .env("COLLECTIVES_TIMEOUT", patience(120).as_secs().to_string())
         .env_remove("LOCAL_RANK")
         .env_remove("TORCHELASTIC_USE_AGENT_STORE")
         .stdin(Stdio::piped())

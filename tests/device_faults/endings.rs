@@ -9,6 +9,7 @@ use collectives::{Communicator, Config, Error, ReduceOp};
 use cudarc::driver::CudaContext;
 
 use super::common::cases::Memory;
+use super::common::meeting::wait_until;
 use super::common::ranks::{alone_in_a_process, each, threads_with};
 use super::common::tasks::block_on;
 use super::gpu::{DeviceMemory, alone, be_strict, builder, can_steer_nccl, is_real, steers_gpu, steers_nccl, unchecked};
@@ -93,9 +94,7 @@ fn an_abort_from_another_thread_ends_a_call_and_a_wait() {
                 let calls = || comm.all_reduce(&mut buffer, ReduceOp::Sum).and_then(|()| comm.device().unwrap().synchronize());
                 std::thread::scope(|scope| {
                     let calling = scope.spawn(calls);
-                    while can_steer_nccl() && calls_made() == before {
-                        std::thread::yield_now();
-                    }
+                    wait_until("the call reaches NCCL, or ends", || !can_steer_nccl() || calls_made() != before || calling.is_finished());
                     handle.abort();
                     assert!(calling.join().unwrap().is_err());
                 });

@@ -2,13 +2,13 @@
 
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use collectives::train::Flat;
 use collectives::{ReduceOp, Result};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::common::cases::Memory;
+use super::common::limit::exit_status;
 use super::common::ranks::alone_in_a_process;
 use super::gpu::ranks;
 
@@ -45,21 +45,4 @@ fn a_forked_child_is_refused_what_asks_the_driver_and_the_parent_goes_on() {
             assert_eq!(memory.get(&sum), [1.0; 10]);
         });
     });
-}
-
-/// How a child ended; one that hangs is killed.
-fn exit_status(child: i32) -> Option<i32> {
-    let child = Pid::from_raw(child).unwrap();
-    let begun = Instant::now();
-    loop {
-        if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).unwrap() {
-            return status.exit_status();
-        }
-        if begun.elapsed() > Duration::from_secs(30) {
-            kill_process(child, Signal::KILL).unwrap();
-            waitpid(Some(child), WaitOptions::empty()).unwrap();
-            return None;
-        }
-        std::thread::yield_now();
-    }
 }

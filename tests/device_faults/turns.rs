@@ -5,6 +5,7 @@ use std::time::Duration;
 use collectives::{Communicator, Config, Error, ReduceOp, flight::State};
 
 use super::common::cases::Memory;
+use super::common::meeting::wait_until;
 use super::common::ranks::{Meeting, threads_with};
 use super::gpu::{DeviceMemory, alone, assert_nothing_found, be_strict, builder, unchecked};
 
@@ -31,9 +32,7 @@ fn a_call_behind_a_receive_is_told_of_its_sender_and_the_communicator_lives() {
                     let is_waiting = || {
                         comm.flight_recorder().records().iter().any(|record| record.kind.name() == "recv" && record.state == State::Started)
                     };
-                    while !is_waiting() {
-                        std::thread::yield_now();
-                    }
+                    wait_until("the receive waits", is_waiting);
                     let error = comm.with_timeout(Duration::from_millis(20)).all_reduce(&mut sums, ReduceOp::Sum).unwrap_err();
                     assert!(error.is_timeout() && !error.is_poisoned(), "{error}");
                     let words =

@@ -395,6 +395,15 @@ const ENDLESS: [Timed; 8] = [
     }),
 ];
 
+/// Whether an error of this call comes of an abort by rank 0.
+fn is_told_of_abort(error: &Error, name: &str) -> bool {
+    match cause(error) {
+        Error::Aborted { by, .. } => by.rank == 0,
+        // A rank that ends in the middle of a message has no way to say why.
+        other => other.is_peer_lost() && name == "all_reduce of much",
+    }
+}
+
 #[test]
 fn an_abort_ends_a_call_on_every_rank() {
     for wiring in Wiring::ALL {
@@ -416,12 +425,12 @@ fn an_abort_ends_a_call_on_every_rank() {
                         let begin = Instant::now();
                         let error = call(comm).expect_err(&place);
                         assert!(begin.elapsed() < NOTICED, "{place}: {:?}", begin.elapsed());
-                        assert!(matches!(cause(&error), Error::Aborted { by, .. } if by.rank == 0), "{place}: {error}");
+                        assert!(is_told_of_abort(&error, name), "{place}: {error}");
                     }
                     // Rank 0 lives, and its communicator too: it is the abort that ended the calls.
                     ended.meet();
                     let later = comm.barrier().expect_err(&place);
-                    assert!(later.is_poisoned() && matches!(cause(&later), Error::Aborted { .. }), "{place}: {later}");
+                    assert!(later.is_poisoned() && is_told_of_abort(&later, name), "{place}: {later}");
                 });
             }
         }
@@ -485,12 +494,7 @@ fn an_abort_from_another_thread_reaches_the_peers_of_a_call() {
                     ended.meet();
                     // The one that stayed away finds the others' part of the first call complete.
                     let error = outcome.and_then(|()| call(comm)).and_then(|()| call(comm)).expect_err("the communicator is ended");
-                    let is_told = match cause(&error) {
-                        Error::Aborted { by, .. } => by.rank == 0,
-                        // A rank that ends in the middle of a message has no way to say why.
-                        other => other.is_peer_lost() && name == "all_reduce of much",
-                    };
-                    assert!(is_told, "{name} on rank {} of {ranks}, {wiring:?}: {error}", comm.rank());
+                    assert!(is_told_of_abort(&error, name), "{name} on rank {} of {ranks}, {wiring:?}: {error}", comm.rank());
                 });
             }
         }

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::common::limit::Limit;
 use crate::common::ranks::{free_port, patience, spawn_rank};
 
 /// Long enough for anything that is not stuck.
@@ -87,9 +88,10 @@ impl Ranks {
         Ok(self.heard.iter().filter(|(who, _)| *who == rank).map(|(_, line)| line.clone()).collect())
     }
 
-    /// Waits for the end of a rank; what it said where it failed.
+    /// Waits for the end of a rank, and kills one that does not end; what it said where it failed.
     pub(crate) fn outcome(&mut self, rank: usize) -> std::result::Result<(), String> {
         let child = &mut self.children[rank];
+        let _limit = child.try_wait().unwrap().is_none().then(|| Limit::on(child));
         let mut errors = String::new();
         child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
         let status = child.wait().unwrap();

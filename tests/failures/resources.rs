@@ -8,9 +8,10 @@ use collectives::{
     Collective, Communicator, DType, Error, ReduceOp, Transport,
     store::{FileStore, Store},
 };
-use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, waitpid};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::common::hosts::run;
+use crate::common::limit::exit_status;
 use crate::common::ranks::{Wiring, free_port, is_rank_of, spawn_rank, threads};
 
 /// Runs a test in a process of its own, since what it changes belongs to the whole process.
@@ -165,9 +166,7 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
                             unsafe { libc::_exit(i32::from(!is_right)) }
                         }
                         child => {
-                            let child = rustix::process::Pid::from_raw(child).unwrap();
-                            let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
-                            assert_eq!(status.exit_status(), Some(0), "{wiring:?}: the child was not refused");
+                            assert_eq!(exit_status(child), Some(0), "{wiring:?}: the child was not refused");
                         }
                     }
                 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use collectives::store::{Store, TcpStore, TcpStoreServer};
 use collectives::{Communicator, Config, ReduceOp, Result, Secret, Transport};
 
+use super::common::meeting::End;
 use super::common::oracle::hash;
 use super::common::ranks::{Meeting, patience};
 use super::line::{Attack, Between, Carried, Change};
@@ -192,15 +193,6 @@ fn what_ranks_say_is_on_a_plain_line_and_not_on_an_encrypted_one() {
     assert!(bytes(&encrypted.carried) > bytes(&plain.carried));
     // Not even a part of it.
     assert!(PATTERN.chunks(8).all(|part| !holds(&encrypted.carried, part)));
-}
-
-/// Sets it when it is dropped.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
 }
 
 #[test]

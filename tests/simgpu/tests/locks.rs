@@ -3,11 +3,16 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
 
+#[path = "../../common/meeting.rs"]
+#[allow(dead_code, unreachable_pub, reason = "tests of other packages share it")]
+mod meeting;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaContext, result};
 use cudarc::nvrtc::Ptx;
+use meeting::wait_until;
 use simgpu::{Gate, waits_for_context, waits_for_room};
 
 const PTX: &str = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry idle() { ret; }\n";
@@ -42,16 +47,19 @@ fn what_waits_for_the_device_holds_up_its_context_and_no_other() {
             scope.spawn(|| keep(&context));
             scope.spawn(|| {
                 context.bind_to_thread().unwrap();
-                // Until one of them waits behind the other thread.
-                while waits_for_context() == before {
-                    event.is_complete();
-                }
+                wait_until("one waits behind the other thread", || {
+                    waits_for_context() != before || {
+                        event.is_complete();
+                        false
+                    }
+                });
                 has_asked.store(true, Ordering::SeqCst);
             });
-            while waits_for_context() == before {
+            wait_until("a query waits", || {
                 // The other context goes on all the time.
                 streams[1].record_event(None).unwrap().synchronize().unwrap();
-            }
+                waits_for_context() != before
+            });
             assert!(!has_asked.load(Ordering::SeqCst));
             gate.open();
         });
@@ -72,17 +80,13 @@ fn a_full_queue_holds_up_whoever_brings_more() {
     let (waits, has_asked) = (waits_for_context(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| event.record(&stream).unwrap());
-        while waits_for_room() == before {
-            std::thread::yield_now();
-        }
+        wait_until("a call waits for room", || waits_for_room() != before);
         // Another stream of the context waits along, since whoever waits for room keeps the lock.
         scope.spawn(|| {
             free.record_event(None).unwrap();
             has_asked.store(true, Ordering::SeqCst);
         });
-        while waits_for_context() == waits {
-            std::thread::yield_now();
-        }
+        wait_until("a call waits for the context", || waits_for_context() != waits);
         assert!(!has_asked.load(Ordering::SeqCst));
         gate.open();
     });

@@ -3,13 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
 
+#[path = "../../common/limit.rs"]
+#[allow(dead_code, unreachable_pub, reason = "tests of other packages share it")]
+mod limit;
 mod nccl_common;
 
 use std::ffi::c_int;
 use std::io::{BufRead, BufReader, Write};
+use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
 
+use limit::Limit;
 use nccl_common::oracle::SUM;
 use nccl_common::*;
 
@@ -40,15 +45,36 @@ fn digits(id: Id) -> String {
     id.0.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A process that a test started, which is killed where it does not end.
+struct Process {
+    child: Child,
+    limit: Limit,
+}
+
+impl Deref for Process {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl DerefMut for Process {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
 /// This test again, as one rank.
-fn start(test: &str, rank: usize, size: usize, id: Option<Id>, settings: &[(&str, &str)]) -> Child {
+fn start(test: &str, rank: usize, size: usize, id: Option<Id>, settings: &[(&str, &str)]) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     command.env("RANK", rank.to_string()).env("SIZE", size.to_string()).envs(settings.iter().copied());
     if let Some(id) = id {
         command.env("ID", digits(id));
     }
-    command.spawn().unwrap()
+    let child = command.spawn().unwrap();
+    Process { limit: Limit::on(&child), child }
 }
 
 /// Waits for the next line that begins with `key` and gives the rest of it.
@@ -63,8 +89,9 @@ fn read(child: &mut Child, key: &str) -> String {
     }
 }
 
-fn wait(children: impl IntoIterator<Item = Child>) {
-    for child in children {
+fn wait(children: impl IntoIterator<Item = Process>) {
+    for Process { child, limit } in children {
+        let _limit = limit;
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
@@ -160,7 +187,7 @@ fn a_killed_process_is_noticed_by_its_peers() {
 }
 
 /// The first process makes the unique id, so the others meet there.
-fn with_first(test: &str, then: impl FnOnce(Child, Child)) {
+fn with_first(test: &str, then: impl FnOnce(Process, Process)) {
     let mut first = start(test, 0, 2, None, &[]);
     let digits = read(&mut first, "id=");
     then(first, start(test, 1, 2, None, &[("ID", &digits)]));

@@ -2,14 +2,18 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "../../../common/meeting.rs"]
+#[allow(dead_code, unreachable_pub, reason = "tests of other packages share it")]
+mod meeting;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Arguments, Device, bytes, module, run, size, values};
+use meeting::wait_until;
 use simgpu_ptx::{FaultKind, Launch, Limits, Module, Options, Unset, launch_within};
 
-const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_secs(60);
 
 /// A kernel that finds its memory at `%rd1`, its thread in `%r1` and its block in `%r2`.
 fn waiting(body: &str) -> Module {
@@ -118,9 +122,7 @@ fn a_patient_launch_waits_longer_than_its_instructions_last() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // Far more rounds than the instructions would last for.
-            while word(0) - before < 100_000 {
-                std::thread::yield_now();
-            }
+            wait_until("the launch goes on", || word(0) - before >= 100_000);
             device.set(at + 4, 1);
         });
         assert_eq!(fault(LONG), None);
@@ -147,9 +149,7 @@ fn torn(store: &str, load: &str) -> u32 {
             scope.spawn(move || {
                 let module = waiting(&body);
                 // The second one to come lets the first one go.
-                while begun.load(Ordering::Acquire) != last {
-                    std::hint::spin_loop();
-                }
+                wait_until("the other one comes", || begun.load(Ordering::Acquire) == last);
                 begun.store(true, Ordering::Release);
                 launch_within(&Limits::default(), module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), 0, device).unwrap();
             });
