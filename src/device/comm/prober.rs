@@ -62,6 +62,8 @@ impl Inner {
                 tracker.mark(&self.context, now, noted, || self.term())?;
             }
             let (waiting, done) = tracker.progress()?;
+            // A call may be marked, and done, before it is on record.
+            let done = if tracker.is_idle() { Some(noted) } else { done };
             if let Some(calls) = done.filter(|_| tracker.is_followed()) {
                 has_done(tracker.number, calls);
             }

@@ -1,8 +1,14 @@
 //! Calls that go well: collectives, groups, waits, and what a drop waits for.
 
+use std::time::Instant;
+
 use simgpu::nccl;
 
 use super::*;
+use crate::DType;
+use crate::call::{Call, Collective};
+use crate::element::TypeTag;
+use crate::flight::{Flight, Orders, State};
 
 #[test]
 fn ranks_sum_what_they_have() {
@@ -241,6 +247,44 @@ fn the_watchdog_leaves_a_capture_alone() {
         graph.launch().unwrap();
         assert_eq!(read(&rank.stream, &vector), total(10, &[0, 1]));
         assert!(rank.comm.failure().is_none());
+    });
+    sim.finish();
+}
+
+#[test]
+fn a_call_that_is_done_before_it_is_on_record_is_known_to_be_done_while_another_stream_is_held() {
+    let sim = Sim::new();
+    ranks(1, |rank| {
+        let flight = Arc::new(Flight::new(Orders { calls: 8, ..Orders::default() }));
+        rank.comm.record_in(&flight);
+        let states = || flight.records().iter().map(|record| record.state).collect::<Vec<_>>();
+        let kind = Collective::Barrier;
+        let call = Call { kind, op: 0, element: TypeTag::Scalar(DType::U8), count: 0, root: None, counts_hash: 0, sequence: 0 };
+        let held = rank.gpu.context.new_stream().unwrap();
+        let gate = simgpu::Gate::close(held.cu_stream().cast());
+        let queue = |stream: &Arc<CudaStream>| {
+            // SAFETY: nothing is put on the stream.
+            unsafe { rank.comm.enqueue(&|| "nothing".to_owned(), stream, LONG, |_| Ok(())) }.unwrap();
+            rank.comm.inner.tracker_of(stream).unwrap()
+        };
+        let probe = || rank.comm.inner.probe(Instant::now());
+        let free = queue(&rank.stream);
+        wait_until("the call is marked and done", || {
+            probe();
+            free.is_idle()
+        });
+        flight.note_device_call(&call, free.number, None);
+        flight.note_device_call(&call, queue(&held).number, None);
+        wait_until("it is known to be done", || {
+            probe();
+            states()[0] == State::Finished
+        });
+        assert_eq!(states()[1], State::Queued);
+        gate.open();
+        wait_until("the other one is, too", || {
+            probe();
+            states()[1] == State::Finished
+        });
     });
     sim.finish();
 }
