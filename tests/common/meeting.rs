@@ -4,8 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a wait may take. The thread sanitizer and Miri are slow.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(any(one_mapping, miri)) { 200 } else { 20 });
+/// How long something may take that is not stuck: so many seconds, and more of them where the thread sanitizer or Miri looks on.
+pub const fn patience(seconds: u64) -> Duration {
+    Duration::from_secs(if cfg!(any(one_mapping, miri)) { 10 * seconds } else { seconds })
+}
+
+/// How long a wait may take.
+const PATIENCE: Duration = patience(20);
 
 /// Where the ranks of a test wait for each other without their communicator. One that waits in vain panics.
 pub struct Meeting {

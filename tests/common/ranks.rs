@@ -8,13 +8,8 @@ use std::time::Duration;
 
 use collectives::{Communicator, Config, Result, Transport};
 
-pub use super::meeting::Meeting;
+pub use super::meeting::{Meeting, patience};
 pub use super::ports::free_port;
-
-/// How long something may take that is not stuck: so many seconds, and more of them where the thread sanitizer looks on.
-pub const fn patience(seconds: u64) -> Duration {
-    Duration::from_secs(if cfg!(one_mapping) { 10 * seconds } else { seconds })
-}
 
 /// How the ranks of a test reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

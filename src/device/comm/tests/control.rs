@@ -10,15 +10,6 @@ use crate::device::memory::{NcclBuffer, Registration, Window};
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Waits until something has been called.
-fn await_call(function: &str, times: u64) {
-    let deadline = Deadline::after(LONG);
-    while nccl::calls(function) < times {
-        assert!(!deadline.has_passed(), "{function} was not called {times} times");
-        thread::yield_now();
-    }
-}
-
 /// NCCL's threads; those of the whole process are counted where a test has a process of its own (`tests/device/threads.rs`).
 #[test]
 fn a_thousand_all_reduces_start_no_thread_and_ask_nothing_afterwards() {
@@ -84,7 +75,7 @@ fn a_deadline_ends_a_first_call_that_waits_inside_nccl() {
     nccl::connect_lazily();
     ranks(2, |rank| {
         if rank.comm.rank() == 1 {
-            await_call("ncclCommAbort", 1);
+            until_called("ncclCommAbort", 1);
             return rank.comm.abort();
         }
         let error = stuck_inside(&rank, SHORT);
@@ -99,7 +90,7 @@ fn a_deadline_ends_a_call_without_a_stream_that_waits_inside_nccl() {
     let sim = Sim::new();
     ranks(2, |rank| {
         if rank.comm.rank() == 1 {
-            await_call("ncclCommAbort", 1);
+            until_called("ncclCommAbort", 1);
             return rank.comm.abort();
         }
         let buffer = NcclBuffer::<f32>::zeroed(&rank.comm, &rank.stream, 1024).unwrap();
@@ -118,12 +109,12 @@ fn an_abort_reaches_a_thread_inside_nccl() {
     nccl::connect_lazily();
     ranks(2, |rank| {
         if rank.comm.rank() == 1 {
-            await_call("ncclCommAbort", 1);
+            until_called("ncclCommAbort", 1);
             return rank.comm.abort();
         }
         let error = thread::scope(|scope| {
             let inside = scope.spawn(|| stuck_inside(&rank, LONG));
-            await_call("ncclAllReduce", 1);
+            until_called("ncclAllReduce", 1);
             rank.comm.abort();
             inside.join().unwrap()
         });
@@ -145,12 +136,12 @@ fn what_a_call_inside_nccl_does_not_let_stop_it_aborts() {
         nccl::connect_lazily();
         ranks(2, |rank| {
             if rank.comm.rank() == 1 {
-                await_call("ncclCommAbort", 1);
+                until_called("ncclCommAbort", 1);
                 return rank.comm.abort();
             }
             thread::scope(|scope| {
                 let inside = scope.spawn(|| stuck_inside(&rank, LONG));
-                await_call("ncclAllReduce", 1);
+                until_called("ncclAllReduce", 1);
                 let error = stop(&rank.comm, &Deadline::after(LONG)).unwrap_err();
                 assert!(matches!(&error, Error::Aborted { doing, .. } if doing.contains("aborted instead")), "{error}");
                 assert!(inside.join().unwrap().is_poisoned());
@@ -178,7 +169,7 @@ fn closing_with_a_peer_missing_is_a_timeout_and_frees_the_stream() {
     let sim = Sim::new();
     ranks(2, |rank| {
         if rank.comm.rank() == 1 {
-            await_call("ncclCommAbort", 1);
+            until_called("ncclCommAbort", 1);
             return rank.comm.abort();
         }
         let mut vector = rank.vector(10);

@@ -28,11 +28,7 @@ fn a_rank_that_does_not_call_is_noticed_by_the_watchdog() {
     let sim = Sim::new();
     ranks(2, |rank| {
         if rank.comm.rank() == 1 {
-            // Its partner's end is this rank's sign to go.
-            while nccl::calls("ncclCommAbort") == 0 {
-                thread::yield_now();
-            }
-            return rank.comm.abort();
+            return leave_late(&rank.comm);
         }
         let mut vector = rank.vector(100);
         let call = Call {
@@ -48,7 +44,7 @@ fn a_rank_that_does_not_call_is_noticed_by_the_watchdog() {
         rank.all_reduce(&mut vector, SHORT).unwrap();
         // Returns because the watchdog aborts.
         let _ = rank.stream.synchronize();
-        let failure = wait_for_failure(&rank.comm);
+        let failure = failure_of(&rank.comm);
         assert!(matches!(&failure, Error::Timeout { elapsed, .. } if *elapsed >= SHORT), "{failure}");
         assert!(failure.to_string().contains("rank 0 of 2: all_reduce(sum, f32, count 100) number 7"), "{failure}");
         let refused = rank.all_reduce(&mut vector, LONG).unwrap_err();
@@ -57,27 +53,13 @@ fn a_rank_that_does_not_call_is_noticed_by_the_watchdog() {
     sim.finish();
 }
 
-fn wait_for_failure(comm: &NcclComm) -> Error {
-    let deadline = Deadline::after(LONG);
-    loop {
-        if let Some(failure) = comm.failure() {
-            return failure;
-        }
-        assert!(!deadline.has_passed(), "the watchdog did not notice");
-        thread::yield_now();
-    }
-}
-
 #[test]
 fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
     let sim = Sim::new();
     ranks(2, |rank| {
         let comm = Arc::new(rank.comm);
         if comm.rank() == 1 {
-            while nccl::calls("ncclCommAbort") == 0 {
-                thread::yield_now();
-            }
-            return comm.abort();
+            return leave_late(&comm);
         }
         let mut vector = rank.stream.alloc_zeros::<f32>(10).unwrap();
         sum(&comm, &rank.stream, &mut vector, LONG).unwrap();
@@ -166,7 +148,7 @@ fn a_thread_that_does_not_come_out_of_nccl_is_noticed() {
         // SAFETY: nothing is put on the stream.
         let outcome = unsafe {
             rank.comm.enqueue(&|| "stuck".to_owned(), &rank.stream, SHORT, |_| {
-                assert!(wait_for_failure(&rank.comm).is_timeout());
+                assert!(failure_of(&rank.comm).is_timeout());
                 Ok(())
             })
         };
@@ -191,7 +173,7 @@ fn a_lost_rank_ends_the_others() {
         // It may be noticed before, during or after the call.
         let _ = rank.all_reduce(&mut vector, LONG);
         let _ = rank.stream.synchronize();
-        let failure = wait_for_failure(&rank.comm);
+        let failure = failure_of(&rank.comm);
         assert!(matches!(&failure, Error::Nccl { code: 6, name: "ncclRemoteError", .. }), "{failure}");
         assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
         // NCCL would say the same of everything that is made of it.
@@ -350,7 +332,7 @@ fn an_error_of_the_device_in_the_background_ends_the_communicator() {
         simgpu::fail_stream(rank.stream.cu_stream().cast(), 700);
         // It may be noticed before, during or after the call.
         let _ = rank.all_reduce(&mut vector, LONG);
-        let failure = wait_for_failure(&rank.comm);
+        let failure = failure_of(&rank.comm);
         assert!(matches!(&failure, Error::Cuda { code: 700, .. } | Error::Nccl { code: 1, .. }), "{failure}");
     });
     sim.wait_until_none_is_left();

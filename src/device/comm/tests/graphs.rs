@@ -79,11 +79,7 @@ fn a_communicator_that_is_dropped_before_its_graphs_closes_behind_them() {
         graph.launch().unwrap();
         assert_eq!(read(&stream, &vector), total(10, &[0]));
         drop(graph);
-        let deadline = Deadline::after(LONG);
-        while inner.strong_count() > 0 {
-            assert!(!deadline.has_passed(), "the communicator was not closed");
-            std::thread::yield_now();
-        }
+        wait_until("the communicator is closed", || inner.strong_count() == 0);
         assert_eq!(nccl::calls("ncclCommDestroy"), 2);
     });
     sim.finish();
@@ -91,11 +87,7 @@ fn a_communicator_that_is_dropped_before_its_graphs_closes_behind_them() {
 
 /// Waits until one graph is left.
 fn until_one(comm: &NcclComm) {
-    let deadline = Deadline::after(LONG);
-    while comm.inner.live_graphs() != 1 {
-        assert!(!deadline.has_passed(), "{} graphs are left", comm.inner.live_graphs());
-        std::thread::yield_now();
-    }
+    wait_until("one graph is left", || comm.inner.live_graphs() == 1);
 }
 
 #[test]
@@ -144,10 +136,7 @@ fn a_launch_that_waits_in_vain_ends_the_communicator() {
         graph.launch().unwrap();
         rank.stream.synchronize().unwrap();
         if rank.comm.rank() == 1 {
-            while nccl::calls("ncclCommAbort") == 0 {
-                std::thread::yield_now();
-            }
-            rank.comm.abort();
+            leave_late(&rank.comm);
         } else {
             graph.launch().unwrap();
             // Returns because the communicator is aborted.

@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use simgpu::nccl;
-
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(100);
@@ -20,25 +18,6 @@ fn look_after(rank: &Rank, time: Duration) {
 fn nothing(rank: &Rank, stream: &Arc<CudaStream>, timeout: Duration) {
     // SAFETY: nothing is put on the stream.
     unsafe { rank.comm.enqueue(&|| "nothing".to_owned(), stream, timeout, |_| Ok(())) }.unwrap();
-}
-
-/// What rank 1 does where rank 0's communicator ends: it goes too.
-fn leave_with(comm: &NcclComm) {
-    while nccl::calls("ncclCommAbort") == 0 {
-        std::thread::yield_now();
-    }
-    comm.abort();
-}
-
-fn failure_of(comm: &NcclComm) -> Error {
-    let deadline = Deadline::after(LONG);
-    loop {
-        if let Some(failure) = comm.failure() {
-            return failure;
-        }
-        assert!(!deadline.has_passed(), "no deadline passed");
-        std::thread::yield_now();
-    }
 }
 
 #[test]
@@ -79,7 +58,7 @@ fn a_long_call_lengthens_no_short_one() {
         let sim = Sim::new();
         ranks(2, |rank| {
             if rank.comm.rank() == 1 {
-                return leave_with(&rank.comm);
+                return leave_late(&rank.comm);
             }
             let other = rank.gpu.context.new_stream().unwrap();
             let mut vector = rank.vector(100);
@@ -105,7 +84,7 @@ fn the_time_of_a_call_counts_from_the_end_of_what_was_queued_before() {
             late.meet();
             rank.all_reduce(&mut first, LONG).unwrap();
             assert_eq!(read(&rank.stream, &first), total(100, &[0, 1]));
-            return leave_with(&rank.comm);
+            return leave_late(&rank.comm);
         }
         rank.all_reduce(&mut first, LONG).unwrap();
         let event = rank.comm.position(&rank.stream).unwrap();

@@ -4,21 +4,11 @@
 use std::thread;
 
 use cudarc::driver::result;
-use simgpu::{nccl, waits_for_context, waits_for_room};
+use simgpu::{waits_for_context, waits_for_room};
 
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(500);
-
-/// Goes when some rank's communicator is aborted.
-fn leave_late(comm: &NcclComm) {
-    let deadline = Deadline::after(LONG);
-    while nccl::calls("ncclCommAbort") == 0 {
-        assert!(!deadline.has_passed(), "the other rank did not end");
-        thread::yield_now();
-    }
-    comm.abort();
-}
 
 /// Calls of rank 0 that rank 1 never makes, until one fails; its error.
 fn call_until_it_fails(rank: &Rank, limit: Duration) -> Error {
@@ -132,11 +122,7 @@ fn a_full_queue_is_no_error_where_the_device_goes_on() {
         let call = |vector: &mut CudaSlice<f32>| (0..2000).for_each(|_| rank.all_reduce(vector, LONG).unwrap());
         if rank.comm.rank() == 1 {
             // When the other one has come as far as it can.
-            let deadline = Deadline::after(LONG);
-            while waits_for_room() == before {
-                assert!(!deadline.has_passed(), "the other rank never found its queue full");
-                thread::yield_now();
-            }
+            wait_until("the other rank finds its queue full", || waits_for_room() != before);
         }
         call(&mut vector);
         rank.stream.synchronize().unwrap();

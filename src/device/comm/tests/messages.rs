@@ -45,14 +45,6 @@ fn leave_late(comm: &NcclComm) {
     comm.abort();
 }
 
-fn until_called(function: &str, times: u64) {
-    let deadline = Deadline::after(LONG);
-    while nccl::calls(function) < times {
-        assert!(!deadline.has_passed(), "{function} was not called {times} times");
-        thread::yield_now();
-    }
-}
-
 /// Waits for the stream, which only comes free because nothing hangs on it.
 fn assert_stream_is_free(rank: &Rank) {
     let _ = rank.stream.synchronize();

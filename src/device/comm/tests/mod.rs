@@ -121,6 +121,23 @@ impl Sim {
     }
 }
 
+/// Waits until something has been called so often.
+fn until_called(function: &str, times: u64) {
+    wait_until(function, || simgpu::nccl::calls(function) >= times);
+}
+
+/// What a rank does that makes no call: it goes once some rank's communicator is aborted.
+fn leave_late(comm: &NcclComm) {
+    until_called("ncclCommAbort", 1);
+    comm.abort();
+}
+
+/// Waits for what ends a communicator.
+fn failure_of(comm: &NcclComm) -> Error {
+    wait_until("what ends the communicator", || comm.failure().is_some());
+    comm.failure().unwrap()
+}
+
 #[test]
 fn a_buffer_of_nccl_is_zero_is_used_like_a_slice_and_is_freed() {
     let sim = Sim::new();

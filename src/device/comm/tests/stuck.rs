@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use simgpu::{HeldUp, nccl};
+use simgpu::HeldUp;
 
 use super::*;
 
@@ -21,27 +21,13 @@ const ASKED: [&str; 8] = [
     "cuMemFree_v2",
 ];
 
-fn until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Deadline::after(LONG);
-    while !condition() {
-        assert!(!deadline.has_passed(), "{what}");
-        std::thread::yield_now();
-    }
-}
-
 /// Waits for the end of a call that the other rank does not make, in a driver that answers this thread alone.
 fn freed_by_the_timekeeper(rank: &Rank, held: &HeldUp) -> Error {
     // Returns because the communicator is aborted.
     let _ = rank.stream.synchronize();
-    until("no deadline passed", || rank.comm.failure().is_some());
+    let failure = failure_of(&rank.comm);
     assert!(held.callers() > 0, "nobody was held up");
-    rank.comm.failure().unwrap()
-}
-
-/// What rank 1 does, which makes no call: it goes when its partner's communicator has ended.
-fn leave_late(comm: &NcclComm) {
-    until("the other rank did not end", || nccl::calls("ncclCommAbort") > 0);
-    comm.abort();
+    failure
 }
 
 #[test]
@@ -71,7 +57,7 @@ fn a_deadline_passes_though_the_prober_is_held_up_after_it() {
         }
         let mut vector = rank.vector(100);
         rank.all_reduce(&mut vector, 5 * SHORT).unwrap();
-        until("nothing was marked", || rank.comm.inner.watched.unfinished().is_some());
+        wait_until("something is marked", || rank.comm.inner.watched.unfinished().is_some());
         let held = HeldUp::others(&ASKED);
         let failure = freed_by_the_timekeeper(&rank, &held);
         assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (5 * SHORT..LONG).contains(elapsed)), "{failure}");
@@ -95,7 +81,7 @@ fn calls_that_nobody_looked_at_are_given_their_time_and_a_moment_for_the_look() 
         drop(held);
         // Whoever looks again finds that they are done.
         let is_idle = || rank.comm.inner.trackers().iter().all(|tracker| tracker.is_idle());
-        until("nobody looked", || is_idle() && rank.comm.inner.watched.unfinished().is_none());
+        wait_until("somebody has looked", || is_idle() && rank.comm.inner.watched.unfinished().is_none());
         rank.comm.inner.keep_time(Instant::now() + 10 * LONG);
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
     });
@@ -113,7 +99,7 @@ fn each_device_has_a_prober_and_all_have_one_timekeeper() {
         // As many as one each, however many communicators there are: one device that is held up holds up no other.
         assert_eq!(super::super::watchdog::threads(device), (1, 1));
         drop((another, rank));
-        until("the prober stays though there is nothing to look at", || super::super::watchdog::threads(device).1 == 0);
+        wait_until("the prober goes, since there is nothing to look at", || super::super::watchdog::threads(device).1 == 0);
     });
     sim.finish();
 }
@@ -129,7 +115,7 @@ fn an_abort_that_found_no_thread_is_started_by_the_timekeeper() {
         another.inner.ended.store(true, Ordering::SeqCst);
         another.inner.aborting.store(true, Ordering::SeqCst);
         assert!(super::super::watchdog::abort_later(&another.inner));
-        until("nobody aborted it", || another.inner.is_gone());
+        wait_until("somebody has aborted it", || another.inner.is_gone());
         assert!(rank.comm.failure().is_none());
     });
     sim.finish();
