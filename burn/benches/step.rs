@@ -62,7 +62,7 @@ fn each(comm: &Communicator, network: &Network, mut gradients: GradientsParams) 
 }
 
 fn rounds(comm: &Communicator) -> Result<BTreeMap<&'static str, Vec<Duration>>> {
-    let device = Device::ndarray().autodiff();
+    let device = Device::flex().autodiff();
     let (mut parallel, network) = DataParallel::new(comm, Network::new(&device))?;
     let input = Tensor::<2>::full([SAMPLES, WIDTH], 1.0 + comm.rank() as f32, &device);
     let mut spare = vec![vec![1.0_f32; WIDTH * WIDTH]; LAYERS];
