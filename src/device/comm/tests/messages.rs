@@ -39,12 +39,6 @@ fn group_of(rank: &Rank, ends: &mut [(End, &mut CudaSlice<f32>)], timeout: Durat
     unsafe { grouped(&mut parts, &|| "messages".to_owned(), timeout) }
 }
 
-/// Waits until some rank's communicator is aborted, and goes.
-fn leave_late(comm: &NcclComm) {
-    until_called("ncclCommAbort", 1);
-    comm.abort();
-}
-
 /// Waits for the stream, which only comes free because nothing hangs on it.
 fn assert_stream_is_free(rank: &Rank) {
     let _ = rank.stream.synchronize();
