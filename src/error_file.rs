@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt::Display;
-use std::io;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::config;
 use crate::event;
 use crate::flight::Json;
+use crate::regular_file;
 
 /// Runs a rank's program, and where it fails writes why into the file that the launcher names, so that the launcher can say it when the
 /// job has ended: `collrun` and torchrun's agent name one in `TORCHELASTIC_ERROR_FILE`, and read what PyTorch's `@record` writes there, which
@@ -73,7 +74,7 @@ fn write(path: &Path, message: &str) -> io::Result<()> {
             });
         });
     });
-    std::fs::write(path, json.into_text())
+    regular_file::create(path)?.write_all(json.into_text().as_bytes())
 }
 
 #[cfg(test)]
@@ -97,5 +98,17 @@ mod tests {
         let panic = catch_unwind(|| record_failure(|| -> Result<(), String> { panic!("no {}", 1) })).unwrap_err();
         assert_eq!(words(&*panic), "no 1");
         assert_eq!(words(&7), "without a word");
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_the_file_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("error.json");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(write(&path, "lost rank 3").is_err());
+        // What an earlier attempt wrote is gone.
+        std::fs::remove_file(&path).unwrap();
+        ["a long reason", "short"].iter().for_each(|reason| write(&path, reason).unwrap());
+        assert!(!std::fs::read_to_string(&path).unwrap().contains("long"));
     }
 }

@@ -74,6 +74,7 @@ pub mod observe;
 mod op;
 mod proof;
 mod random;
+mod regular_file;
 mod rendezvous;
 mod sync;
 mod ticket_lock;
@@ -116,12 +117,17 @@ pub mod store {
     pub use crate::rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
 }
 
-/// What the expansion of [`element!`] names.
+/// What the expansion of [`element!`] names, and what the programs share.
 #[doc(hidden)]
 pub mod __private {
     pub use core;
 
     pub use crate::buffer::sealed::Sealed;
+
+    /// For the workspace's programs: files that neither wait nor grow without bound.
+    pub mod regular_file {
+        pub use crate::regular_file::{create, open, read};
+    }
 }
 
 /// The guide's code, and the README's, so that `cargo test --doc` compiles it and runs what needs no launcher and no GPU.

@@ -10,6 +10,7 @@ mod facts;
 mod failure;
 mod gpus;
 mod hang;
+mod input_file;
 mod inputs;
 mod job;
 mod layout;

@@ -8,6 +8,7 @@ use collectives::Communicator;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::input_file;
 use crate::report::answer;
 
 /// What a rank's trace says that it is, and the newest version that is understood.
@@ -74,7 +75,7 @@ fn read_all(folder: &Path) -> Result<(Vec<Value>, Vec<Skipped>), Failure> {
     paths.sort();
     let (mut traces, mut skipped) = (Vec::new(), Vec::new());
     for path in paths {
-        match fs::read(&path).map_err(|error| error.to_string()).and_then(|text| parse(&text)) {
+        match input_file::read(&path).map_err(|error| error.to_string()).and_then(|text| parse(&text)) {
             Ok(trace) => traces.push(trace),
             Err(reason) => skipped.push((path, reason)),
         }

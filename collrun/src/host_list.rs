@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use collectives::__private::regular_file;
+
 use crate::arguments::Arguments;
 
 /// A host, and how many ranks it gets where that is said.
@@ -30,6 +32,9 @@ impl Host {
     }
 }
 
+/// The most bytes of a host file.
+const LONGEST: u64 = 16 << 20;
+
 fn count(text: &str) -> Option<u16> {
     text.parse().ok().filter(|count| (1..=4096).contains(count))
 }
@@ -42,7 +47,8 @@ fn listed(text: &str) -> Result<Vec<Host>, String> {
 
 /// Lines of `host`, `host slots=4` and `host:4`; what stands behind # is a comment.
 fn of_file(path: &Path) -> Result<Vec<Host>, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("--hostfile {}: {error}", path.display()))?;
+    let text = regular_file::read(path, LONGEST).map_err(|error| format!("--hostfile {}: {error}", path.display()))?;
+    let text = String::from_utf8(text).map_err(|error| format!("--hostfile {}: {error}", path.display()))?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim()).filter(|line| !line.is_empty());
     let read = |line: &str| {
         let mut words = line.split_whitespace();

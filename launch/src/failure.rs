@@ -1,13 +1,15 @@
 //! How a rank failed, and what it says of that itself: the error files of PyTorch's agents, whose form ranks write.
 
 use std::fmt;
+use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use collectives::__private::regular_file;
 use serde::{Deserialize, Serialize};
 
 /// More of an error file is not read, and more of its text not shown.
-const LONGEST: usize = 64 << 10;
+const LONGEST: u64 = 64 << 10;
 
 /// The failure that others followed from, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,8 +97,8 @@ struct ExtraInfo {
 /// The cause in an error file, and when it was written; none where there is no such file. What is none of PyTorch's form is taken as it is.
 pub(super) fn read(path: &Path) -> Option<(String, u64)> {
     let written = std::fs::metadata(path).and_then(|file| file.modified()).ok()?;
-    let mut bytes = std::fs::read(path).ok()?;
-    bytes.truncate(LONGEST);
+    let mut bytes = Vec::new();
+    regular_file::open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes)).ok()?;
     let (cause, precisely) = match serde_json::from_slice(&bytes) {
         Ok(ErrorFile { message: Message::Plain(message) }) => (message, None),
         Ok(ErrorFile { message: Message::Whole { message, extra_info } }) => {
@@ -145,5 +147,14 @@ mod tests {
         assert_eq!(failure.to_string(), words);
         assert_eq!(Failure::from_json(&failure.to_json()), Some(failure));
         assert_eq!(Failure::from_json(b"{}"), None);
+    }
+
+    #[test]
+    fn an_error_file_that_never_ends_is_not_waited_for() {
+        assert_eq!(read(Path::new("/dev/zero")), None);
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("error.json");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert_eq!(read(&pipe), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use zeroize::Zeroizing;
 
 use super::random;
 use crate::error::{Error, Result};
+use crate::regular_file;
 
 /// The fewest bytes. A peer can try guesses against a recorded proof, so a password will not do.
 const FEWEST: usize = 16;
@@ -81,11 +82,10 @@ impl Secret {
         let what = format!("the secret in {:?}", path.as_ref());
         let io = |error| Error::io(format!("reading {what}"), error);
         // Of the opened file, not of its name: that can be another file by then.
-        let file = File::open(path.as_ref()).map_err(io)?;
-        let facts = file.metadata().map_err(io)?;
-        if !facts.is_file() {
-            return Err(Error::config(what, "not a file"));
-        }
+        let (file, facts) = regular_file::opened(path.as_ref(), File::options().read(true)).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => Error::config(what.clone(), error.to_string()),
+            _ => io(error),
+        })?;
         if facts.mode() & 0o077 != 0 {
             return Err(Error::config(what, format!("others have access to it (mode {:03o}); run chmod 600 on it", facts.mode() & 0o777)));
         }

@@ -270,5 +270,8 @@ fn a_secret_in_a_file_is_for_its_owner_alone() {
     assert!(put(b"short\n", 0o600).unwrap_err().to_string().contains("5 bytes"));
     assert!(put(&[b'y'; 4096], 0o600).is_err());
     assert!(matches!(Secret::from_file(folder.path()), Err(Error::Config { .. })));
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    assert!(Secret::from_file(&pipe).unwrap_err().to_string().contains("a pipe"));
     assert!(matches!(Secret::from_file(folder.path().join("none")), Err(Error::Io { .. })));
 }

@@ -1,12 +1,12 @@
 //! A file of results, as far as it is compared.
 
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 
 use crate::failure::Failure;
+use crate::input_file;
 
 /// The version of the format that is understood: nccl-tests' third.
 const VERSION: u32 = 3;
@@ -99,7 +99,7 @@ pub(super) struct Results {
 
 impl Results {
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
-        let text = fs::read(path).map_err(|error| Failure::io(format!("reading {}", path.display()), &error))?;
+        let text = input_file::read(path).map_err(|error| Failure::io(format!("reading {}", path.display()), &error))?;
         let name = path.display().to_string();
         Self::parse(name, &text).map_err(|reason| Failure::internal(format!("{}: {reason}", path.display())))
     }

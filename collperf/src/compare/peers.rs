@@ -1,11 +1,11 @@
 //! A file of cells that several libraries' programs have measured: the columns of `--csv` with `--cell-ms`, told apart by their first.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use crate::collective::Collective;
 use crate::failure::Failure;
+use crate::input_file;
 use crate::report::plot::{Point, Series};
 use crate::row::Half;
 
@@ -44,7 +44,8 @@ pub(super) struct Peers {
 
 impl Peers {
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
-        let text = fs::read_to_string(path).map_err(|error| Failure::io(format!("reading {}", path.display()), &error))?;
+        let bytes = input_file::read(path).map_err(|error| Failure::io(format!("reading {}", path.display()), &error))?;
+        let text = String::from_utf8_lossy(&bytes);
         let name = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
         Self::parse(name, &text).map_err(|reason| Failure::usage(format!("{}: {reason}", path.display())))
     }

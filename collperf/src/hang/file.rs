@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::input_file;
+
 /// The newest version of the format that is understood.
 const VERSION: u32 = 1;
 const FORMAT: &str = "collectives flight record";
@@ -136,7 +138,7 @@ pub(super) fn read_all(folder: &Path) -> io::Result<(Vec<Record>, Vec<Skipped>)>
 }
 
 fn read(path: &Path) -> Result<Record, String> {
-    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let text = input_file::read(path).map_err(|error| error.to_string())?;
     let record: Record = serde_json::from_slice(&text).map_err(|error| format!("not a flight record that can be read: {error}"))?;
     let is_of_its_world = record.rank < record.world_size && record.ranks.len() == record.world_size;
     match () {

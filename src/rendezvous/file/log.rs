@@ -13,6 +13,7 @@ use std::path::Path;
 use rustix::fs::FlockOperation;
 
 use crate::deadline::Deadline;
+use crate::regular_file;
 use crate::rendezvous::limits::TABLE_BYTES;
 use crate::rendezvous::store;
 use crate::rendezvous::tcp::Backoff;
@@ -71,9 +72,10 @@ impl Log {
     pub(in crate::rendezvous) fn open(&mut self, path: &Path, access: Access, deadline: &Deadline) -> Result<Opened> {
         let write = access != Access::Read;
         // What ranks say in it is for this user alone.
-        let opened = OpenOptions::new().mode(0o600).read(true).write(write).create(access == Access::Write).truncate(false).open(path);
-        let mut file = match opened {
-            Ok(file) => file,
+        let mut options = OpenOptions::new();
+        options.mode(0o600).read(true).write(write).create(access == Access::Write).truncate(false);
+        let mut file = match regular_file::opened(path, &mut options) {
+            Ok((file, _)) => file,
             Err(error) if error.kind() == ErrorKind::NotFound && access != Access::Write => return Ok(Opened::Absent),
             Err(error) => return Err(Error::io(format!("opening the store file {path:?}"), error)),
         };

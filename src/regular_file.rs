@@ -1,0 +1,108 @@
+//! Files by a name from outside: opened without waiting, refused if they are pipes or devices, and read within a limit.
+//!
+//! Opening a named pipe waits for its other end, and a device may never end. Neither may stop a program that only wanted to look.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Opens a regular file to read.
+///
+/// # Errors
+///
+/// Those of the system; `InvalidData` if it is something else.
+pub fn open(path: &Path) -> io::Result<File> {
+    opened(path, OpenOptions::new().read(true)).map(|(file, _)| file)
+}
+
+/// Opens a regular file to write, which is made if it is absent and emptied if it is there.
+///
+/// # Errors
+///
+/// As [`open`].
+pub fn create(path: &Path) -> io::Result<File> {
+    // Emptied once it is known to be a file.
+    let (file, _) = opened(path, OpenOptions::new().write(true).create(true).truncate(false))?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+/// Reads a regular file of at most `most` bytes.
+///
+/// # Errors
+///
+/// As [`open`]; `InvalidData` if it has more bytes.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let (file, facts) = opened(path, OpenOptions::new().read(true))?;
+    within(facts.len(), most)?;
+    let mut bytes = Vec::new();
+    // It may grow while it is read.
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    within(bytes.len() as u64, most)?;
+    Ok(bytes)
+}
+
+/// Opens as `options` say, without waiting for the other end of a pipe.
+pub(crate) fn opened(path: &Path, options: &mut OpenOptions) -> io::Result<(File, Metadata)> {
+    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    let facts = file.metadata()?;
+    if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("it is {}, not a regular file", kind(&facts)))) }
+}
+
+fn within(bytes: u64, most: u64) -> io::Result<()> {
+    if bytes <= most { Ok(()) } else { Err(invalid(format!("it has {bytes} bytes or more, and {most} are the most"))) }
+}
+
+fn kind(facts: &Metadata) -> &'static str {
+    let kind = facts.file_type();
+    match () {
+        () if kind.is_dir() => "a folder",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    }
+}
+
+fn invalid(reason: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pipe(folder: &Path) -> std::path::PathBuf {
+        let path = folder.join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        path
+    }
+
+    #[test]
+    fn pipes_devices_and_folders_are_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = pipe(folder.path());
+        for (path, words) in [(&*pipe, "a pipe"), (Path::new("/dev/zero"), "a device"), (folder.path(), "a folder")] {
+            for error in [open(path).map(drop), read(path, 9).map(drop)].map(Result::unwrap_err) {
+                assert!(error.to_string().contains(words), "{error}");
+            }
+        }
+        // Nobody reads from the pipe; then somebody does.
+        assert!(create(&pipe).is_err());
+        let _reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
+        assert!(create(&pipe).unwrap_err().to_string().contains("a pipe"));
+    }
+
+    #[test]
+    fn no_more_is_read_than_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "four").unwrap();
+        assert_eq!(read(&path, 4).unwrap(), b"four");
+        assert!(read(&path, 3).unwrap_err().to_string().contains("3 are the most"));
+        // Its length is not known before.
+        assert!(read(Path::new("/proc/self/status"), 3).is_err());
+        drop(create(&path).unwrap());
+        assert_eq!(read(&path, 0).unwrap(), b"");
+    }
+}
