@@ -165,3 +165,82 @@ fn what_is_no_file_is_not_waited_for() {
     }
     assert!(read_all(&path, &tensors).unwrap());
 }
+
+/// A safetensors file with this head and so many bytes of data, of which none is written: they are holes.
+fn with_head(path: &Path, json: &[u8], data_bytes: u64) {
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(json);
+    std::fs::write(path, &bytes).unwrap();
+    std::fs::File::options().write(true).open(path).unwrap().set_len(bytes.len() as u64 + data_bytes).unwrap();
+}
+
+fn refusal(error: Error) -> (ErrorKind, String) {
+    match &error {
+        Error::Io { error: inner, .. } => (inner.kind(), error.to_string()),
+        _ => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_tensor_for_which_there_is_no_memory_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let tebibyte = 1_usize << 40;
+    with_head(&file, format!(r#"{{"a":{{"dtype":"U8","shape":[{tebibyte}],"data_offsets":[0,{tebibyte}]}}}}"#).as_bytes(), 1 << 40);
+    let checkpoint = Checkpoint::open(&file).unwrap();
+    // Its last bytes can be read: they are zeros.
+    assert_eq!(checkpoint.read_vec::<u8>("a", &[tebibyte], Piece::Flat(tebibyte - 3..tebibyte)).unwrap(), [0; 3]);
+    match checkpoint.read_vec::<u8>("a", &[tebibyte], Piece::Whole) {
+        Err(error) => assert_eq!(refusal(error).0, ErrorKind::OutOfMemory),
+        Ok(values) => assert_eq!(values.len(), tebibyte),
+    }
+}
+
+#[test]
+fn a_head_of_dimensions_without_end_is_refused_while_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let json = format!(r#"{{"a":{{"dtype":"U8","shape":[{}0],"data_offsets":[0,0]}}}}"#, "0,".repeat(1 << 20));
+    with_head(&file, json.as_bytes(), 0);
+    let (kind, words) = refusal(Checkpoint::open(&file).unwrap_err());
+    assert!(kind == ErrorKind::InvalidData && words.contains("more than 64 dimensions"), "{words}");
+}
+
+#[test]
+fn many_names_of_one_large_head_do_not_fill_the_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    // Spaces are JSON too, and cost nothing but the bytes themselves.
+    let mut json = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#.to_vec();
+    json.resize(90 << 20, b' ');
+    json.push(b'}');
+    with_head(&at("large"), &json, 1);
+    let names: Vec<String> = (0..4).map(|number| format!("{number}.safetensors")).collect();
+    for name in &names {
+        std::os::unix::fs::symlink("large", at(name)).unwrap();
+    }
+    let map: Vec<String> =
+        names.iter().enumerate().map(|(number, name)| format!("\"{}\":\"{name}\"", ["a", "b", "c", "d"][number])).collect();
+    std::fs::write(at("model.safetensors.index.json"), format!(r#"{{"weight_map":{{{}}}}}"#, map.join(","))).unwrap();
+    let (kind, words) = refusal(Checkpoint::open(folder.path()).unwrap_err());
+    assert!(kind == ErrorKind::InvalidData && words.contains("are the most together") && words.contains("2.safetensors"), "{words}");
+}
+
+#[test]
+fn a_name_that_stands_twice_is_refused_in_heads_and_indexes() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let entry = r#"{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
+    with_head(&at("model.safetensors"), format!(r#"{{"a":{entry},"a":{entry}}}"#).as_bytes(), 1);
+    std::fs::write(at("model.index.json"), r#"{"weight_map":{"a":"model.safetensors","a":"other.safetensors"}}"#).unwrap();
+    std::fs::create_dir(at("step-00000001")).unwrap();
+    let tensor = r#"{"dtype":"U8","shape":[0],"pieces":[]}"#;
+    let index = format!(
+        r#"{{"format":"collectives checkpoint 1","step":1,"world_size":1,"metadata":{{}},"files":[],"tensors":{{"a":{tensor},"a":{tensor}}}}}"#
+    );
+    std::fs::write(at("step-00000001/checkpoint.json"), index).unwrap();
+    for name in ["model.safetensors", "model.index.json", "step-00000001"] {
+        let (kind, words) = refusal(Checkpoint::open(at(name)).unwrap_err());
+        assert!(kind == ErrorKind::InvalidData && words.contains("\"a\" stands there twice"), "{name}: {words}");
+    }
+}

@@ -95,6 +95,33 @@ fn what_has_the_name_of_a_checkpoint_and_is_none_is_told_to_all_and_not_overwrit
 }
 
 #[test]
+fn a_step_that_is_saved_again_replaces_what_was_saved_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let saved = |comm: &Communicator, scale: f32| {
+        let part = Piece::part(0, 5, comm.rank(), comm.world_size());
+        let values = vec![scale; part.len(&[5])?];
+        let mut writer = Writer::new(comm, path);
+        writer.tensor("a", &[5], part, &values).keep(2);
+        writer.commit(9)
+    };
+    threads(Wiring::Shm, 3, |comm| {
+        save(comm, path, 8).unwrap();
+        for scale in [1.0, 2.0, 3.0] {
+            assert!(saved(comm, scale).unwrap().ends_with("step-00000009"));
+            let latest = Checkpoint::resume(comm, path).unwrap().unwrap();
+            assert_eq!(latest.read_vec::<f32>("a", &[5], Piece::Whole).unwrap(), [scale; 5]);
+            comm.barrier().unwrap();
+        }
+        let error = save(comm, path, 8).unwrap_err().to_string();
+        assert!(error.contains("step 8 is not after step-00000009"), "{error}");
+    });
+    let mut left: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    assert_eq!(left, ["step-00000008", "step-00000009"]);
+}
+
+#[test]
 fn a_folder_that_goes_away_in_the_middle_is_an_error_of_reading_alone() {
     let folder = tempfile::tempdir().unwrap();
     threads(Wiring::Shm, 2, |comm| {

@@ -1,6 +1,6 @@
 //! The folder of all checkpoints: what their folders are called, how one appears, and how old ones go.
 //!
-//! A checkpoint is made under another name, which begins with a dot, and appears by a rename. It goes the same way. So whoever is killed
+//! A checkpoint is made under another name, which begins with a dot, and appears by a rename, which replaces one of the same step. It goes the same way. So whoever is killed
 //! leaves checkpoints that are whole, and folders under other names, which the next save removes. It renames them first: a save that is under way
 //! against the rules then fails when it gives its folder the name, and no folder has a checkpoint's name while files in it are removed.
 
@@ -8,8 +8,11 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
 use super::file::{failed, malformed, read_all, sync_folder, write_new};
-use super::index::digits;
+use super::index::{self, digits};
 use crate::error::{Error, Result};
 use crate::proof;
 
@@ -70,11 +73,13 @@ impl Unfinished {
         Self { folder: format!(".{}{UNFINISHED}{mark}", name(step)), mark }
     }
 
-    /// Makes the folder of a step that comes after all others, and removes what earlier saves have left. For rank 0.
+    /// Makes the folder of a step that comes after all others, or is the latest and is to be replaced, and removes what earlier saves have left.
+    /// For rank 0.
     pub(super) fn begin(directory: &Path, step: u64) -> Result<Self> {
         create_all(directory)?;
-        if let Some(latest) = steps(directory)?.last().filter(|latest| **latest >= step) {
-            let reason = format!("step {step} is not after {}, which is in {directory:?}: remove what is not wanted first", name(*latest));
+        let latest = steps(directory)?.last().copied();
+        if let Some(latest) = latest.filter(|latest| *latest >= step && !is_replaceable(directory, *latest, step)) {
+            let reason = format!("step {step} is not after {}, which is in {directory:?}: remove what is not wanted first", name(latest));
             return Err(Error::argument("commit", reason));
         }
         remove_leftovers(directory)?;
@@ -118,9 +123,18 @@ impl Unfinished {
         let marker = from.join(MARKER);
         fs::remove_file(&marker).map_err(failed("removing", &marker))?;
         sync_folder(&from)?;
-        fs::rename(&from, &to).map_err(failed("giving its name to", &to))?;
+        let replaced = publish(directory, &from, &to, step).map_err(failed("giving its name to", &to))?;
         // What may not outlast a power failure must not be seen as saved either.
-        sync_folder(directory).inspect_err(|_| drop(fs::rename(&to, &from)))
+        sync_folder(directory).inspect_err(|_| {
+            drop(fs::rename(&to, &from));
+            replaced.iter().for_each(|old| drop(fs::rename(old, &to)));
+        })?;
+        if let Some(old) = replaced
+            && let Err(error) = fs::remove_dir_all(&old)
+        {
+            crate::event::warn!(path = %old.display(), %error, "a checkpoint that was replaced could not be removed");
+        }
+        Ok(())
     }
 
     /// Removes what was written, as far as that can be done. For rank 0, after a failure.
@@ -131,6 +145,33 @@ impl Unfinished {
         {
             crate::event::warn!(path = %path.display(), %error, "an unfinished checkpoint could not be removed");
         }
+    }
+}
+
+/// Whether the latest checkpoint is of this step, and is one: something else that has its name is not ours to replace.
+fn is_replaceable(directory: &Path, latest: u64, step: u64) -> bool {
+    let is_checkpoint = || {
+        let json = read_all(&directory.join(name(step)).join(index::NAME), index::LONGEST).ok()?;
+        index::parse(&json).ok()?.step
+    };
+    latest == step && is_checkpoint() == Some(step)
+}
+
+/// Gives a folder its name. A checkpoint that had the name gets another one, which is returned.
+fn publish(directory: &Path, from: &Path, to: &Path, step: u64) -> io::Result<Option<PathBuf>> {
+    if !to.exists() {
+        return fs::rename(from, to).map(|()| None);
+    }
+    let old = directory.join(format!(".{}{GOING}{}", name(step), random().map_err(io::Error::other)?));
+    // Where the file system can exchange two names, the step has a checkpoint at every moment.
+    match renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE) {
+        Ok(()) => fs::rename(from, &old).map(|()| Some(old)),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            fs::rename(to, &old)?;
+            fs::rename(from, to).inspect_err(|_| drop(fs::rename(&old, to)))?;
+            Ok(Some(old))
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -2,14 +2,16 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
 use super::contents::FileEntry;
 use super::header::{self, Header, LENGTH_BYTES};
+use super::index;
 use crate::error::{Error, Result};
+use crate::regular_file;
 
 /// A file whose bytes are not what they should be.
 pub(super) fn malformed(path: &Path, reason: impl Into<String>) -> Error {
@@ -23,28 +25,35 @@ pub(super) fn failed(doing: &str, path: &Path) -> impl Fn(io::Error) -> Error {
 
 /// Opens a file to read, and says how many bytes it has.
 pub(super) fn open(path: &Path) -> Result<(File, u64)> {
-    // A pipe of that name would have us wait for who writes to it.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed("opening", path))?;
-    let metadata = file.metadata().map_err(failed("reading", path))?;
-    if !metadata.is_file() {
-        return Err(malformed(path, "it is not a regular file"));
-    }
-    Ok((file, metadata.len()))
+    let (file, facts) = regular_file::opened(path, OpenOptions::new().read(true)).map_err(failed("opening", path))?;
+    Ok((file, facts.len()))
 }
 
 /// The bytes of a file that has no more than `longest`.
 pub(super) fn read_all(path: &Path, longest: u64) -> Result<Vec<u8>> {
-    let (file, length) = open(path)?;
-    if length > longest {
-        return Err(malformed(path, format!("it has {length} bytes, {longest} are the most")));
+    regular_file::read(path, longest).map_err(failed("reading", path))
+}
+
+/// The most bytes of the heads of all files that one checkpoint keeps. A tensor takes more of the index, which has no more bytes than that.
+const HEADS_TOGETHER: u64 = index::LONGEST;
+
+/// How many bytes of heads a checkpoint has read.
+#[derive(Debug, Default)]
+pub(super) struct HeadBytes(AtomicU64);
+
+impl HeadBytes {
+    /// Counts one more head, if there is room for it.
+    fn add(&self, bytes: u64) -> std::result::Result<(), String> {
+        let sum = |had: u64| had.checked_add(bytes).filter(|sum| *sum <= HEADS_TOGETHER);
+        let added = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        added
+            .map(drop)
+            .map_err(|had| format!("its head has {bytes} bytes, those of other files {had}: {HEADS_TOGETHER} are the most together"))
     }
-    let mut bytes = Vec::new();
-    file.take(longest).read_to_end(&mut bytes).map_err(failed("reading", path))?;
-    Ok(bytes)
 }
 
 /// The head of a safetensors file, and where the data begin behind it.
-pub(super) fn read_header(path: &Path, entry: &FileEntry) -> Result<(u64, Header)> {
+pub(super) fn read_header(path: &Path, entry: &FileEntry, read_before: &HeadBytes) -> Result<(u64, Header)> {
     let (mut file, length) = open(path)?;
     if let Some((expected, _)) = entry.expected.filter(|(expected, _)| *expected != length) {
         return Err(malformed(path, format!("it has {length} bytes, and the index says {expected}")));
@@ -53,6 +62,7 @@ pub(super) fn read_header(path: &Path, entry: &FileEntry) -> Result<(u64, Header
     file.read_exact(&mut head).map_err(failed("reading", path))?;
     let first = head.first_chunk().copied().unwrap_or_default();
     let json = header::length(first, length).map_err(|reason| malformed(path, reason))?;
+    read_before.add(json as u64).map_err(|reason| malformed(path, reason))?;
     let read = file.take(json as u64).read_to_end(&mut head).map_err(failed("reading", path))?;
     if read != json {
         return Err(malformed(path, "it became shorter while it was read"));

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use super::contents::{Contents, FileEntry, Tensor};
 use super::header::Header;
 use super::index::check_name;
+use super::json;
 use super::piece::Piece;
 
 /// What such files are called.
@@ -18,8 +19,9 @@ pub(super) const INDEX_ENDING: &str = ".index.json";
 /// Which file each tensor lies in.
 #[derive(Debug, Deserialize)]
 pub(super) struct WeightMap {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::unique")]
     metadata: BTreeMap<String, serde_json::Value>,
+    #[serde(deserialize_with = "json::unique")]
     weight_map: BTreeMap<String, String>,
 }
 

@@ -1,10 +1,13 @@
 //! The head of a safetensors file: a length, then JSON that says which tensor lies where behind it. Pure.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use super::json::{self, Unique};
 use super::piece::element_count;
 use crate::element::DType;
 
@@ -32,20 +35,55 @@ pub(super) struct Entry {
     pub(super) bytes: Range<u64>,
 }
 
+/// The name that is no tensor's.
+pub(super) const METADATA: &str = "__metadata__";
+
 /// A head as it is written.
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Written {
-    #[serde(rename = "__metadata__")]
     metadata: Option<BTreeMap<String, String>>,
-    #[serde(flatten)]
     entries: BTreeMap<String, WrittenEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct WrittenEntry {
     dtype: String,
+    #[serde(deserialize_with = "json::shape")]
     shape: Vec<usize>,
     data_offsets: (u64, u64),
+}
+
+impl<'de> Deserialize<'de> for Written {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(WrittenVisitor)
+    }
+}
+
+/// Takes one tensor after the other. A derived reader would first keep the whole head as values, in twenty times its bytes.
+struct WrittenVisitor;
+
+impl<'de> Visitor<'de> for WrittenVisitor {
+    type Value = Written;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Written, A::Error> {
+        let mut written = Written::default();
+        let mut has_metadata = false;
+        while let Some(name) = from.next_key::<String>()? {
+            if name != METADATA {
+                let entry = from.next_value()?;
+                json::add(&mut written.entries, name, entry)?;
+            } else if std::mem::replace(&mut has_metadata, true) {
+                return Err(serde::de::Error::duplicate_field(METADATA));
+            } else {
+                written.metadata = from.next_value::<Option<Unique<String>>>()?.map(|map| map.0);
+            }
+        }
+        Ok(written)
+    }
 }
 
 /// The name of an element type in the format.
@@ -127,7 +165,7 @@ fn checked(entry: WrittenEntry) -> Result<Entry, String> {
 pub(super) fn encode(tensors: &[(String, DType, Vec<usize>)], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, String> {
     let mut entries = serde_json::Map::new();
     let failed = |error: serde_json::Error| format!("the head cannot be written: {error}");
-    entries.insert("__metadata__".to_owned(), serde_json::to_value(metadata).map_err(failed)?);
+    entries.insert(METADATA.to_owned(), serde_json::to_value(metadata).map_err(failed)?);
     let mut reached = 0;
     for (name, dtype, shape) in tensors {
         let end = element_count(shape)? as u64 * dtype.size_bytes() as u64 + reached;
@@ -187,6 +225,14 @@ mod tests {
             (r#"{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,2]}}"#, 2, "not what it should be"),
             (r#"{"a":{"dtype":"U8","shape":[1]}}"#, 1, "not what it should be"),
             (r#"[[[["#, 0, "not what it should be"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#,
+                1,
+                "\"a\" stands there twice",
+            ),
+            (r#"{"__metadata__":{"k":"1","k":"2"}}"#, 0, "\"k\" stands there twice"),
+            (r#"{"__metadata__":{},"__metadata__":null}"#, 0, "duplicate field `__metadata__`"),
+            (&format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(64)), 1, "more than 64 dimensions"),
             ("", 0, "not what it should be"),
         ];
         for (json, data_bytes, words) in cases {

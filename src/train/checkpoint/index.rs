@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::contents::{Contents, FileEntry, Tensor};
 use super::header;
+use super::json;
 use super::piece::Piece;
 
 /// The index in a checkpoint's folder.
@@ -23,8 +24,10 @@ pub(super) struct Index {
     format: String,
     step: u64,
     world_size: usize,
+    #[serde(deserialize_with = "json::unique")]
     metadata: BTreeMap<String, String>,
     files: Vec<WrittenFile>,
+    #[serde(deserialize_with = "json::unique")]
     tensors: BTreeMap<String, WrittenTensor>,
 }
 
@@ -43,6 +46,7 @@ pub(super) struct WrittenFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenTensor {
     pub(super) dtype: String,
+    #[serde(deserialize_with = "json::shape")]
     pub(super) shape: Vec<usize>,
     pub(super) pieces: Vec<WrittenPiece>,
 }

@@ -41,6 +41,7 @@ mod foreign;
 pub(crate) mod fuzz;
 mod header;
 mod index;
+mod json;
 mod piece;
 mod plan;
 mod reader;

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::header;
 use super::index::{Index, WrittenFile, WrittenPiece, WrittenTensor, digits};
+use super::json::{self, MOST_DIMENSIONS};
 use super::piece::{Division, Extent, Piece, element_count, in_order};
 use crate::element::DType;
 
@@ -24,6 +25,7 @@ pub(super) struct Declared {
     pub(super) name: String,
     /// By its name in the files.
     pub(super) dtype: String,
+    #[serde(deserialize_with = "json::shape")]
     pub(super) shape: Vec<usize>,
     pub(super) piece: Piece,
 }
@@ -31,8 +33,11 @@ pub(super) struct Declared {
 impl Declared {
     /// What a rank holds of a tensor. What has no elements, and what has all, is said in one way only.
     pub(super) fn new(name: &str, dtype: DType, shape: &[usize], piece: Piece) -> Result<Self, String> {
-        if name.is_empty() || name.contains('#') || name == "__metadata__" {
+        if name.is_empty() || name.contains('#') || name == header::METADATA {
             return Err("a name is not empty, has no #, and is not __metadata__".to_owned());
+        }
+        if shape.len() > MOST_DIMENSIONS {
+            return Err(format!("it has {} dimensions, {MOST_DIMENSIONS} are the most", shape.len()));
         }
         let (count, total) = (piece.extent(shape)?.len(), element_count(shape)?);
         let piece = match count {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -10,7 +11,7 @@ use std::sync::OnceLock;
 use super::batches::{Batch, Limits, read_all};
 use super::contents::{Contents, Place, Tensor};
 use super::directory;
-use super::file::{self, failed, malformed};
+use super::file::{self, HeadBytes, failed, malformed};
 use super::foreign::{self, WeightMap};
 use super::header::Header;
 use super::index;
@@ -52,6 +53,7 @@ pub struct Checkpoint {
     contents: Contents,
     /// Where the data of each file begin, and its head, once it was read.
     headers: Vec<OnceLock<(u64, Header)>>,
+    head_bytes: HeadBytes,
 }
 
 impl Checkpoint {
@@ -99,7 +101,8 @@ impl Checkpoint {
     /// # Errors
     ///
     /// `Io`, naming the file: where it is absent or cannot be read, and of kind `InvalidData` where it is not what it should be: an index
-    /// with parts that overlap or leave elements out, a head that is longer than the file.
+    /// with parts that overlap or leave elements out, a head that is longer than the file, a name that stands there twice. A tensor has at most
+    /// 64 dimensions, one file's head at most 100 MB, all heads together and an index at most 256 MiB each.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let is_index = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(foreign::INDEX_ENDING));
@@ -119,7 +122,7 @@ impl Checkpoint {
         let json = file::read_all(path, index::LONGEST)?;
         let contents = index::parse(&json).map_err(|reason| malformed(path, reason))?;
         let headers = contents.files.iter().map(|_| OnceLock::new()).collect();
-        Ok(Self { folder: folder.to_owned(), contents, headers })
+        Ok(Self { folder: folder.to_owned(), contents, headers, head_bytes: HeadBytes::default() })
     }
 
     /// One file of anybody's.
@@ -152,14 +155,14 @@ impl Checkpoint {
     /// Nothing yet, in the folder of a file.
     fn empty(path: &Path) -> Self {
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        Self { folder, contents: Contents::default(), headers: Vec::new() }
+        Self { folder, contents: Contents::default(), headers: Vec::new(), head_bytes: HeadBytes::default() }
     }
 
     /// Adds a file of anybody's, and those of its tensors that are wanted.
     fn add(&mut self, name: String, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let path = self.folder.join(&name);
         let entry = super::contents::FileEntry { name: name.clone(), expected: None };
-        let (begin, header) = file::read_header(&path, &entry)?;
+        let (begin, header) = file::read_header(&path, &entry, &self.head_bytes)?;
         foreign::add(&mut self.contents, name, &header, wanted).map_err(|reason| malformed(&path, reason))?;
         self.headers.push(OnceLock::from((begin, header)));
         Ok(())
@@ -246,12 +249,16 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As there; and `Io` of kind `OutOfMemory` if there is no room for the vector.
     pub fn read_vec<T: Element>(&self, name: &str, shape: &[usize], piece: Piece) -> Result<Vec<T>> {
         let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
         // Nothing is allocated before files are known to have as much.
         self.begins(name, tensor, &extent)?;
-        let mut values = vec![T::default(); extent.len()];
+        let mut values = Vec::new();
+        let bytes = extent.len().saturating_mul(size_of::<T>());
+        let no_room = |_| Error::io(self.said(name, &format!("room for its {bytes} B")), io::Error::from(ErrorKind::OutOfMemory));
+        values.try_reserve_exact(extent.len()).map_err(no_room)?;
+        values.resize(extent.len(), T::default());
         self.read(name, shape, piece, &mut values)?;
         Ok(values)
     }
@@ -302,7 +309,7 @@ impl Checkpoint {
         if let Some(header) = self.headers[file].get() {
             return Ok(header);
         }
-        let read = file::read_header(&self.path(file), &self.contents.files[file])?;
+        let read = file::read_header(&self.path(file), &self.contents.files[file], &self.head_bytes)?;
         Ok(self.headers[file].get_or_init(|| read))
     }
 

@@ -138,6 +138,9 @@ impl<'a> Writer<'a> {
 
     /// Writes the checkpoint of a step that comes after all others in the folder; where it lies. Collective.
     ///
+    /// A step that is the latest there already is written anew, and replaces what was saved of it: a run may save at its end whatever it saved
+    /// last. Who has the replaced one open can get an error of its files.
+    ///
     /// It appears, by one rename, when every rank's file is written and synced. Until then, and whatever fails or is killed, the checkpoint
     /// before it is the latest. What an interrupted save left is removed by the next, so only one group of ranks may save to a folder at a
     /// time: of two, one fails. What cannot be removed, nor an old checkpoint, harms no save: an event says so.
@@ -149,7 +152,7 @@ impl<'a> Writer<'a> {
     ///
     /// What fails on one rank fails on all: there with its own error, elsewhere with one (`Io`) that names that rank and its reason. `Io`
     /// where a file cannot be written or synced, or a rank does not see rank 0's files. `InvalidArgument` for mistakes in calls before this
-    /// one, for pieces of all ranks that are no whole tensors, and for a step that is not after the latest. `Mismatch` for ranks that pass
+    /// one, for pieces of all ranks that are no whole tensors, and for a step before the latest. `Mismatch` for ranks that pass
     /// different steps. Those of collectives: where a rank dies when all is written, the checkpoint may be there;
     /// [`Checkpoint::latest`](super::Checkpoint::latest) tells.
     pub fn commit(mut self, step: u64) -> Result<PathBuf> {
