@@ -58,7 +58,7 @@ impl Trainer {
         Self::with_options(comm, module, optimizer, Options::default())
     }
 
-    /// As [`new`](Self::new), with buckets, clipping and hooks as chosen.
+    /// As [`new`](Self::new), with the sizes of buckets and the way in which gradients are combined as chosen.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ impl DataParallel {
         Self::with_options(comm, variables, Options::default())
     }
 
-    /// As [`new`](Self::new), with buckets, clipping and hooks as chosen.
+    /// As [`new`](Self::new), with the sizes of buckets and the way in which gradients are combined as chosen.
     ///
     /// # Errors
     ///
