@@ -24,6 +24,7 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::{Moved, Track};
+use crate::own_thread::OwnThread;
 use crate::ticket_lock::{NoTurn, Turn};
 
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
@@ -300,6 +301,10 @@ impl Drive for Watcher {
     fn attend(self: Arc<Self>) {
         Attendant::attend(self);
     }
+
+    fn is_noticed_here(&self) -> bool {
+        event::lock(&ATTENDANT).thread.as_ref().is_some_and(OwnThread::is_current)
+    }
 }
 
 /// Looks at the events of calls that are awaited, or that call back: one thread of the process, as long as there are any.
@@ -308,9 +313,11 @@ struct Attendant {
     /// Whether others are awaited since the last look.
     has_news: bool,
     is_running: bool,
+    /// The last one that was started.
+    thread: Option<OwnThread>,
 }
 
-static ATTENDANT: Mutex<Attendant> = Mutex::new(Attendant { awaited: Vec::new(), has_news: false, is_running: false });
+static ATTENDANT: Mutex<Attendant> = Mutex::new(Attendant { awaited: Vec::new(), has_news: false, is_running: false, thread: None });
 /// Somebody is awaited.
 static CAME: Condvar = Condvar::new();
 
@@ -324,10 +331,11 @@ impl Attendant {
             CAME.notify_one();
         }
         if !attendant.is_running {
-            let spawned = std::thread::Builder::new().name("awaited calls".to_owned()).spawn(Self::run);
-            attendant.is_running = spawned.is_ok();
-            if let Err(error) = spawned {
-                event::error!(%error, "no thread looks at calls on devices that are awaited: they end when they are waited for");
+            match OwnThread::spawn("awaited calls".to_owned(), Self::run) {
+                Ok(thread) => (attendant.is_running, attendant.thread) = (true, Some(thread)),
+                Err(error) => {
+                    event::error!(%error, "no thread looks at calls on devices that are awaited: they end when they are waited for");
+                }
             }
         }
     }
