@@ -312,6 +312,32 @@ mod tests {
     }
 
     #[test]
+    fn what_the_destructor_of_a_thread_local_tells_under_a_lock_is_told() {
+        struct Late(RefCell<Option<std::sync::mpsc::Sender<u32>>>);
+        impl Drop for Late {
+            fn drop(&mut self) {
+                let (mutex, sender) = (Mutex::new(()), self.0.take());
+                let held = lock(&mutex);
+                tell("a test", move || sender.into_iter().for_each(|sender| sender.send(7).unwrap()));
+                drop(held);
+            }
+        }
+        thread_local! {
+            static LATE: Late = const { Late(RefCell::new(None)) };
+        }
+        let (sender, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            LATE.with(|late| late.0.replace(Some(sender)));
+            // The thread's queue is first used after that: what has a destructor would be gone by then.
+            let mutex = Mutex::new(());
+            let held = lock(&mutex);
+            tell("a test", || ());
+            drop(held);
+        });
+        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok(7));
+    }
+
+    #[test]
     fn a_panic_under_a_lock_leaves_the_thread_free_to_tell() {
         let mutex = Mutex::new(());
         let unwound = caught("a test", || {

@@ -4,6 +4,8 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::{Future, IntoFuture};
+use std::io::Write;
+use std::net::TcpStream;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -13,11 +15,13 @@ use std::time::Duration;
 
 use collectives::{
     Communicator, CustomOp, Error, ReduceOp, Result, Work,
-    store::{MemoryStore, Store},
+    store::{MemoryStore, Store, TcpStoreServer},
 };
 
+use super::common::meeting::wait_until;
 use super::common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, communicators_with, each, patience, threads};
 use super::common::tasks::block_on;
+use super::listener::Listener;
 use super::{WANTED, quiet_panics, within};
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
@@ -323,6 +327,52 @@ fn a_drop_does_not_wait_for_ever_for_an_op_and_for_callbacks_that_do_not_return(
         assert_eq!(stuck, ["a callback", "an op"]);
         drop((comm, folds, receive));
         drop((peer, moves));
+    });
+}
+
+#[test]
+fn a_callback_of_a_message_may_close_the_communicator_and_drop_its_last_handle() {
+    for wiring in WIRINGS {
+        within(&format!("{wiring:?}"), move || {
+            each(communicators(wiring, 2), |comm| {
+                let other = 1 - comm.rank();
+                let receive = comm.start_recv(vec![0_u8], other).unwrap();
+                let (said, heard) = channel();
+                let inner = comm.clone();
+                receive.on_end(move || {
+                    let closed = inner.close();
+                    drop(inner);
+                    said.send(closed).unwrap();
+                });
+                comm.barrier().unwrap();
+                comm.send(&[7_u8], other).unwrap();
+                drop(comm);
+                heard.recv_timeout(patience(20)).unwrap().unwrap();
+                assert_eq!(receive.wait().unwrap().0, [7]);
+            });
+        });
+    }
+}
+
+#[test]
+fn a_subscriber_that_drops_a_store_server_on_the_servers_own_thread_does_not_wait_for_it() {
+    alone_in_a_process("waits::a_subscriber_that_drops_a_store_server_on_the_servers_own_thread_does_not_wait_for_it", || {
+        let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr();
+        let (kept, (said, heard)) = (Mutex::new(Some(server)), channel());
+        let listener = Listener::new(tracing::Level::WARN);
+        listener.act(move |_, what| {
+            if what.contains("the store server drops a client") {
+                drop(kept.lock().unwrap().take());
+                said.send(()).unwrap();
+            }
+        });
+        tracing::subscriber::set_global_default(listener).unwrap();
+        let mut stranger = TcpStream::connect(address).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        heard.recv_timeout(patience(4)).unwrap();
+        // It ends all the same.
+        wait_until("the server is gone", || TcpStream::connect(address).is_err());
     });
 }
 

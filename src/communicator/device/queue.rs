@@ -292,8 +292,14 @@ impl Drive for Watcher {
     fn poll(&self) -> bool {
         let Some(ended) = self.queued.look() else { return false };
         let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(buffers) = buffers {
-            self.state.end(ended.map(|()| Finished { buffer: buffers.release(), received: self.received }));
+        match (buffers, ended) {
+            (None, _) => {}
+            (Some(buffers), Ok(())) => self.state.end(Ok(Finished { buffer: buffers.release(), received: self.received })),
+            (Some(buffers), Err(error)) => {
+                self.state.end(Err(error));
+                // How a buffer is freed is the program's: not before the end is told, and a panic in it ends nothing.
+                event::caught("the drop of a buffer", || drop(buffers));
+            }
         }
         true
     }
