@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn the_end_is_waited_for_within_a_limit_also_of_a_panic() {
         let (go, gone) = channel::<()>();
-        let thread = OwnThread::spawn("waits".to_owned(), move || drop(gone.recv())).unwrap();
+        let thread = OwnThread::spawn("waits".to_owned(), move || assert!(gone.recv().is_err())).unwrap();
         assert!(!thread.wait(Duration::from_millis(1)) && !thread.is_current());
         drop(go);
         assert!(thread.wait(LONG) && thread.wait(Duration::ZERO));
@@ -116,9 +116,9 @@ mod tests {
     #[test]
     fn one_of_them_does_not_wait_for_another() {
         let (go, gone) = channel::<()>();
-        let other = OwnThread::spawn("waits".to_owned(), move || drop(gone.recv())).unwrap();
+        let other = OwnThread::spawn("waits".to_owned(), move || assert!(gone.recv().is_err())).unwrap();
         let (say, said) = channel();
-        let asks = OwnThread::spawn("asks".to_owned(), move || drop(say.send((is_own(), other.wait(LONG))))).unwrap();
+        let asks = OwnThread::spawn("asks".to_owned(), move || say.send((is_own(), other.wait(LONG))).unwrap()).unwrap();
         assert_eq!(said.recv_timeout(LONG), Ok((true, false)));
         drop(go);
         assert!(asks.wait(LONG) && !is_own());
