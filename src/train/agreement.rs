@@ -186,8 +186,8 @@ mod tests {
                 }
                 let mut all = [([0; 32], 0).into_plain(); 2];
                 comm.all_gather_into(&[([7; 32], lie.len() as u64).into_plain()], &mut all)?;
-                for rank in 0..2 {
-                    tell(comm, rank, lie.as_bytes(), length(&all[rank]), LONGEST_LIST)?;
+                for (rank, said) in all.iter().enumerate() {
+                    tell(comm, rank, lie.as_bytes(), length(said), LONGEST_LIST)?;
                 }
                 Ok(String::new())
             });
