@@ -121,8 +121,8 @@ pub struct Config {
     /// another call than this rank's, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, so
     /// nothing is written unless it is asked for.
     pub flight_recorder_dir: Option<PathBuf>,
-    /// After how long a call that waits for its peers is warned of through `tracing`, once, naming the call and who is missing; sooner
-    /// where half of its timeout is less. Zero: never. Default: 30 seconds.
+    /// After how long a call that waits for its peers is warned of, once, naming the call and who is missing: through `tracing`, sooner where half of
+    /// its timeout is less; on standard error where the program has no subscriber. Zero: never. Default: 30 seconds.
     pub stall_warning: Duration,
     /// Who is told of every call when it has ended, in numbers; see [`observe`](crate::observe). Communicators that are made of this one
     /// tell it too. Costs each call 0.15 µs, and what the observer takes. Default: `None`.

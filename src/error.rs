@@ -138,7 +138,7 @@ pub enum Error {
         /// each other.
         meanwhile: Vec<String>,
     },
-    /// A peer died, closed its communicator early, or its connection broke.
+    /// A peer closed or dropped its communicator early, its process ended, or its connection broke; the reason says which.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
         /// What was being done.
@@ -263,6 +263,22 @@ impl Error {
     /// An argument that cannot be right.
     pub(crate) fn argument(call: &'static str, reason: impl Into<String>) -> Self {
         Self::InvalidArgument { call, reason: reason.into() }
+    }
+
+    /// The same, of a call of rank `own` that is a part of another one: `barrier() number 4 (of close)`.
+    #[must_use]
+    pub(crate) fn part_of(mut self, whole: &str, own: usize) -> Self {
+        let part = |call: &mut String| call.extend([" (of ", whole, ")"]);
+        match &mut self {
+            Self::Timeout { doing, .. } | Self::PeerLost { doing, .. } | Self::Aborted { doing, .. } | Self::Io { doing, .. } => {
+                part(doing)
+            }
+            Self::Poisoned { call, .. } => part(call),
+            Self::Mismatch { first, first_call, .. } if first.rank == own => part(first_call),
+            Self::Mismatch { second, second_call, .. } if second.rank == own => part(second_call),
+            _ => {}
+        }
+        self
     }
 
     /// The error behind a poisoned communicator, or this error itself.

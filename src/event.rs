@@ -11,10 +11,15 @@
 //! allocation for each event that waits.
 
 use std::cell::{Cell, RefCell};
+use std::io::Write;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use tracing::dispatcher::get_default;
+use tracing::subscriber::NoSubscriber;
 
 /// What waits to be told.
 type Telling = Box<dyn FnOnce()>;
@@ -25,7 +30,8 @@ const WAITING: usize = 1 << (usize::BITS - 1);
 thread_local! {
     /// How many locks this thread holds under which nothing may be told, and whether something waits.
     static LOCKS: Cell<usize> = const { Cell::new(0) };
-    static QUEUE: RefCell<Vec<Telling>> = const { RefCell::new(Vec::new()) };
+    /// Empty where nothing waits. It has no destructor, so it is there for those of other thread locals, too: they may be the program's code.
+    static QUEUE: RefCell<ManuallyDrop<Vec<Telling>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// Runs what is not this crate's: now, or once this thread holds no lock. A panic in it is caught.
@@ -34,16 +40,11 @@ pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
         caught(who, telling);
         return;
     }
-    // A thread that is ending has no queue any more: what it tells is lost.
     let telling: Telling = Box::new(move || {
         caught(who, telling);
     });
-    let mut telling = Some(telling);
-    if QUEUE.try_with(|queue| queue.borrow_mut().extend(telling.take())).is_ok() {
-        LOCKS.set(LOCKS.get() | WAITING);
-    }
-    // What it owns is not dropped here, under the lock: that would run the program's code.
-    std::mem::forget(telling);
+    QUEUE.with_borrow_mut(|queue| queue.push(telling));
+    LOCKS.set(LOCKS.get() | WAITING);
 }
 
 /// Tells what has waited for the last lock to be released.
@@ -51,7 +52,7 @@ pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
 fn tell_waiting() {
     LOCKS.set(0);
     // What is told may take locks, and so tell of more.
-    let waiting = QUEUE.try_with(|queue| std::mem::take(&mut *queue.borrow_mut())).unwrap_or_default();
+    let waiting = QUEUE.with_borrow_mut(|queue| std::mem::take(&mut **queue));
     waiting.into_iter().for_each(|telling| telling());
 }
 
@@ -70,6 +71,19 @@ pub(crate) fn caught<R>(who: &str, run: impl FnOnce() -> R) -> Option<R> {
             None
         }
     }
+}
+
+/// Tells what a program that hangs cannot do without: `otherwise` does so where there is a subscriber of `tracing`, also one that does not want to hear
+/// of it; else the line goes to standard error, if there is one.
+pub(crate) fn tell_aloud(line: Option<String>, otherwise: impl FnOnce() + 'static) {
+    tell(SUBSCRIBER, move || {
+        if !get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
+            otherwise();
+        } else if let Some(line) = line {
+            // Nobody is left to be told where that fails.
+            let _ = std::io::stderr().write_all(format!("collectives: {line}\n").as_bytes());
+        }
+    });
 }
 
 /// As long as it lives, nothing is told on this thread.
@@ -295,6 +309,32 @@ mod tests {
         tell("a test", move || then.set(true));
         drop(held);
         assert!(told.get());
+    }
+
+    #[test]
+    fn what_the_destructor_of_a_thread_local_tells_under_a_lock_is_told() {
+        struct Late(RefCell<Option<std::sync::mpsc::Sender<u32>>>);
+        impl Drop for Late {
+            fn drop(&mut self) {
+                let (mutex, sender) = (Mutex::new(()), self.0.take());
+                let held = lock(&mutex);
+                tell("a test", move || sender.into_iter().for_each(|sender| sender.send(7).unwrap()));
+                drop(held);
+            }
+        }
+        thread_local! {
+            static LATE: Late = const { Late(RefCell::new(None)) };
+        }
+        let (sender, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            LATE.with(|late| late.0.replace(Some(sender)));
+            // The thread's queue is first used after that: what has a destructor would be gone by then.
+            let mutex = Mutex::new(());
+            let held = lock(&mutex);
+            tell("a test", || ());
+            drop(held);
+        });
+        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok(7));
     }
 
     #[test]

@@ -72,6 +72,7 @@ mod meeting;
 mod nccl_config;
 pub mod observe;
 mod op;
+mod own_thread;
 mod proof;
 mod random;
 mod regular_file;

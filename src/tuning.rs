@@ -488,6 +488,15 @@ pub(crate) mod progress {
     pub(crate) const LEAVE: Duration = Duration::from_secs(1);
 }
 
+/// Threads on which the program's code runs (`own_thread.rs`).
+pub(crate) mod own_thread {
+    use std::time::Duration;
+
+    /// How long the end of one is waited for that has nothing left to do. What the program does there may last longer; the thread is left to itself
+    /// then.
+    pub(crate) const LAST: Duration = Duration::from_secs(5);
+}
+
 /// The flight recorder (`flight/`).
 pub(crate) mod flight {
     use std::time::Duration;

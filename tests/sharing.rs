@@ -296,3 +296,48 @@ fn two_threads_close_and_one_is_told() {
         });
     }
 }
+
+#[test]
+fn who_left_early_is_said_to_have_left_and_the_barrier_of_close_to_be_its() {
+    for wiring in Wiring::ALL {
+        each(communicators(wiring, 3), |comm| {
+            if comm.rank() == 2 {
+                return; // as a program does that takes another way
+            }
+            let said = comm.close().unwrap_err().to_string();
+            let begins = "barrier() number 1 (of close): lost rank 2 (";
+            let left = "it closed or dropped its communicator before it came to this call";
+            assert!(said.starts_with(begins) && said.contains(left), "{wiring:?}: {said}");
+        });
+    }
+}
+
+#[test]
+fn errors_of_the_barrier_of_close_say_so() {
+    for wiring in WIRINGS {
+        let done = Meeting::new(2);
+        each(communicators(wiring, 2), |comm| {
+            let late = comm.with_timeout(Duration::from_millis(20));
+            if comm.rank() == 0 {
+                let said = late.close().unwrap_err().to_string();
+                assert!(said.starts_with("barrier() number 1 (of close): timed out"), "{wiring:?}: {said}");
+            }
+            done.meet();
+        });
+        each(communicators(wiring, 2), |comm| {
+            if comm.rank() == 1 {
+                return assert!(comm.all_reduce(&mut [1_u8], ReduceOp::Sum).is_err());
+            }
+            let said = comm.close().unwrap_err().to_string();
+            assert!(
+                said.contains("called barrier() number 1 (of close)") && said.contains("rank 1 called all_reduce("),
+                "{wiring:?}: {said}"
+            );
+        });
+        each(communicators(wiring, 2), |comm| {
+            comm.abort();
+            let said = comm.close().unwrap_err().to_string();
+            assert!(said.starts_with("barrier (of close): this communicator was ended by"), "{wiring:?}: {said}");
+        });
+    }
+}

@@ -94,7 +94,7 @@ fn a_rank_that_dies_is_named() {
     let verdict = verdict(folder.path());
     says(
         &verdict,
-        &["communicator world", "rank 1 (host ", "died: it left no record, and ranks 0, 2 lost it", "all_reduce(max, u8, count 1)"],
+        &["communicator world", "rank 1 (host ", "is gone: it left no record, and ranks 0, 2 lost it", "all_reduce(max, u8, count 1)"],
     );
 }
 

@@ -106,7 +106,7 @@ impl Communicator {
         if shared.health.is_foreign() {
             return Err(forked("close".to_owned()));
         }
-        if shared.plane.is_used_here() {
+        if shared.plane.is_inside() {
             return Err(self.no_turn("close", NoTurn::Inside));
         }
         crate::event::debug!(target: LIFE, communicator = shared.recorder.name(), rank = self.rank(), "closing");
@@ -115,9 +115,11 @@ impl Communicator {
             let _turn = self.device_turn("close")?;
             self.composite("close", || self.close_in_turn())
         };
-        // Without the turn: what was started behind it ends now, refused, and callbacks may wait for a turn.
+        // Without the turn: what was started behind it ends now, refused, and callbacks may wait for a turn. A store may be the program's, and so its
+        // drop.
         if shared.health.is_closed() {
             self.core.finish();
+            self.keep_store(None);
         }
         closed
     }
@@ -132,13 +134,12 @@ impl Communicator {
         self.refuse_live_graphs()?;
         #[cfg(feature = "cuda")]
         let device = self.close_device();
-        let closed = self.barrier();
+        let closed = self.barrier().map_err(|error| error.part_of("close", self.rank()));
         #[cfg(feature = "cuda")]
         let closed = device.and(closed);
         shared.write_unwritten();
         shared.progress.close();
         let _ = self.with_plane(HostPlane::close);
-        self.keep_store(None);
         closed
     }
 }

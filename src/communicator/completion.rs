@@ -1,6 +1,7 @@
 //! How a call that goes on in the background ends: what it leaves, and who is told.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
@@ -23,6 +24,24 @@ pub(super) struct Finished {
     pub(super) received: Option<Received>,
 }
 
+thread_local! {
+    static IS_WAKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is waking a task at the moment: some executors poll it there.
+pub(super) fn is_waking() -> bool {
+    IS_WAKING.get()
+}
+
+/// As long as it lives the thread is waking a task; then it is as before.
+struct Waking(bool);
+
+impl Drop for Waking {
+    fn drop(&mut self) {
+        IS_WAKING.set(self.0);
+    }
+}
+
 /// Whoever is to be told of the end.
 #[derive(Default)]
 struct Listeners {
@@ -39,7 +58,10 @@ impl Listeners {
         let Self { task, threads, callbacks } = self;
         threads.into_iter().for_each(Waker::wake);
         if let Some(waker) = task {
-            event::tell("the waker of a task", move || waker.wake());
+            event::tell("the waker of a task", move || {
+                let _waking = Waking(IS_WAKING.replace(true));
+                waker.wake();
+            });
         }
         callbacks.into_iter().for_each(|callback| event::tell("a callback", callback));
     }

@@ -248,17 +248,7 @@ impl Communicator {
     /// The same, of a turn behind what is found to be under way.
     #[cold]
     pub(super) fn no_turn_behind(&self, call: &'static str, why: NoTurn, under_way: impl FnOnce() -> Option<String>) -> Error {
-        match why {
-            NoTurn::Forked => forked(call.to_owned()),
-            NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
-            NoTurn::Late => {
-                let before = under_way().unwrap_or_else(|| "calls".to_owned());
-                let doing = format!("{call}, which has not begun: waiting for its turn behind {before}, called before");
-                let late =
-                    Error::Timeout { doing, elapsed: self.timeout(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() };
-                self.core.shared.recorder.with_meanwhile(late)
-            }
-        }
+        self.core.shared.no_turn(call, why, self.timeout(), under_way)
     }
 
     /// Reaches for the host plane on this thread, after the calls that came before, started ones and other threads' included.

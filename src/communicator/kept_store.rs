@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::event;
 use crate::rendezvous::{Store, StoreAddress, TcpStoreServer};
 
 /// How the store is reached.
@@ -19,20 +20,22 @@ pub(super) enum Reach {
 
 /// A store that all communicators of a job share.
 pub(super) struct KeptStore {
-    reach: Reach,
+    /// There until the drop.
+    reach: Option<Reach>,
     server: Option<TcpStoreServer>,
 }
 
 impl KeptStore {
     pub(super) fn new(reach: Reach, server: Option<TcpStoreServer>) -> Self {
-        Self { reach, server }
+        Self { reach: Some(reach), server }
     }
 
     /// The store, for one handle.
     pub(super) fn open(&self, timeout: Duration) -> Result<Arc<dyn Store>> {
         match &self.reach {
-            Reach::Address(address) => address.open(timeout),
-            Reach::Shared(store) => Ok(Arc::clone(store)),
+            Some(Reach::Address(address)) => address.open(timeout),
+            Some(Reach::Shared(store)) => Ok(Arc::clone(store)),
+            None => Err(Error::argument("store", "the store is gone")),
         }
     }
 }
@@ -43,5 +46,8 @@ impl Drop for KeptStore {
         if let Some(server) = self.server.take() {
             server.end_at_once();
         }
+        // A store may be the program's, and so its drop.
+        let reach = self.reach.take();
+        event::tell("the drop of a store", move || drop(reach));
     }
 }

@@ -2,21 +2,21 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::kept_store::KeptStore;
 use super::progress::ProgressEngine;
 use super::shrink::recovery::RecoveryGroup;
-use super::work::Turns;
 use crate::config::Config;
 use crate::error::{Error, Peer};
 use crate::flight::{self, Flight};
 use crate::host::abort_reason::AbortReason;
-use crate::host::health::Health;
+use crate::host::health::{Health, forked};
 use crate::host::plane::{HostPlane, MessageConnector};
 #[cfg(feature = "cuda")]
 use crate::observe::Observers;
 use crate::observe::TraceLog;
-use crate::ticket_lock::TicketLock;
+use crate::ticket_lock::{NoTurn, TicketLock};
 
 /// What the caller, the background threads and abort handles share.
 pub(super) struct Shared {
@@ -92,6 +92,21 @@ impl Shared {
         Some(format!("{} number {}", call.kind, call.sequence?))
     }
 
+    /// Why a call did not get its turn within `limit`, behind what is found to be under way.
+    #[cold]
+    pub(super) fn no_turn(&self, call: &'static str, why: NoTurn, limit: Duration, under_way: impl FnOnce() -> Option<String>) -> Error {
+        match why {
+            NoTurn::Forked => forked(call.to_owned()),
+            NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
+            NoTurn::Late => {
+                let before = under_way().unwrap_or_else(|| "calls".to_owned());
+                let doing = format!("{call}, which has not begun: waiting for its turn behind {before}, called before");
+                let late = Error::Timeout { doing, elapsed: limit, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() };
+                self.recorder.with_meanwhile(late)
+            }
+        }
+    }
+
     /// After a collective that failed: where that ended the communicator, peers that wait for messages hear of it too.
     #[cold]
     pub(super) fn announce_end(&self) {
@@ -116,11 +131,5 @@ impl Shared {
         if let Some(error) = self.health.refusal(|| "dropping the communicator".to_owned(), &self.peers).filter(|_| by_trouble) {
             self.recorder.write_after(&error);
         }
-    }
-}
-
-impl Turns for Shared {
-    fn is_inside(&self) -> bool {
-        self.plane.is_inside()
     }
 }

@@ -64,6 +64,8 @@ impl Communicator {
 
     /// Keeps a store, for as long as this communicator lives.
     pub(super) fn keep_store(&self, store: Option<Arc<KeptStore>>) {
-        *event::lock(&self.core.shared.store) = store;
+        let before = std::mem::replace(&mut *event::lock(&self.core.shared.store), store);
+        // Without the lock: a store may be the program's.
+        drop(before);
     }
 }

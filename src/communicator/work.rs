@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use super::completion::{Finished, State};
+use super::completion::{Finished, State, is_waking};
 use super::message::Received;
 use crate::Result;
 use crate::deadline::Deadline;
@@ -50,16 +50,23 @@ pub struct Work<B> {
     process: Process,
 }
 
+/// Why a thread may not wait for a call.
+const FOR_ITSELF: &str = "called from within a call of the same communicator, behind which the call comes that is waited for; or from a callback, on \
+                          the thread that is to end it";
+
 /// How long a waiter leaves another thread to move messages on before it tries to do so itself.
 const OTHERS_TURN: Duration = Duration::from_micros(50);
 
 /// How long [`Work::wait_any`] sleeps at most before it looks again: a clock cannot be set arbitrarily far ahead.
 const LONGEST_PARK: Duration = Duration::from_secs(3600);
 
+/// How long it sleeps at most where nobody can wake it.
+const NAP: Duration = Duration::from_millis(1);
+
 /// Where started collectives take their turns.
 pub(super) trait Turns: Send + Sync {
-    /// Whether this thread has a turn there: what is behind it would be waited for in vain.
-    fn is_inside(&self) -> bool;
+    /// Whether what is started there would be waited for in vain by this thread: it has a turn, or runs what was started.
+    fn would_wait_for_itself(&self) -> bool;
 }
 
 /// Moves background calls on from the thread that waits for them.
@@ -74,6 +81,11 @@ pub(super) trait Drive: Send + Sync {
 
     /// Sees to it that the end is noticed while nobody waits.
     fn attend(self: Arc<Self>) {}
+
+    /// Whether it is this thread that notices: it would sleep in vain.
+    fn is_noticed_here(&self) -> bool {
+        false
+    }
 }
 
 /// Takes what a call worked on out of what it has left.
@@ -114,7 +126,12 @@ impl<B: Send + 'static> Work<B> {
 
     /// Whether this thread would wait for itself: it is in a call of the communicator, behind which this one comes.
     fn would_wait_for_itself(&self) -> bool {
-        self.turns.as_ref().and_then(Weak::upgrade).is_some_and(|turns| turns.is_inside())
+        self.turns.as_ref().and_then(Weak::upgrade).is_some_and(|turns| turns.would_wait_for_itself())
+    }
+
+    /// Whether this thread would sleep in vain until the end is noticed: only itself could get there, or notice it.
+    fn would_sleep_in_vain(&self) -> bool {
+        self.would_wait_for_itself() || self.driver.as_ref().is_some_and(|driver| driver.is_noticed_here())
     }
 
     /// The same call under one type, whatever it works on: works of several types in one list. [`wait`](Self::wait) gives back what it
@@ -176,7 +193,8 @@ impl<B: Send + 'static> Work<B> {
     }
 
     /// Waits until one of several calls has ended, for at most `limit`: its place in the list, the first where there are several. `None` where
-    /// none has by then, where the list is empty, and, at once, within a call of a communicator behind which one of these comes. Works of different types are listed [`erased`](Self::erased).
+    /// none has by then, where the list is empty, and, at once, within a call of a communicator behind which one of these comes, and in a callback
+    /// on the thread that is to end one of these. Works of different types are listed [`erased`](Self::erased).
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope, Work};
@@ -200,13 +218,14 @@ impl<B: Send + 'static> Work<B> {
     #[doc(alias("MPI_Waitany"))]
     pub fn wait_any(works: &[Self], limit: Duration) -> Option<usize> {
         let ended = || works.iter().position(Self::is_done);
-        if works.is_empty() || works.iter().any(|work| work.process.is_foreign() || work.would_wait_for_itself()) {
+        if works.is_empty() || works.iter().any(|work| work.process.is_foreign() || work.would_sleep_in_vain()) {
             return ended();
         }
         let deadline = Deadline::after(limit);
-        let waker = UNPARK.with(Waker::clone);
+        // In the destructor of another thread local it may be gone.
+        let waker = UNPARK.try_with(Waker::clone).ok();
         for work in works {
-            work.state.wake_thread(&waker);
+            waker.iter().for_each(|waker| work.state.wake_thread(waker));
             work.attend();
         }
         loop {
@@ -214,6 +233,7 @@ impl<B: Send + 'static> Work<B> {
             match ended() {
                 Some(place) => return Some(place),
                 None if left.is_zero() => return None,
+                None if waker.is_none() => std::thread::sleep(left.min(NAP)),
                 None => std::thread::park_timeout(left.min(LONGEST_PARK)),
             }
         }
@@ -256,8 +276,7 @@ impl<B: Send + 'static> Work<B> {
             return Err(forked("waiting for a started call".to_owned()));
         }
         if !self.is_done() && self.would_wait_for_itself() {
-            let reason = "called from within a call of the same communicator, behind which the call comes that is waited for";
-            return Err(Error::argument("wait", reason));
+            return Err(Error::argument("wait", FOR_ITSELF));
         }
         let deadline = Deadline::after(limit);
         while !self.is_done() {
@@ -304,7 +323,9 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
     type Output = Result<B>;
     type IntoFuture = WorkFuture<B>;
 
-    /// The call's end, for any executor: it wakes the task and needs nothing else of it.
+    /// The call's end, for any executor: it wakes the task and needs nothing else of it. Awaited within a call of the same communicator, or in a
+    /// callback on the thread that is to end it, it is `InvalidArgument` at once, as by [`wait`](Work::wait); not in a task that is polled where it
+    /// is woken.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -344,6 +365,11 @@ impl<B: Send + 'static> Future for WorkFuture<B> {
             return Poll::Ready(Err(Error::argument("await", "the buffer of this work has been given back already")));
         };
         if !work.process.is_foreign() && !work.is_done() {
+            // An executor that polls a task where it is woken does not wait.
+            if !is_waking() && work.would_sleep_in_vain() {
+                self.0 = None;
+                return Poll::Ready(Err(Error::argument("await", FOR_ITSELF)));
+            }
             work.state.wake(context.waker());
             work.attend();
             // It may have ended in between, and then wakes nobody.

@@ -1,19 +1,22 @@
 //! The thread that runs a communicator's started collectives.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
+use std::cell::Cell;
+use std::sync::mpsc::{SendError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::completion::{Finished, State};
 use super::pinned::ErasedBuffer;
 use super::state::Shared;
+use super::work::Turns;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::host::abort_reason::AbortReason;
 use crate::host::plane::{HostPlane, Jobs, op_panicked};
-use crate::ticket_lock::Ticket;
+use crate::own_thread::{OwnThread, is_own};
+use crate::ticket_lock::{NoTurn, Ticket};
+use crate::tuning::own_thread::LAST;
 
 /// How long a dropped communicator waits for calls that were started and not waited for.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
@@ -34,6 +37,31 @@ struct Left {
 }
 
 impl Started {
+    /// Takes its turn, runs it there, and frees what is left.
+    fn take_turn(self, ticket: Ticket, shared: &Shared) {
+        // No call takes longer than the job allows, except where the program's code does in it: an op that waits for what was started behind it.
+        let limit = self.timeout.max(shared.config.timeout);
+        let mut started = Some(self);
+        // What is left is freed in the turn, too: a buffer whose drop calls this communicator is refused, and does not wait for
+        // calls that only this thread can run.
+        let turn = shared.plane.with_ticket(ticket, limit, |plane| started.take().map(|started| started.run(plane, shared).free()));
+        if let (Err(why), Some(started)) = (turn, started) {
+            started.refuse(why, limit, shared).free();
+        }
+    }
+
+    /// Ends it with the error of a turn that did not come.
+    #[cold]
+    fn refuse(self, why: NoTurn, limit: Duration, shared: &Shared) -> Left {
+        let Self { jobs, buffers, state, .. } = self;
+        shared.recorder.take_up();
+        let error = shared.no_turn(jobs.call().name(), why, limit, || shared.under_way());
+        event::caught("the drop of a custom op", || drop(jobs));
+        shared.recorder.after_error(&error);
+        state.end(Err(error));
+        Left { buffers: Some(buffers), state }
+    }
+
     /// Runs it, and tells its end to whoever waits for it; nothing of the program's can keep that from being told.
     fn run(self, plane: &mut HostPlane, shared: &Shared) -> Left {
         let Self { jobs, buffers, state, timeout } = self;
@@ -67,6 +95,17 @@ impl Left {
     }
 }
 
+thread_local! {
+    /// The address of what a worker's thread runs calls of; 0 on other threads.
+    static SERVED: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Turns for Shared {
+    fn would_wait_for_itself(&self) -> bool {
+        self.plane.is_inside() || SERVED.get() == std::ptr::from_ref(self).addr()
+    }
+}
+
 /// The thread that runs started collectives, and the way to it.
 #[derive(Default)]
 pub(super) struct Worker {
@@ -76,28 +115,20 @@ pub(super) struct Worker {
 /// A worker's thread.
 struct Thread {
     jobs: Sender<(Ticket, Started)>,
-    ended: Receiver<()>,
-    handle: JoinHandle<()>,
+    own: OwnThread,
 }
 
 impl Thread {
     fn spawn(shared: &Arc<Shared>) -> Result<Self> {
         let (jobs, queue) = channel::<(Ticket, Started)>();
-        let (end, ended) = channel();
         let shared = Arc::clone(shared);
-        let handle = std::thread::Builder::new()
-            .name(format!("collectives {}", shared.rank))
-            .spawn(move || {
-                for (ticket, started) in queue {
-                    // Each call before this one is bounded, so the wait for this one's turn is.
-                    // What is left is freed in the turn, too: a buffer whose drop calls this communicator is refused, and does not wait for
-                    // calls that only this thread can run.
-                    let _ = shared.plane.with_ticket(ticket, Duration::MAX, |plane| started.run(plane, &shared).free());
-                }
-                drop(end);
-            })
-            .map_err(|error| Error::io("starting the worker thread of a communicator", error))?;
-        Ok(Self { jobs, ended, handle })
+        let name = format!("collectives {}", shared.rank);
+        let own = OwnThread::spawn(name, move || {
+            SERVED.set(Arc::as_ptr(&shared).addr());
+            queue.into_iter().for_each(|(ticket, started)| started.take_turn(ticket, &shared));
+        });
+        let own = own.map_err(|error| Error::io("starting the worker thread of a communicator", error))?;
+        Ok(Self { jobs, own })
     }
 }
 
@@ -105,34 +136,36 @@ impl Worker {
     /// Gives a call its place in the order of calls, and hands it to the worker, which is started by the first one.
     pub(super) fn submit(&self, started: Started, shared: &Arc<Shared>) -> Result<()> {
         // Held until the call is in the queue: tickets stand there in their order.
-        let mut thread = event::lock(&self.thread);
-        if thread.is_none() {
-            *thread = Some(Thread::spawn(shared)?);
+        let mut held = event::lock(&self.thread);
+        if held.is_none() {
+            *held = Some(Thread::spawn(shared)?);
         }
-        let Some(thread) = &*thread else { return Err(gone()) };
+        let Some(thread) = &*held else { return Err(gone()) };
         shared.recorder.queue(started.jobs.call());
         // From here to the queue nothing can unwind: a ticket that was drawn has to get there.
-        if let Err(SendError((ticket, _))) = thread.jobs.send((shared.plane.draw(), started)) {
+        let sent = thread.jobs.send((shared.plane.draw(), started));
+        // Before what was not sent is dropped: that is the program's.
+        drop(held);
+        sent.map_err(|SendError((ticket, _))| {
             // Cannot be while this lives: the thread ends when its queue is dropped, and catches panics.
             shared.plane.give_up(ticket);
-            return Err(gone());
-        }
-        Ok(())
+            gone()
+        })
     }
 
     /// Waits a while for what was started, then ends the communicator, and the thread with it.
     pub(super) fn stop(&self, shared: &Shared) {
-        let Some(Thread { jobs, ended, handle }) = event::lock(&self.thread).take() else { return };
+        let Some(Thread { jobs, own }) = event::lock(&self.thread).take() else { return };
         drop(jobs);
-        if handle.thread().id() == std::thread::current().id() {
-            // The last communicator was dropped on that very thread, by a custom op or with a buffer: it ends by itself when it has run
-            // what is queued.
+        // By a custom op, with a buffer, or by a callback of this communicator or of another one: the thread ends by itself when it has run what
+        // is queued.
+        if is_own() || own.wait(DROP_PATIENCE) {
             return;
         }
-        if ended.recv_timeout(DROP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            shared.health.end(AbortReason::Aborted { by: shared.rank as u32 });
+        shared.health.end(AbortReason::Aborted { by: shared.rank as u32 });
+        if !own.wait(LAST) {
+            event::warn!(rank = shared.rank, "a custom op or a callback of a started call does not return: its thread is left behind");
         }
-        let _ = handle.join();
     }
 }
 

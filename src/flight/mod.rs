@@ -240,8 +240,10 @@ impl Flight {
         let oldest = if slowly.errors.len() == ERRORS { slowly.errors.pop_front() } else { None };
         slowly.errors.push_back(Failure { ring, id, error: error.clone() });
         drop(slowly);
-        // Without the lock: an error may hold one of the program's, whose drop is the program's code.
-        drop(oldest);
+        // Without any lock: an error may hold one of the program's, whose drop is the program's code.
+        if let Some(oldest) = oldest {
+            event::tell("the drop of an error", move || drop(oldest));
+        }
     }
 
     /// Notes that a collective was started in the background.
@@ -280,7 +282,7 @@ impl Flight {
         if self.orders.stall_warning.is_zero() { Duration::MAX } else { self.orders.stall_warning.min(limit / 2) }
     }
 
-    /// Warns of a call that does not end, and of the ranks that it waits for.
+    /// Warns of a call that does not end, and of the ranks that it waits for: whoever hears of it, or on standard error where nobody would.
     #[cold]
     pub(crate) fn warn(&self, call: &dyn Display, elapsed: Duration, limit: Duration, missing: &[u32]) {
         let own = self.about.get().map_or(0, |about| about.rank);
@@ -289,15 +291,15 @@ impl Flight {
             known.cloned().unwrap_or_else(|| Peer::unknown(*rank as usize))
         };
         let missing = list_peers(&missing.iter().map(peer).collect::<Vec<_>>());
-        event::warn!(
-            rank = own,
-            communicator = self.name(),
-            call = %call,
-            missing,
-            "still waiting after {:.1} s, and giving up after {:.1} s",
-            elapsed.as_secs_f64(),
-            limit.as_secs_f64()
-        );
+        let (call, communicator) = (call.to_string(), self.name().to_owned());
+        let waiting = format!("still waiting after {:.1} s", elapsed.as_secs_f64());
+        let limit = format!("giving up after {:.1} s", limit.as_secs_f64());
+        // Of short deadlines, which may be a program's way to look now and then, only those hear who asked.
+        let line = || format!("rank {own} of {communicator}: {call}: {waiting} for {missing}, and {limit}");
+        let line = (elapsed >= self.orders.stall_warning).then(line);
+        event::tell_aloud(line, move || {
+            event::warn!(rank = own, communicator, call = %call, missing, "{waiting}, and {limit}");
+        });
     }
 
     fn message_ring(&self) -> &Ring {

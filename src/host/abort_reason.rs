@@ -162,7 +162,9 @@ impl AbortReason {
                 doing,
                 peer: peer(rank),
                 elapsed,
-                reason: "its communicator was closed or dropped: the program returned, panicked, or called close".to_owned(),
+                reason:
+                    "it closed or dropped its communicator before it came to this call: its program returned, panicked, or called close"
+                        .to_owned(),
             },
             AbortReason::TimedOut { waiting, missing } => {
                 Error::Timeout { doing, elapsed, missing: vec![peer(missing)], arrived: vec![peer(waiting)], meanwhile: Vec::new() }

@@ -234,8 +234,8 @@ pub trait Observer: Send + Sync {
     /// lock of this crate's is held meanwhile.
     ///
     /// It should be short: as long as it takes, the call has not returned, or, where it was told in the background, the calls behind it
-    /// wait, and messages go on only as far as others wait for them. One that never returns holds up its thread for good, and with it the
-    /// drop of the communicator. A panic in it is caught, and told to `tracing`.
+    /// wait, and messages go on only as far as others wait for them. One that never returns holds up its thread for good; the drop of the
+    /// communicator waits for it for some seconds. A panic in it is caught, and told to `tracing`.
     /// All of this holds for subscribers of `tracing` too.
     fn call_ended(&self, call: &CallReport<'_>);
 }

@@ -102,7 +102,8 @@ fn split(text: &str) -> (&str, &str) {
 }
 
 fn first_different_line(first: &str, second: &str, noun: &str) -> (String, String) {
-    let count = |text: &str| text.lines().count() - 1;
+    // Without the line of the settings, which a rank need not have told.
+    let count = |text: &str| text.lines().count().saturating_sub(1);
     let mut pairs = first.lines().zip(second.lines());
     match pairs.find(|(a, b)| a != b) {
         Some((a, b)) => (a.to_owned(), b.to_owned()),
@@ -170,6 +171,28 @@ mod tests {
                 tell(comm, 1, mine, length, LONGEST_REASON)
             });
             results.unwrap().iter().for_each(|text| assert!(text.len() == LONGEST_REASON && text.bytes().all(|byte| byte == b'x')));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_tells_no_lines_is_told_of_as_one_that_lists_nothing() {
+        for lie in ["", "a", "abcde", "\n", "a\n", "a\nb", "Mesh::new\n"] {
+            let results = Communicator::run_local(2, |comm| {
+                let listed = Listed { noun: "parameters", lines: vec!["first".to_owned()] };
+                if comm.rank() == 0 {
+                    return agree(comm, "Mesh::new", &listed, "")
+                        .map_err(|error| error.to_string())
+                        .map_or_else(Ok, |()| Ok(String::new()));
+                }
+                let mut all = [([0; 32], 0).into_plain(); 2];
+                comm.all_gather_into(&[([7; 32], lie.len() as u64).into_plain()], &mut all)?;
+                for (rank, said) in all.iter().enumerate() {
+                    tell(comm, rank, lie.as_bytes(), length(said), LONGEST_LIST)?;
+                }
+                Ok(String::new())
+            });
+            let said = results.unwrap().swap_remove(0);
+            assert!(said.contains("rank 0 called Mesh::new with") && said.contains("but rank 1 called"), "{lie:?}: {said}");
         }
     }
 

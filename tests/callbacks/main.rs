@@ -12,6 +12,7 @@ mod scenarios;
 mod signal;
 mod stores;
 mod tracing_events;
+mod waits;
 
 use common::limit::{PATIENCE, within};
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use collectives::{ReduceOp, Work};
 
-use super::gpu::ranks;
+use super::gpu::{ranks, ranks_with, unchecked};
 use crate::common::cases::Memory;
+use crate::common::ranks::Meeting;
 use crate::common::tasks::block_on;
 
 #[test]
@@ -108,4 +109,35 @@ fn every_form_gives_what_the_blocking_one_gives() {
             crate::common::forms::every_form(comm, 0xf1, |elements| memory.put(elements), |buffer| memory.get(buffer));
         });
     }
+}
+
+#[test]
+fn a_callback_that_awaits_another_call_on_the_thread_that_notices_both_is_told_so() {
+    let (listens, heard_of_it) = (Meeting::new(2), Meeting::new(2));
+    ranks_with(2, unchecked(), |comm, memory| {
+        // What is connected now need not be later.
+        comm.all_reduce(&mut memory.put(&[1_u32; 8]), ReduceOp::Sum).unwrap();
+        let start = || comm.start_all_reduce(memory.put(&[1_u32; 8]), ReduceOp::Sum).unwrap();
+        if comm.rank() == 1 {
+            listens.meet();
+            let first = start();
+            heard_of_it.meet();
+            let second = start();
+            return [first, second].into_iter().for_each(|work| drop(work.wait().unwrap()));
+        }
+        let (first, second) = (start(), start());
+        let (said, heard) = std::sync::mpsc::channel();
+        first.on_end(move || {
+            let works = [second];
+            let any = Work::wait_any(&works, Duration::MAX);
+            let [second] = works;
+            said.send((any, block_on(second.into_future()).0.map(drop))).unwrap();
+        });
+        listens.meet();
+        let (any, awaited) = heard.recv_timeout(Duration::from_secs(60)).unwrap();
+        let error = awaited.unwrap_err().to_string();
+        assert!(any.is_none() && error.contains("on the thread that is to end it"), "{any:?}: {error}");
+        heard_of_it.meet();
+        assert_eq!(memory.get(&first.wait().unwrap()), [2; 8]);
+    });
 }

@@ -7,6 +7,7 @@ mod common;
 #[path = "../common/trace_files.rs"]
 mod trace_files;
 
+mod aloud;
 mod counters;
 mod events;
 #[cfg(feature = "cuda")]

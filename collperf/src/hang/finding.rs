@@ -42,7 +42,7 @@ impl Finding {
         match self {
             Finding::Died { rank, witnesses, call } => {
                 let said = call.as_ref().map(|call| format!(" ({call})")).unwrap_or_default();
-                format!("{} died: it left no record, and {} lost it{said}", group.name(*rank), list(witnesses))
+                format!("{} is gone: it left no record, and {} lost it{said}", group.name(*rank), list(witnesses))
             }
             Finding::NoRecord { ranks, waiters } => {
                 let waiting = if waiters.is_empty() { String::new() } else { format!("; {} waited for it", list(waiters)) };

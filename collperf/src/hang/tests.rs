@@ -100,11 +100,11 @@ fn a_count_a_type_and_a_hash_that_differ_are_differences() {
 }
 
 #[test]
-fn a_rank_that_others_have_lost_died() {
+fn a_rank_that_others_have_lost_is_gone() {
     let lost = json!({"error": "all_reduce: lost rank 1", "error_kind": "peer_lost", "error_ranks": [1]});
     let entries = [with(call(9, "all_reduce", "failed"), lost)];
     let verdict = verdict(&[record("world", 0, 3, &entries), record("world", 2, 3, &entries)]);
-    says(&verdict, &["rank 1 (host a, pid 101) died: it left no record, and ranks 0, 2 lost it (all_reduce: lost rank 1)"]);
+    says(&verdict, &["rank 1 (host a, pid 101) is gone: it left no record, and ranks 0, 2 lost it (all_reduce: lost rank 1)"]);
     assert!(!verdict.contains("no record of"), "{verdict}");
 }
 

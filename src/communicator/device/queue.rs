@@ -24,6 +24,7 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::{Moved, Track};
+use crate::own_thread::OwnThread;
 use crate::ticket_lock::{NoTurn, Turn};
 
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
@@ -291,14 +292,24 @@ impl Drive for Watcher {
     fn poll(&self) -> bool {
         let Some(ended) = self.queued.look() else { return false };
         let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(buffers) = buffers {
-            self.state.end(ended.map(|()| Finished { buffer: buffers.release(), received: self.received }));
+        match (buffers, ended) {
+            (None, _) => {}
+            (Some(buffers), Ok(())) => self.state.end(Ok(Finished { buffer: buffers.release(), received: self.received })),
+            (Some(buffers), Err(error)) => {
+                self.state.end(Err(error));
+                // How a buffer is freed is the program's: not before the end is told, and a panic in it ends nothing.
+                event::caught("the drop of a buffer", || drop(buffers));
+            }
         }
         true
     }
 
     fn attend(self: Arc<Self>) {
         Attendant::attend(self);
+    }
+
+    fn is_noticed_here(&self) -> bool {
+        event::lock(&ATTENDANT).thread.as_ref().is_some_and(OwnThread::is_current)
     }
 }
 
@@ -308,9 +319,11 @@ struct Attendant {
     /// Whether others are awaited since the last look.
     has_news: bool,
     is_running: bool,
+    /// The last one that was started.
+    thread: Option<OwnThread>,
 }
 
-static ATTENDANT: Mutex<Attendant> = Mutex::new(Attendant { awaited: Vec::new(), has_news: false, is_running: false });
+static ATTENDANT: Mutex<Attendant> = Mutex::new(Attendant { awaited: Vec::new(), has_news: false, is_running: false, thread: None });
 /// Somebody is awaited.
 static CAME: Condvar = Condvar::new();
 
@@ -324,10 +337,11 @@ impl Attendant {
             CAME.notify_one();
         }
         if !attendant.is_running {
-            let spawned = std::thread::Builder::new().name("awaited calls".to_owned()).spawn(Self::run);
-            attendant.is_running = spawned.is_ok();
-            if let Err(error) = spawned {
-                event::error!(%error, "no thread looks at calls on devices that are awaited: they end when they are waited for");
+            match OwnThread::spawn("awaited calls".to_owned(), Self::run) {
+                Ok(thread) => (attendant.is_running, attendant.thread) = (true, Some(thread)),
+                Err(error) => {
+                    event::error!(%error, "no thread looks at calls on devices that are awaited: they end when they are waited for");
+                }
             }
         }
     }

@@ -2,10 +2,10 @@
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that the progress engine keeps alive")]
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Background, Inner, Outstanding, ProgressEngine};
+use super::{Inner, Outstanding, ProgressEngine};
 use crate::communicator::completion::{Finished, State};
 use crate::communicator::message::{MessageBuffer, MessageContext, Received};
 use crate::communicator::pinned::ErasedBuffer;
@@ -13,6 +13,8 @@ use crate::communicator::work::Drive;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;
+use crate::own_thread::{OwnThread, is_own};
+use crate::tuning::own_thread::LAST;
 use crate::tuning::progress::{FLUSH, IDLE, LEAVE, NAP, TURN};
 
 /// Counts a caller as away until it is dropped, also by a panic.
@@ -164,7 +166,7 @@ impl ProgressEngine {
     /// Starts the background thread, or wakes it.
     pub(in crate::communicator) fn wake_background(self: &Arc<Self>) -> Result<()> {
         if let Some(background) = self.background.get() {
-            background.thread.unpark();
+            background.unpark();
             return Ok(());
         }
         let _starting = event::lock(&self.starting);
@@ -172,22 +174,18 @@ impl ProgressEngine {
             return Ok(());
         }
         let progress = Arc::downgrade(self);
-        let handle = std::thread::Builder::new()
-            .name(format!("messages {}", self.rank))
-            .spawn(move || background(&progress))
-            .map_err(|error| Error::io("starting the message thread of a communicator", error))?;
-        let _ = self.background.set(Background { thread: handle.thread().clone(), handle: Mutex::new(Some(handle)) });
+        let started = OwnThread::spawn(format!("messages {}", self.rank), move || background(&progress));
+        let _ = self.background.set(started.map_err(|error| Error::io("starting the message thread of a communicator", error))?);
         Ok(())
     }
 
-    /// Waits for the end of the background thread, unless this is that thread: a listener may drop the communicator. When it returns, listeners
-    /// have been told of everything.
+    /// Waits for the end of the background thread, except on a thread of the crate's own: a listener may drop the communicator. When it returns,
+    /// listeners have been told of everything, except where one of them does not return.
     pub(in crate::communicator) fn join_background(&self) {
         let Some(background) = self.background.get() else { return };
-        background.thread.unpark();
-        let handle = event::lock(&background.handle).take();
-        if let Some(handle) = handle.filter(|_| background.thread.id() != std::thread::current().id()) {
-            let _ = handle.join();
+        background.unpark();
+        if !background.wait(LAST) && !is_own() {
+            event::warn!(rank = self.rank, "a listener to messages does not return: its thread is left behind");
         }
     }
 }
@@ -202,6 +200,10 @@ impl Drive for ProgressEngine {
         drop(inner);
         self.let_others_in();
         true
+    }
+
+    fn is_noticed_here(&self) -> bool {
+        self.background.get().is_some_and(OwnThread::is_current)
     }
 }
 

@@ -10,7 +10,6 @@ mod outcome;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::{JoinHandle, Thread};
 use std::time::Instant;
 
 use super::completion::State;
@@ -25,6 +24,7 @@ use crate::host::health::Health;
 use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
 use crate::observe::Observers;
+use crate::own_thread::OwnThread;
 use crate::tuning::progress::{HAND_OVER, TELLING};
 
 /// A message that was asked for.
@@ -59,13 +59,6 @@ struct Outstanding {
     state: Arc<State>,
 }
 
-/// The thread of background messages.
-struct Background {
-    thread: Thread,
-    /// Taken by whoever waits for its end.
-    handle: Mutex<Option<JoinHandle<()>>>,
-}
-
 /// The engine and what is outstanding in it.
 struct Inner {
     messages: Messages<MessageConnector>,
@@ -97,7 +90,7 @@ pub(super) struct ProgressEngine {
     inner: Mutex<Inner>,
     /// How many wait for the lock.
     wanted: AtomicUsize,
-    background: OnceLock<Background>,
+    background: OnceLock<OwnThread>,
     /// Held while the background thread is started: there is one.
     starting: Mutex<()>,
 }

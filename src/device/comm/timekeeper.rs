@@ -68,12 +68,13 @@ impl Inner {
         let doing = || wait.doing.clone().unwrap_or_else(|| self.last_call());
         let waited = now - wait.since;
         if self.watched.is_stalled(wait.since, wait.limit, waited) {
-            let (waited, limit) = (waited.as_secs_f64(), wait.limit.as_secs_f64());
-            crate::event::warn!(
-                rank = self.rank,
-                call = doing(),
-                "the device has not done what was queued {waited:.1} s ago, up to this call at most; giving up after {limit:.1} s"
+            let (seconds, limit) = (waited.as_secs_f64(), wait.limit.as_secs_f64());
+            let stalled = format!(
+                "the device has not done what was queued {seconds:.1} s ago, up to this call at most; giving up after {limit:.1} s"
             );
+            let (rank, call) = (self.rank, doing());
+            let line = self.watched.is_long(waited).then(|| format!("rank {rank}: {call}: {stalled}"));
+            crate::event::tell_aloud(line, move || crate::event::warn!(rank, call, "{stalled}"));
         }
         let overdue = wait.is_overdue(now).then(|| self.timeout(self.with_silence(doing(), wait, now), waited));
         overdue.or_else(|| self.trouble(&doing, waited))

@@ -81,6 +81,11 @@ impl Watched {
         let is_late = stall.0.is_some_and(|after| waited >= after.min(limit / 2));
         is_late && stall.1.replace(since) != Some(since)
     }
+
+    /// Whether a wait is one that is warned of whatever it may take.
+    pub(super) fn is_long(&self, waited: Duration) -> bool {
+        lock(&self.stall).0.is_some_and(|after| waited >= after)
+    }
 }
 
 /// When a number was seen first, without another one in between.

@@ -106,7 +106,11 @@ impl Connection {
             }
             if deadline.elapsed() > report_after {
                 report_after *= 2;
-                crate::event::warn!(host, port, %problem, "still trying to connect to the store");
+                let (host, problem) = (host.to_owned(), problem.to_string());
+                let line = format!("still trying to connect to the store at {host}:{port}: {problem}");
+                crate::event::tell_aloud(Some(line), move || {
+                    crate::event::warn!(host, port, %problem, "still trying to connect to the store");
+                });
             }
             backoff.pause(deadline);
         }

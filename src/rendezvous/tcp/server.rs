@@ -4,7 +4,6 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -12,8 +11,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::daemon::{AT_ONCE, Daemon, LINGERING};
+use crate::event;
 use crate::fork::Process;
+use crate::own_thread::{OwnThread, is_own};
 use crate::proof::Secret;
+use crate::tuning::own_thread::LAST;
 use crate::tuning::store::{BACKLOG, LINGER};
 use crate::{Error, Result};
 
@@ -48,7 +50,9 @@ pub struct TcpStoreServer {
     /// Tells the thread to end.
     wake_up: Arc<OwnedFd>,
     served: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnThread,
+    /// How long it may go on for its clients when it is told to end.
+    linger: Duration,
     process: Process,
     /// How its end is told to the thread.
     last_word: u64,
@@ -100,20 +104,22 @@ impl TcpStoreServer {
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
         if secret.is_none() && !address.ip().is_loopback() {
-            crate::event::warn!(%address, "the store has no secret: whoever can reach this address can read and write it (COLLECTIVES_SECRET)");
+            event::warn!(%address, "the store has no secret: whoever can reach this address can read and write it (COLLECTIVES_SECRET)");
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake_up = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
         let daemon = Daemon::new(listener, Arc::clone(&wake_up), linger, secret.cloned()).map_err(|error| Error::io(doing, error))?;
         let served = daemon.served();
-        let thread = std::thread::Builder::new().name("store-server".to_owned()).spawn(move || daemon.run());
+        let thread = OwnThread::spawn("store-server".to_owned(), move || {
+            event::caught("the thread of a store server", || daemon.run());
+        });
         let thread = thread.map_err(|error| Error::io(doing, error))?;
-        Ok(Self { address, wake_up, served, thread: Some(thread), process: Process::this(), last_word: LINGERING })
+        Ok(Self { address, wake_up, served, thread, linger, process: Process::this(), last_word: LINGERING })
     }
 
     /// Ends it without waiting for clients to leave: their connections are closed.
     pub(crate) fn end_at_once(mut self) {
-        self.last_word = AT_ONCE;
+        (self.last_word, self.linger) = (AT_ONCE, Duration::ZERO);
     }
 
     /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.
@@ -141,13 +147,14 @@ impl Drop for TcpStoreServer {
             // The thread is the parent's, and goes on serving.
             return;
         }
-        // Adding to a fresh counter cannot fail; were it to, joining would wait for ever.
+        // Adding to a fresh counter cannot fail.
         if let Err(error) = rustix::io::write(&*self.wake_up, &self.last_word.to_ne_bytes()) {
-            crate::event::warn!(address = %self.address, %error, "the store server could not be told to end");
+            event::warn!(address = %self.address, %error, "the store server could not be told to end");
             return;
         }
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            crate::event::error!(address = %self.address, "the store server's thread panicked");
+        // A subscriber of `tracing` runs there, and may drop this.
+        if !self.thread.wait(self.linger.saturating_add(LAST)) && !is_own() {
+            event::warn!(address = %self.address, "the store server's thread does not end: it is left behind");
         }
     }
 }

@@ -1,0 +1,126 @@
+//! Threads of this crate's own on which the program's code runs: custom ops, callbacks, subscribers of `tracing`, drops of buffers.
+//!
+//! What the program does there may take for ever, so nobody waits for the end of such a thread without a limit. And none of them waits for another
+//! at all: two would wait for each other where each drops the last handle of what the other works for. One that is not waited for ends by itself, when it has
+//! done what it was given.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{Builder, Thread};
+use std::time::Duration;
+
+use crate::sync::thread_key;
+
+thread_local! {
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the current thread is one of these.
+pub(crate) fn is_own() -> bool {
+    IS_OWN.get()
+}
+
+/// A thread, for those who wait for its end.
+#[derive(Debug)]
+pub(crate) struct OwnThread {
+    thread: Thread,
+    run: Arc<Run>,
+}
+
+/// How far the thread is.
+#[derive(Debug, Default)]
+struct Run {
+    /// Its key while it runs; 0 before and after.
+    key: AtomicUsize,
+    has_ended: Mutex<bool>,
+    ended: Condvar,
+}
+
+/// Tells the end when it is dropped, also by a panic.
+struct End(Arc<Run>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.key.store(0, Ordering::Relaxed);
+        *self.0.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.ended.notify_all();
+    }
+}
+
+impl OwnThread {
+    /// Starts one.
+    pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+        let run = Arc::new(Run::default());
+        let end = End(Arc::clone(&run));
+        let handle = Builder::new().name(name).spawn(move || {
+            // Dropped when all that the work has held is gone.
+            let end = end;
+            end.0.key.store(thread_key(), Ordering::Relaxed);
+            IS_OWN.set(true);
+            work();
+        })?;
+        Ok(Self { thread: handle.thread().clone(), run })
+    }
+
+    /// Whether it is the current thread.
+    pub(crate) fn is_current(&self) -> bool {
+        // A thread sees what it stored itself; no other stores this thread's key.
+        self.run.key.load(Ordering::Relaxed) == thread_key()
+    }
+
+    /// Wakes it where it is parked.
+    pub(crate) fn unpark(&self) {
+        self.thread.unpark();
+    }
+
+    /// Waits for its end, for at most `limit`; whether it has ended. A thread of the crate's own does not wait.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let has_ended = self.run.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let limit = if is_own() { Duration::ZERO } else { limit };
+        let waited = self.run.ended.wait_timeout_while(has_ended, limit, |has_ended| !*has_ended);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_end_is_waited_for_within_a_limit_also_of_a_panic() {
+        let (go, gone) = channel::<()>();
+        let thread = OwnThread::spawn("waits".to_owned(), move || assert!(gone.recv().is_err())).unwrap();
+        assert!(!thread.wait(Duration::from_millis(1)) && !thread.is_current());
+        drop(go);
+        assert!(thread.wait(LONG) && thread.wait(Duration::ZERO));
+        // Past the hook, which would print it.
+        let panics = OwnThread::spawn("panics".to_owned(), || std::panic::resume_unwind(Box::new("as wanted"))).unwrap();
+        assert!(panics.wait(LONG));
+    }
+
+    #[test]
+    fn what_the_work_held_is_gone_when_it_has_ended() {
+        let held = Arc::new(());
+        let kept = Arc::clone(&held);
+        let thread = OwnThread::spawn("holds".to_owned(), move || assert_eq!(Arc::strong_count(&kept), 2)).unwrap();
+        assert!(thread.wait(LONG));
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+
+    #[test]
+    fn one_of_them_does_not_wait_for_another() {
+        let (go, gone) = channel::<()>();
+        let other = OwnThread::spawn("waits".to_owned(), move || assert!(gone.recv().is_err())).unwrap();
+        let (say, said) = channel();
+        let asks = OwnThread::spawn("asks".to_owned(), move || say.send((is_own(), other.wait(LONG))).unwrap()).unwrap();
+        assert_eq!(said.recv_timeout(LONG), Ok((true, false)));
+        drop(go);
+        assert!(asks.wait(LONG) && !is_own());
+    }
+}
