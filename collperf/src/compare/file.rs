@@ -16,6 +16,16 @@ struct Document {
     version: u32,
     start_time: Option<String>,
     results: Vec<ResultRow>,
+    #[serde(default)]
+    errors: Vec<String>,
+    #[serde(default)]
+    config: Config,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Config {
+    #[serde(default)]
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -93,6 +103,8 @@ pub(super) struct Figures {
 pub(super) struct Results {
     pub(super) name: String,
     pub(super) start_time: Option<String>,
+    /// What takes from their worth: a busy machine, an early end.
+    pub(super) notes: Vec<String>,
     /// In the order in which they were measured.
     pub(super) cells: Vec<(Cell, Figures)>,
 }
@@ -121,7 +133,9 @@ impl Results {
             }
         }
         let cells = measured.into_iter().map(|(cell, all)| (cell, medians(&all))).collect();
-        Ok(Self { name, start_time: document.start_time, cells })
+        let early = document.errors.into_iter().map(|error| format!("the run ended early: {error}"));
+        let notes = document.config.notes.into_iter().chain(early).collect();
+        Ok(Self { name, start_time: document.start_time, notes, cells })
     }
 }
 
