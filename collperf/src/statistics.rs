@@ -68,19 +68,26 @@ pub(crate) fn slowest(all: &[f64], calls: usize) -> Vec<f64> {
 /// How seldom somebody may be named in whole runs in which chance alone makes the differences.
 const SIGNIFICANCE: f64 = 0.01;
 
-/// Whether one of so many `suspects` stands out in more of the looks than chance has it (a binomial test with Bonferroni's correction), and in most
-/// of them: in three of four. `chance` is that of any of them to stand out in one look.
-pub(crate) fn is_evidence(looks: usize, hits: usize, chance: f64, suspects: usize) -> bool {
-    4 * hits >= 3 * looks && looks > 0 && binomial_tail(looks, hits, chance) * suspects as f64 <= SIGNIFICANCE
+/// Whether `hits` of so many looks are most of them: three of four.
+pub(crate) fn are_most(hits: usize, looks: usize) -> bool {
+    looks > 0 && 4 * hits >= 3 * looks
 }
 
-/// Who stands out in more looks than chance has it: `marks` says of each whether it does in each look. How often chance makes somebody stand out
+/// Whether one of so many `suspects` has more hits in so many tries than chance has it, where `chance` is that of each of them in one try: a binomial
+/// test with Bonferroni's correction.
+pub(crate) fn is_evidence(tries: usize, hits: usize, chance: f64, suspects: usize) -> bool {
+    binomial_tail(tries, hits, chance) * suspects as f64 <= SIGNIFICANCE
+}
+
+/// Who stands out in most looks, and in more than chance has it: `marks` says of each whether it does in each look. How often chance makes somebody stand out
 /// is estimated from all of them, those that are judged among them; so where everybody does now and then nobody is named.
 pub(crate) fn standing_out(marks: &[Vec<bool>]) -> Vec<bool> {
     let hits: Vec<usize> = marks.iter().map(|looks| looks.iter().filter(|mark| **mark).count()).collect();
     let looks = marks.iter().map(Vec::len).sum::<usize>();
     let chance = (hits.iter().sum::<usize>() + 1) as f64 / (looks + 2) as f64;
-    marks.iter().zip(&hits).map(|(looks, hits)| is_evidence(looks.len(), *hits, chance, marks.len())).collect()
+    let stands_out =
+        |(looks, hits): (&Vec<bool>, &usize)| are_most(*hits, looks.len()) && is_evidence(looks.len(), *hits, chance, marks.len());
+    marks.iter().zip(&hits).map(stands_out).collect()
 }
 
 /// The probability of at least so many hits in so many tries.

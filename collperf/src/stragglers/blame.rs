@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::statistics::{Spread, is_evidence, standing_out};
+use crate::statistics::{Spread, are_most, is_evidence, standing_out};
 
 /// What rounds of work have shown.
 pub(super) struct Blame {
@@ -61,16 +61,20 @@ impl Blame {
         Self { ranks, rounds, total, threshold, stretches: stretches.len() }
     }
 
-    /// The rank that costs most.
+    /// The rank that costs most, if that is enough.
     fn costliest(&self) -> Option<usize> {
         let worst = (0..self.ranks.len()).max_by(|a, b| self.ranks[*a].cost.total_cmp(&self.ranks[*b].cost))?;
         (self.total > 0.0 && self.ranks[worst].cost >= self.threshold * self.total).then_some(worst)
     }
 
-    /// That rank, if it costs enough, and does so again and again: were all alike, any of them could have cost most in a stretch.
+    /// That rank, if it leads in most stretches, and in more than chance has it: were all alike, any of them could lead where somebody does.
     pub(super) fn straggler(&self) -> Option<usize> {
-        let count = self.ranks.len();
-        self.costliest().filter(|worst| is_evidence(self.stretches, self.ranks[*worst].led, 1.0 / count as f64, count))
+        let (count, with_leader) = (self.ranks.len(), self.ranks.iter().map(|rank| rank.led).sum());
+        let leads = |rank: &usize| {
+            let led = self.ranks[*rank].led;
+            are_most(led, self.stretches) && is_evidence(with_leader, led, 1.0 / count as f64, count)
+        };
+        self.costliest().filter(leads)
     }
 
     /// The upper median of the other ranks' medians.
