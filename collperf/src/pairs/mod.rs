@@ -57,9 +57,11 @@ enum Of {
 const MOST_BYTES: usize = 1 << 30;
 /// What is out of line where nothing is said.
 const DEFAULT_THRESHOLD: u8 = 50;
-/// How often all is measured again when something looks out of line, and by how much streams are shorter then. Two hosts have two figures to
-/// compare, and so need many.
-const AGAIN: usize = 12;
+/// How often all is measured again when something looks out of line, and by how much streams are shorter then. Two or three members have few
+/// figures to compare, and so need more of them.
+const AGAIN: usize = 8;
+const AGAIN_OF_FEW: usize = 12;
+const FEW: usize = 3;
 const SHORTER: u32 = 4;
 
 /// Measures all pairs; rank 0 prints what came of it.
@@ -77,7 +79,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         // All go by what rank 0 sees.
         let mut again = [u8::from(Matrix::new(names.clone(), &measured, threshold).is_suspicious())];
         comm.broadcast(&mut again, 0)?;
-        for _ in 0..AGAIN * usize::from(again[0]) {
+        let times = if members.len() <= FEW { AGAIN_OF_FEW } else { AGAIN };
+        for _ in 0..times * usize::from(again[0]) {
             measured.push(measure(comm, &members, arguments.bytes, stream / SHORTER)?);
         }
         if comm.rank() != 0 {
