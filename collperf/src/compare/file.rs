@@ -96,6 +96,8 @@ pub(super) struct Figures {
     pub(super) busbw: f64,
     /// Wrong elements, where they were looked for; all of them together.
     pub(super) wrong: u64,
+    /// How often it was measured.
+    pub(super) times: usize,
 }
 
 /// One file.
@@ -158,7 +160,7 @@ impl ResultRow {
                 let time = half.time.or(half.cpu_time).filter(|time| time.is_finite() && *time > 0.0);
                 let time_us = time.ok_or_else(|| format!("{cell}: it has no time above 0"))?;
                 let p50_us = single.map(|single| single.p50_us);
-                Ok((cell, Figures { time_us, p50_us, busbw: half.bus_bw, wrong: half.nwrong.unwrap_or(0) }))
+                Ok((cell, Figures { time_us, p50_us, busbw: half.bus_bw, wrong: half.nwrong.unwrap_or(0), times: 1 }))
             })
             .collect()
     }
@@ -172,6 +174,7 @@ fn medians(all: &[Figures]) -> Figures {
         p50_us: middle(|figures| figures.p50_us),
         busbw: middle(|figures| Some(figures.busbw)).unwrap_or(0.0),
         wrong: all.iter().map(|figures| figures.wrong).sum(),
+        times: all.len(),
     }
 }
 

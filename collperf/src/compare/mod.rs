@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let comparison = Comparison::new(a?, b?);
     let threshold = arguments.threshold;
     answer(&if arguments.markdown { comparison.markdown(threshold) } else { comparison.text(threshold) })?;
-    draw(arguments, "two results", &comparison.heading(), &comparison.warnings().join("; "), &comparison.series())?;
+    draw(arguments, "two results", &comparison.heading(), &comparison.notes().join("; "), &comparison.series())?;
     if comparison.is_empty() {
         return Err(Failure::internal("no cell is in both results"));
     }

@@ -45,11 +45,16 @@ impl Comparison {
     }
 
     /// What takes from the worth of either.
-    pub(super) fn warnings(&self) -> Vec<String> {
-        [("A", &self.a), ("B", &self.b)]
-            .into_iter()
-            .flat_map(|(whose, results)| results.notes.iter().map(move |note| format!("{whose}: {note}")))
-            .collect()
+    pub(super) fn notes(&self) -> Vec<String> {
+        let of = |(whose, results): (&str, &Results)| results.notes.iter().map(|note| format!("{whose}: {note}")).collect::<Vec<_>>();
+        [("A", &self.a), ("B", &self.b)].into_iter().flat_map(of).collect()
+    }
+
+    /// The same, and what takes from the worth of a comparison of them.
+    fn warnings(&self) -> Vec<String> {
+        let few = self.both.iter().any(|(_, a, b)| a.times.min(b.times) < ENOUGH);
+        let chance = format!("some cells were measured fewer than {ENOUGH} times, so a difference may be chance; -N 5 measures five times");
+        self.notes().into_iter().chain(few.then_some(chance)).collect()
     }
 
     /// Everything in words.
@@ -144,6 +149,9 @@ impl Comparison {
         lines.into_iter().flat_map(|(_, both)| both).collect()
     }
 }
+
+/// So many measurements have a median that one of them by itself does not move.
+const ENOUGH: usize = 3;
 
 const HEADER: &str = "#   size (B)     A (us)     B (us)    B/A    A p50 (us)  B p50 (us)    B/A    A busbw  B busbw (GB/s)";
 

@@ -156,3 +156,12 @@ fn what_takes_from_the_worth_of_results_is_told() {
         }
     }
 }
+
+#[test]
+fn a_difference_of_single_measurements_may_be_chance() {
+    let run = |times: usize| results("r", &vec![row(8, 1.0, 0); times]);
+    for (a, b, is_told) in [(1, 5, true), (5, 2, true), (3, 5, false)] {
+        let text = Comparison::new(run(a), run(b)).text(None);
+        assert_eq!(text.contains("# note: some cells were measured fewer than 3 times"), is_told, "{text}");
+    }
+}

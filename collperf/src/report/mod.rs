@@ -211,7 +211,11 @@ impl Csv {
 /// Says where results went: below the table, or on standard error where something else is printed.
 pub(crate) fn tell_written(settings: &Settings, file: &str) -> Result<(), Failure> {
     let text = format!("wrote {file}");
-    if has_table(settings) { answer(&format!("# {text}\n")) } else { Ok(say(&text)) }
+    if has_table(settings) {
+        return answer(&format!("# {text}\n"));
+    }
+    say(&text);
+    Ok(())
 }
 
 /// Whether the table is printed; it is not where CSV or Markdown takes its place.
