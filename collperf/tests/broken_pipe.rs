@@ -40,7 +40,9 @@ fn a_reader_that_goes_ends_all_ranks_without_a_word() {
         assert_eq!((lines.len(), pids.is_empty()), (12, flags.contains("--csv")), "{flags}: {lines:?}");
         let (mut said, status) = (String::new(), child.wait().unwrap());
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert_eq!((code(status), &*said), (128 + SIGPIPE, ""), "{flags}");
+        // Behind CSV the note of a busy machine is on standard error.
+        let said: Vec<&str> = said.lines().filter(|line| !line.starts_with("collperf: note: ")).collect();
+        assert_eq!((code(status), said), (128 + SIGPIPE, vec![]), "{flags}");
         let left: Vec<&String> = pids.iter().filter(|pid| Path::new("/proc").join(pid).exists()).collect();
         assert!(left.is_empty(), "{flags}: {left:?} of {pids:?}");
     }

@@ -22,6 +22,7 @@ fn prometheus_gets_one_value_for_each_series() {
     assert!(series.len() == lines.len() && lines.len() > 100, "{text}");
     assert!(lines.iter().all(|line| line.starts_with("collperf_") && line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok()), "{text}");
     let wanted = "collperf_wrong_elements{collective=\"reduce\",op=\"sum\",type=\"float\",bytes=\"1000\",root=\"1\",in_place=\"true\",ranks=\"2\",plane=\"host\",transport=\"auto\"} 0";
+    assert!(series.contains("collperf_busy_cores"), "{text}");
     assert!(lines.contains(&wanted) && lines.contains(&"collperf_success 1") && lines.contains(&"collperf_ranks 2"), "{text}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
 }
@@ -100,7 +101,10 @@ fn results_go_where_they_are_sent_also_the_second_time() {
     }
     // Where something else is printed, they are named on standard error.
     let output = collperf("all_reduce --sizes 8 --csv - -J r.json", folder.path());
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "collperf: wrote r.json, in the place of an older one\n");
+    let said = String::from_utf8_lossy(&output.stderr);
+    // The machine may be busy.
+    let said: Vec<&str> = said.lines().filter(|line| !line.starts_with("collperf: note: ")).collect();
+    assert_eq!(said, ["collperf: wrote r.json, in the place of an older one"]);
 }
 
 #[test]

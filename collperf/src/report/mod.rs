@@ -73,6 +73,10 @@ impl<'a> Report<'a> {
         if let Some(path) = settings.json.as_ref().filter(|_| has_table) {
             report.print(&format!("# Writing JSON output to {}\n", path.display()))?;
         }
+        if !has_table && !settings.markdown {
+            // What takes the place of the table has no room for them.
+            report.facts.notes().iter().filter(|note| note.is_warning).for_each(|note| say(&format!("note: {}", note.text)));
+        }
         let columns = if settings.cell.is_some() { csv::CELL_HEADER } else { csv::SWEEP_HEADER };
         report.write_csv(&csv::header(columns, settings.columns.predictions))?;
         Ok(report)

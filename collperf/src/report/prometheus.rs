@@ -34,11 +34,14 @@ pub(super) fn text(settings: &Settings, facts: &RunFacts, rows: &[Row], succeede
         text.extend(series.iter().map(|(labels, value)| format!("collperf_{name}{{{labels}}} {value}\n")));
     }
     let ended = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let busy = facts.machine.load.map(|load| load.busy);
     for (name, what, value) in [
-        ("ranks", "Ranks of the run", facts.ranks.len() as u64),
-        ("success", "Whether the run came to its end and every check was right", u64::from(succeeded)),
-        ("end_timestamp_seconds", "When the run ended", ended),
+        ("ranks", "Ranks of the run", Some(facts.ranks.len() as f64)),
+        ("busy_cores", "Cores of rank 0's host that others kept busy before the run", busy),
+        ("success", "Whether the run came to its end and every check was right", Some(f64::from(u8::from(succeeded)))),
+        ("end_timestamp_seconds", "When the run ended", Some(ended as f64)),
     ] {
+        let Some(value) = value else { continue };
         let _ = writeln!(text, "# HELP collperf_{name} {what}\n# TYPE collperf_{name} gauge\ncollperf_{name} {value}");
     }
     text
