@@ -37,7 +37,8 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
 )]
 pub(crate) struct Arguments {
     /// What to measure: all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all, all_gather_v,
-    /// reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, hypercube, or all, which is every one but the last
+    /// reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, hypercube, or all, which is every one but the last. Other
+    /// spellings are understood: allreduce, AllReduce, osu_allreduce, all_reduce_perf
     #[arg(value_name = "COLLECTIVE")]
     pub(crate) collective: String,
 
@@ -149,13 +150,13 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) device: DeviceFlags,
 
-    /// Write the results here as JSON; an existing file is kept, and a number added to the name
+    /// Write the results here as JSON. All files of results replace older ones, in one piece at the end, also of a run that ends early
     #[arg(short = 'J', long = "output_file", alias = "output-file", value_name = "FILE.json")]
     pub(crate) json: Option<PathBuf>,
-    /// Write the results here as CSV; -: to standard output, instead of the table
+    /// Write the results here as CSV, line by line; -: to standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Write the results here as Prometheus reads them (the node exporter's textfile collector), in one piece at the end
+    /// Write the results here as Prometheus reads them (the node exporter's textfile collector)
     #[arg(long, value_name = "FILE.prom")]
     pub(crate) prometheus: Option<PathBuf>,
     /// Print tables of Markdown in the place of nccl-tests' table
@@ -164,7 +165,7 @@ pub(crate) struct Arguments {
     /// Write a page of one file: verdict, pictures, results, ranks and environment
     #[arg(long, value_name = "FILE.html")]
     pub(crate) html: Option<PathBuf>,
-    /// Draw time and bus bandwidth over size
+    /// Draw time and bus bandwidth over size; of several cycles (-N) the medians, in a band from least to largest
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 

@@ -184,19 +184,53 @@ impl fmt::Display for Collective {
 impl FromStr for Collective {
     type Err = String;
 
-    /// Understands the crate's names and, for those that differ, nccl-tests'.
+    /// Understands the crate's names, those of other benchmarks and libraries, and ways to write them: `allreduce`, `AllReduce`, `all-reduce`,
+    /// `osu_allreduce`, `all_reduce_perf`, `MPI_Allreduce`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let alias = match text {
-            "alltoall" => "all_to_all",
-            "alltoallv" => "all_to_all_v",
-            "send_recv" => "sendrecv",
-            other => other,
-        };
-        Self::known().find(|collective| collective.name() == alias).ok_or_else(|| {
+        let plain = plain(text);
+        Self::known().find(|collective| self::plain(collective.name()) == plain).ok_or_else(|| {
             let known: Vec<_> = Self::known().map(Self::name).collect();
-            format!("collective {text:?}: not known; one of {}, all", known.join(", "))
+            let nearest = nearest(&plain, known.iter().copied().chain(COMMANDS));
+            let guess = nearest.map_or(String::new(), |name| format!(", did you mean {name}?"));
+            format!("collective {text:?}: not known{guess}; one of {}, all", known.join(", "))
         })
     }
+}
+
+/// What else stands in the place of a collective.
+const COMMANDS: [&str; 7] = ["all", "report", "trace", "doctor", "pairs", "stragglers", "install-links"];
+/// Names of programs and functions begin and end so.
+const PREFIXES: [&str; 3] = ["osu", "mpi", "nccl"];
+const SUFFIX: &str = "perf";
+
+/// A name without what programs add to it, signs between words, and capitals.
+fn plain(name: &str) -> String {
+    let letters: String = name.chars().filter(|letter| letter.is_alphanumeric()).map(|letter| letter.to_ascii_lowercase()).collect();
+    let without = PREFIXES.into_iter().find_map(|prefix| letters.strip_prefix(prefix)).unwrap_or(&letters);
+    let plain = without.strip_suffix(SUFFIX).unwrap_or(without);
+    // One word for one thing: an MPI program broadcasts with bcast.
+    if plain == "bcast" { "broadcast".to_owned() } else { plain.to_owned() }
+}
+
+/// The name that is fewest changes of a letter away, if those are few.
+fn nearest<'a>(plain: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (name, changes) = names.map(|name| (name, changes(plain, &self::plain(name)))).min_by_key(|(_, changes)| *changes)?;
+    (3 * changes <= plain.chars().count()).then_some(name)
+}
+
+/// How many letters have to be put in, left out or changed to make one word of the other (Levenshtein's distance).
+fn changes(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (place, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], place + 1);
+        for (column, theirs) in other.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *theirs);
+            diagonal = row[column + 1];
+            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[other.len()]
 }
 
 #[cfg(test)]
@@ -212,9 +246,35 @@ mod tests {
         for collective in collectives::Collective::ALL {
             assert_eq!(of_library.iter().filter(|other| **other == collective).count(), 1, "{collective} is measured once");
         }
-        assert_eq!("alltoall".parse(), Ok(Collective::AllToAll));
-        let message = "allreduce".parse::<Collective>().unwrap_err();
-        assert!(message.contains("\"allreduce\"") && message.contains("all_reduce,"), "{message}");
+        for (names, collective) in [
+            ("allreduce all-reduce AllReduce ALLREDUCE osu_allreduce all_reduce_perf MPI_Allreduce ncclAllReduce", Collective::AllReduce),
+            ("alltoall osu_alltoall alltoall_perf", Collective::AllToAll),
+            ("alltoallv AllToAllV all_to_allv", Collective::AllToAllV),
+            ("bcast MPI_Bcast osu_bcast broadcast_perf", Collective::Broadcast),
+            ("send_recv SendRecv sendrecv_perf", Collective::SendRecv),
+            ("reducescatter reduce-scatter", Collective::ReduceScatter),
+        ] {
+            names.split(' ').for_each(|name| assert_eq!(name.parse(), Ok(collective), "{name}"));
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_not_known_gets_the_nearest() {
+        for (text, name) in [
+            ("allredcue", "all_reduce"),
+            ("all_reduce2", "all_reduce"),
+            ("brodcast", "broadcast"),
+            ("straggler", "stragglers"),
+            ("pair", "pairs"),
+        ] {
+            let message = text.parse::<Collective>().unwrap_err();
+            assert!(message.contains(&format!("{text:?}: not known, did you mean {name}?; one of all_reduce, ")), "{message}");
+        }
+        for text in ["x", "", "matmul", "osu_", "_perf"] {
+            let message = text.parse::<Collective>().unwrap_err();
+            assert!(message.contains(": not known; one of all_reduce, ") && message.contains(", hypercube, all"), "{message}");
+        }
+        assert_eq!((changes("kitten", "sitting"), changes("", "abc"), changes("abc", "abc")), (3, 3, 0));
     }
 
     #[test]

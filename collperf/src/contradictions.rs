@@ -51,10 +51,10 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
     if let Some(other) = other_than_markdown(arguments).filter(|_| arguments.markdown) {
         return Err(Failure::usage(format!("--markdown {other}: its tables have no room for that; use --csv FILE, or -J")));
     }
-    let at_the_end = [("--prometheus", &arguments.prometheus), ("--html", &arguments.html), ("--plot", &arguments.plot)];
-    if let Some((name, _)) = at_the_end.iter().find(|(_, file)| file.is_some() && arguments.cycles == 0) {
-        return Err(Failure::usage(format!("{name} -N 0: the file is written at the end, which does not come")));
+    if arguments.trace.is_some() && arguments.cycles == 0 {
+        return Err(Failure::usage("--trace -N 0: the file is written at the end, by all ranks together, and that does not come"));
     }
+    refuse_one_file_for_two(arguments)?;
     if arguments.skip > 0 && arguments.per_iteration == 0 && arguments.json.is_none() && arguments.csv.is_none() {
         return Err(Failure::usage(format!("-K {}: no calls are timed by themselves; ask for that with -I 1", arguments.skip)));
     }
@@ -62,6 +62,18 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
         return Err(Failure::usage(format!("-K {}: of {} calls (-n), none would be left", arguments.skip, arguments.iterations)));
     }
     Ok(())
+}
+
+/// Refuses two kinds of results in one file, of which the last would be left.
+fn refuse_one_file_for_two(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { json, csv, prometheus, html, plot, trace, .. } = arguments;
+    let files = [("-J", json), ("--csv", csv), ("--prometheus", prometheus), ("--html", html), ("--plot", plot), ("--trace", trace)];
+    let named: Vec<_> = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))).collect();
+    let mut pairs = named.iter().enumerate().flat_map(|(place, one)| named[place + 1..].iter().map(move |other| (one, other)));
+    match pairs.find(|((_, one), (_, other))| one == other && !one.starts_with("/dev")) {
+        Some(((one, path), (other, _))) => Err(Failure::usage(format!("{one} and {other} name one file, {}", path.display()))),
+        None => Ok(()),
+    }
 }
 
 /// What asks for columns that tables of Markdown do not have, or for another form of output.

@@ -17,6 +17,14 @@ pub(crate) struct RunFacts {
     pub(crate) start_time: String,
 }
 
+/// Something that a reader of results has to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Note {
+    pub(crate) text: String,
+    /// Whether it takes from what the figures are worth.
+    pub(crate) is_warning: bool,
+}
+
 /// The plane that is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum On {
@@ -57,17 +65,31 @@ impl RunFacts {
         self.ranks.iter().filter(|rank| rank.local_rank == 0).count()
     }
 
+    /// What a reader of the figures has to know, in every form in which they are told.
+    pub(crate) fn notes(&self) -> Vec<Note> {
+        let too = if self.on.is_device() { ", NCCL's too" } else { "" };
+        let encrypted = self.is_encrypted.then(|| format!("Links between hosts are encrypted{too}"));
+        let load = self.load_note();
+        let fell_back = match &self.on {
+            On::Host { why: Some(why) } => Some(format!("On the host plane, since there is no device plane: {why}")),
+            On::Host { why: None } | On::Device { .. } => None,
+        };
+        let notes = [(encrypted, false), (load, true), (fell_back, false)];
+        notes.into_iter().filter_map(|(text, is_warning)| Some(Note { text: text?, is_warning })).collect()
+    }
+
     /// That rank 0's host has more to do than these ranks, where it has.
     pub(crate) fn load_note(&self) -> Option<String> {
         let here = self.ranks.first().map(|first| &first.peer.host);
         let ranks_here = self.ranks.iter().filter(|rank| Some(&rank.peer.host) == here).count();
-        self.machine.load.as_ref()?.note(ranks_here)
+        let Machine { load, allowed, .. } = &self.machine;
+        load.as_ref()?.note(allowed.map_or(ranks_here, |allowed| allowed.min(ranks_here)))
     }
 
     /// Ranks of an imaginary host.
     #[cfg(test)]
     pub(crate) fn example(ranks: usize) -> Self {
-        let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, kernel: "Linux 6.1".to_owned(), load: None };
+        let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, allowed: None, kernel: "Linux 6.1".to_owned(), load: None };
         let rank = |rank| RankFacts {
             peer: Peer { rank, host: "desk".to_owned(), pid: 100 + rank as u32 },
             group: 0,

@@ -8,6 +8,7 @@ use crate::arguments::{IS_ONE_RANK, Links};
 use crate::failure::{CHECK, COLLECTIVE, Failure};
 use crate::launch::{self, Job, Output, Store};
 use crate::links::words;
+use crate::machine::Load;
 
 /// Variables by which launchers tell a process its rank: torchrun and collrun, Open MPI, PMIx, PMI, Slurm, Kubernetes.
 const RANK_VARIABLES: [&str; 6] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
@@ -72,6 +73,22 @@ fn builder(flags: &Flags) -> collectives::Builder {
         config.transport = flags.transport.transport();
         config.timeout = flags.timeout();
     })
+}
+
+/// A line for each host of which others use the cores that ranks want. Every rank calls it, and sleeps a moment while that is measured.
+pub(crate) fn busy_hosts(comm: &Communicator) -> Result<String, Failure> {
+    let mine = Load::here().map_or([0.0, 0.0], |load| [load.busy, load.cores as f64]);
+    let mut all = vec![0.0; 2 * comm.world_size()];
+    comm.all_gather_into(&mine[..], &mut all[..])?;
+    let peers = comm.peers();
+    let line = |(rank, said): (usize, &[f64])| {
+        let host = &peers[rank].host;
+        let is_first = peers[..rank].iter().all(|other| other.host != *host);
+        let ranks = peers.iter().filter(|other| other.host == *host).count();
+        let note = Load { busy: said[0], cores: said[1] as usize }.note(ranks).filter(|_| is_first && said[1] > 0.0)?;
+        Some(format!("# note: on {host} {note}\n"))
+    };
+    Ok(all.chunks_exact(2).enumerate().filter_map(line).collect())
 }
 
 /// The variable by which a launcher has told this process its rank.

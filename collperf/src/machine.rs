@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -11,61 +13,107 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 pub(crate) struct Machine {
     /// The processor's name.
     pub(crate) processor: String,
-    /// Processors that this process may use.
+    /// Cores that are there, whoever may use them.
     pub(crate) cores: usize,
+    /// How many of them a container may use at a time, where it may not use all.
+    pub(crate) allowed: Option<usize>,
     /// The kernel's name and release.
     pub(crate) kernel: String,
     /// What it had to do when that was asked, where the kernel says.
     pub(crate) load: Option<Load>,
 }
 
-/// How busy a machine is.
-#[derive(Debug, Clone, PartialEq)]
+/// What others have a machine do.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Load {
-    /// The load average of the last minute: how many cores were wanted.
-    pub(crate) average: f64,
-    /// Threads that want a core now, the one that asks among them.
-    running: usize,
-    /// Cores that are there, whoever may use them: the load is the whole machine's, too.
+    /// Cores that were busy with it, of those that this process may run on.
+    pub(crate) busy: f64,
+    /// Those cores.
     pub(crate) cores: usize,
 }
 
 /// The least load that counts: something always runs.
 const LEAST_LOAD: f64 = 0.5;
+/// For how long the kernel's counters are watched. They have steps of a hundredth of a second.
+const WATCHED: Duration = Duration::from_millis(50);
 
 impl Load {
-    /// That of this machine.
+    /// That of this machine now: of the cores that the calling thread may run on. It sleeps meanwhile, and so should the other ranks.
     pub(crate) fn here() -> Option<Self> {
-        Self::read(&fs::read_to_string("/proc/loadavg").ok()?, &fs::read_to_string("/proc/stat").ok()?)
+        let mine = sched_getaffinity(None).ok()?;
+        let look = || Some((fs::read_to_string("/proc/stat").ok()?, own_ticks()));
+        let (before, own_before) = look()?;
+        thread::sleep(WATCHED);
+        let (after, own_after) = look()?;
+        Self::between(&before, &after, own_after.saturating_sub(own_before), |core| core < CpuSet::MAX_CPU && mine.is_set(core))
     }
 
-    /// Of what the kernel says.
-    pub(crate) fn read(average: &str, stat: &str) -> Option<Self> {
-        let words: Vec<&str> = average.split_whitespace().collect();
-        let running = words.get(3)?.split_once('/')?.0.parse().ok()?;
-        let is_core = |line: &&str| line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|char: char| char.is_ascii_digit()));
-        let cores = stat.lines().filter(is_core).count();
-        let average = words.first()?.parse::<f64>().ok().filter(|average| average.is_finite())?;
-        (cores > 0).then_some(Self { average, running, cores })
+    /// By what the kernel says before and after, of which so many ticks are this process's own.
+    fn between(before: &str, after: &str, own: u64, is_mine: impl Fn(usize) -> bool) -> Option<Self> {
+        let (before, after) = (cores(before), cores(after));
+        let (mut cores, mut busy, mut ticks) = (0, 0.0, 0);
+        for (core, after) in after.into_iter().filter(|(core, _)| is_mine(*core)) {
+            // A core that came meanwhile has worked for nobody yet.
+            let before = before.iter().find(|(other, _)| *other == core).map_or(after, |(_, before)| *before);
+            // Counters of some kernels go back a little.
+            let [working, idle] = [0, 1].map(|which| after[which].saturating_sub(before[which]));
+            cores += 1;
+            ticks += working + idle;
+            busy += working as f64 / (working + idle).max(1) as f64;
+        }
+        let own = if ticks == 0 { 0.0 } else { own as f64 * cores as f64 / ticks as f64 };
+        (cores > 0).then_some(Self { busy: (busy - own).max(0.0), cores })
     }
 
-    /// That so many ranks would not have the cores for themselves. The average has the minute before in it, perhaps a run like this one; so
-    /// something else must want a core now, too.
+    /// That so many ranks would not have the cores for themselves.
     pub(crate) fn note(&self, ranks: usize) -> Option<String> {
-        let Self { average, running, cores } = self;
-        let is_busy = *average >= LEAST_LOAD && average + ranks as f64 > *cores as f64 && *running > ranks;
-        is_busy.then(|| format!("{average:.1} of {cores} cores are busy: times will be too high"))
+        let Self { busy, cores } = self;
+        let is_busy = *busy >= LEAST_LOAD && busy + ranks as f64 > *cores as f64;
+        is_busy.then(|| format!("others keep {busy:.1} of {cores} cores busy: times will be too high"))
     }
 }
 
+/// Of each core that is switched on, its number, the ticks in which it worked, and those in which it had nothing to do.
+fn cores(stat: &str) -> Vec<(usize, [u64; 2])> {
+    let core = |line: &str| {
+        let mut words = line.strip_prefix("cpu")?.split(' ');
+        let number = words.next()?.parse().ok()?;
+        // User, nice, system, idle, waiting for a disk, two kinds of interrupts, stolen; guests are in the first two.
+        let ticks: Vec<u64> = words.filter_map(|word| word.parse().ok()).take(8).collect();
+        let idle = ticks.get(3)?.saturating_add(*ticks.get(4).unwrap_or(&0));
+        Some((number, [ticks.iter().sum::<u64>().saturating_sub(idle), idle]))
+    };
+    stat.lines().filter_map(core).collect()
+}
+
+/// The ticks that all threads of this process have used.
+fn own_ticks() -> u64 {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name, in parentheses, may have blanks in it.
+    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    after.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
 impl Machine {
-    /// The machine this runs on.
+    /// The machine this runs on. Takes a moment; to be asked before ranks are bound to cores.
     pub(crate) fn here() -> Self {
         let system = rustix::system::uname();
         let kernel = format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy());
         let processor = processor(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
             .unwrap_or_else(|| format!("{} processor", system.machine().to_string_lossy()));
-        Self { processor, cores: std::thread::available_parallelism().map_or(1, usize::from), kernel, load: Load::here() }
+        let usable = thread::available_parallelism().map_or(1, usize::from);
+        let there = cores(&fs::read_to_string("/proc/stat").unwrap_or_default()).len();
+        // Who binds ranks to cores leaves each fewer, too; that is no limit for all of them.
+        let bound = sched_getaffinity(None).map_or(usable, |mine| mine.count() as usize);
+        let allowed = (usable < bound).then_some(usable);
+        Self { processor, cores: there.max(usable), allowed, kernel, load: Load::here() }
+    }
+
+    /// Its cores in words.
+    pub(crate) fn told_cores(&self) -> String {
+        let plural = if self.cores == 1 { "" } else { "s" };
+        let of = self.allowed.map_or(String::new(), |allowed| format!("{allowed} of "));
+        format!("{of}{} core{plural}", self.cores)
     }
 }
 
@@ -127,21 +175,61 @@ mod tests {
         assert_eq!(available("MemAvailable: x kB"), None);
     }
 
+    /// What the kernel says of cores that had so many ticks to work, and so many without work.
+    fn stat(cores: &[(usize, u64, u64)]) -> String {
+        let line = |(core, busy, idle): &(usize, u64, u64)| format!("cpu{core} {busy} 0 0 {idle} 0 0 0 0 7 0\n");
+        format!("cpu  1 2 3\n{}intr 5\ncpus 7\n", cores.iter().map(line).collect::<String>())
+    }
+
+    #[test]
+    fn what_others_do_now_is_seen() {
+        let load = |after: &[(usize, u64, u64)], own| Load::between(&stat(&[(0, 9, 90), (1, 9, 90)]), &stat(after), own, |_| true).unwrap();
+        assert_eq!(load(&[(0, 14, 90), (1, 11, 93)], 0), Load { busy: 1.4, cores: 2 });
+        assert_eq!(load(&[(0, 14, 90), (1, 14, 90)], 5), Load { busy: 1.0, cores: 2 }, "own work does not count");
+        assert_eq!(load(&[(0, 9, 95), (1, 9, 95)], 3), Load { busy: 0.0, cores: 2 });
+        assert_eq!(load(&[(0, 9, 90), (1, 9, 90)], 0), Load { busy: 0.0, cores: 2 }, "a clock that stands still");
+        assert_eq!(load(&[(1, 14, 90)], 0), Load { busy: 1.0, cores: 1 }, "a core was switched off");
+        assert_eq!(load(&[(0, 9, 95), (1, 9, 95), (2, 500, 0)], 0), Load { busy: 0.0, cores: 3 }, "one was switched on");
+        assert_eq!(load(&[(0, 14, 80), (1, 9, 95)], 0), Load { busy: 1.0, cores: 2 }, "counters may go back");
+        let (before, after) = (stat(&[(0, 0, 0), (1, 0, 0), (63, 0, 0)]), stat(&[(0, 5, 0), (1, 0, 5), (63, 5, 0)]));
+        assert_eq!(Load::between(&before, &after, 0, |core| core < 2), Some(Load { busy: 1.0, cores: 2 }), "of the cores that it may use");
+        assert_eq!(Load::between("", "cpu 1 2 3 4\ncpux 1\n", 0, |_| true), None);
+    }
+
+    #[test]
+    fn never_more_than_all_cores_are_busy() {
+        let mut random = crate::random::Random(20_261_126);
+        for case in 0..2000 {
+            let count = 1 + random.below(9);
+            let mut draw = || (0..count).map(|core| (core, random.next() % 90, random.next() % 90)).collect::<Vec<_>>();
+            let (before, after) = (draw(), draw());
+            let load = Load::between(&stat(&before), &stat(&after), case % 7, |_| true).unwrap();
+            assert!((0.0..=count as f64).contains(&load.busy) && load.cores == count, "{before:?} {after:?}: {load:?}");
+        }
+        let here = Load::here();
+        assert!(here.is_none_or(|load| load.cores > 0 && load.busy <= load.cores as f64), "{here:?}");
+    }
+
     #[test]
     fn a_machine_is_busy_where_others_want_the_cores_of_ranks() {
-        let stat = "cpu  1 2 3\ncpu0 1 2 3\ncpu1 1 2 3\nintr 5\ncpus 7\n";
-        let note = |average: &str, ranks| Load::read(average, stat).unwrap().note(ranks);
-        assert_eq!(note("3.14 2.00 1.00 5/120 99\n", 2).unwrap(), "3.1 of 2 cores are busy: times will be too high");
-        assert_eq!(note("0.30 2.00 1.00 5/120 99\n", 2), None, "something always runs");
-        assert_eq!(note("1.90 2.00 1.00 2/120 99\n", 2), None, "what made the load has ended");
-        assert!(note("0.90 2.00 1.00 3/120 99\n", 2).is_some());
-        let many = (0..64).map(|core| format!("cpu{core} 1\n")).collect::<String>();
-        assert_eq!(Load::read("20.0 2.00 1.00 30/120 99", &many).unwrap().note(8), None, "there are cores for all");
-        for (average, stat) in [("", stat), ("x 2 3 4/5 6", stat), ("1 2 3 4 6", stat), ("nan 2 3 4/5 6", stat), ("1 2 3 4/5 6", "cpu 1\n")]
-        {
-            assert_eq!(Load::read(average, stat), None, "{average}");
-        }
-        assert!(Load::here().is_none_or(|load| load.cores > 0 && load.running > 0));
+        let note = |busy, cores, ranks| Load { busy, cores }.note(ranks);
+        assert_eq!(note(1.42, 2, 2).unwrap(), "others keep 1.4 of 2 cores busy: times will be too high");
+        assert_eq!(note(0.3, 2, 2), None, "something always runs");
+        assert_eq!(note(20.0, 64, 8), None, "there are cores for all");
+        assert!(note(60.0, 64, 8).is_some());
+    }
+
+    #[test]
+    fn cores_are_the_machines_also_for_a_rank_that_is_bound() {
+        let machine = Machine::here();
+        let bound = std::thread::spawn(|| {
+            pin(0).unwrap();
+            Machine::here()
+        });
+        let bound = bound.join().unwrap();
+        assert_eq!((machine.cores, machine.told_cores()), (bound.cores, bound.told_cores()));
+        let limited = Machine { cores: 64, allowed: Some(2), ..machine };
+        assert_eq!(limited.told_cores(), "2 of 64 cores");
     }
 
     #[test]

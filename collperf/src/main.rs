@@ -16,8 +16,11 @@ mod job;
 mod layout;
 mod links;
 mod machine;
+mod output_file;
 mod pairs;
 mod process;
+#[cfg(test)]
+mod random;
 mod report;
 mod row;
 mod run;

@@ -355,7 +355,7 @@ mod tests {
         for (line, words) in [
             ("all_reduce -o plus", "sum, prod"),
             ("all_reduce -d f33", "f32, f64"),
-            ("allreduce", "all_reduce, "),
+            ("allredcue", "all_reduce, "),
             ("all --colls x", "sendrecv"),
         ] {
             let (code, message) = refusal(line);

@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::gpus;
 use crate::job;
 use crate::process;
+use crate::report::tell_written;
 use crate::run::run;
 use crate::settings::Settings;
 use crate::trace;
@@ -72,7 +73,8 @@ fn finish(comm: Communicator, number: usize, settings: &Settings) -> Result<u8, 
     check_alike(&comm, settings)?;
     let code = run(&comm, number, settings)?;
     if let Some(path) = &settings.trace {
-        trace::collect(&comm, path)?;
+        let file = trace::collect(&comm, path)?;
+        file.map_or(Ok(()), |file| tell_written(settings, &file.told()))?;
     }
     comm.close()?;
     Ok(code)

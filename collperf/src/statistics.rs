@@ -65,9 +65,82 @@ pub(crate) fn slowest(all: &[f64], calls: usize) -> Vec<f64> {
     times
 }
 
+/// How seldom somebody may be named in whole runs in which chance alone makes the differences.
+const SIGNIFICANCE: f64 = 0.01;
+
+/// Whether `hits` of so many looks are most of them: three of four.
+pub(crate) fn are_most(hits: usize, looks: usize) -> bool {
+    looks > 0 && 4 * hits >= 3 * looks
+}
+
+/// Whether one of so many `suspects` has more hits in so many tries than chance has it, where `chance` is that of each of them in one try: a binomial
+/// test with Bonferroni's correction.
+pub(crate) fn is_evidence(tries: usize, hits: usize, chance: f64, suspects: usize) -> bool {
+    binomial_tail(tries, hits, chance) * suspects as f64 <= SIGNIFICANCE
+}
+
+/// Who stands out in most looks, and in more than chance has it: `marks` says of each whether it does in each look. How often chance makes somebody stand out
+/// is estimated from all of them, those that are judged among them; so where everybody does now and then nobody is named.
+pub(crate) fn standing_out(marks: &[Vec<bool>]) -> Vec<bool> {
+    let hits: Vec<usize> = marks.iter().map(|looks| looks.iter().filter(|mark| **mark).count()).collect();
+    let looks = marks.iter().map(Vec::len).sum::<usize>();
+    let chance = (hits.iter().sum::<usize>() + 1) as f64 / (looks + 2) as f64;
+    let stands_out =
+        |(looks, hits): (&Vec<bool>, &usize)| are_most(*hits, looks.len()) && is_evidence(looks.len(), *hits, chance, marks.len());
+    marks.iter().zip(&hits).map(stands_out).collect()
+}
+
+/// The probability of at least so many hits in so many tries.
+fn binomial_tail(tries: usize, hits: usize, chance: f64) -> f64 {
+    if hits == 0 || chance >= 1.0 {
+        return 1.0;
+    }
+    let exactly = |hits: usize| {
+        let ways: f64 = (1..=hits).map(|number| (((tries - hits + number) as f64) / number as f64).ln()).sum();
+        (ways + hits as f64 * chance.ln() + (tries - hits) as f64 * (-chance).ln_1p()).exp()
+    };
+    (hits..=tries).map(exactly).sum::<f64>().min(1.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn tails_are_those_of_coins_that_are_thrown() {
+        // Every outcome of so many throws, counted.
+        for tries in 1..12_u32 {
+            for hits in 0..=tries {
+                let count = (0..1_u32 << tries).filter(|outcome| outcome.count_ones() >= hits).count();
+                let expected = count as f64 / f64::from(1_u32 << tries);
+                assert!((binomial_tail(tries as usize, hits as usize, 0.5) - expected).abs() < 1e-9, "{hits} of {tries}");
+            }
+        }
+        assert!((binomial_tail(3, 2, 0.1) - 0.028).abs() < 1e-12 && (binomial_tail(3, 3, 0.1) - 0.001).abs() < 1e-12);
+        assert!(binomial_tail(1000, 1000, 0.5) < 1e-300 && binomial_tail(1000, 400, 0.5) > 0.999);
+    }
+
+    #[test]
+    fn chance_makes_nobody_stand_out() {
+        let seed = 20_261_126;
+        let mut random = Random(seed);
+        for suspects in [2, 3, 5, 12, 60] {
+            for chance in [2, 20, 50, 80] {
+                let runs = 2000;
+                let mut draw = || (0..8).map(|_| random.below(100) < chance).collect::<Vec<_>>();
+                let named = (0..runs).filter(|_| standing_out(&(0..suspects).map(|_| draw()).collect::<Vec<_>>()).contains(&true)).count();
+                // A hundredth, and as much again for luck.
+                assert!(named <= runs / 50, "seed {seed}: {named} of {runs} with {suspects} suspects at {chance} %");
+            }
+        }
+        let mut marks = vec![vec![false; 8]; 12];
+        marks[3] = vec![true; 8];
+        marks[5][2] = true;
+        assert_eq!(standing_out(&marks).iter().position(|named| *named), Some(3));
+        assert_eq!(standing_out(&[vec![], vec![]]), [false, false]);
+        assert_eq!(standing_out(&[vec![true; 8], vec![false; 8]]), [true, false]);
+    }
 
     #[test]
     fn a_spread_is_exact() {

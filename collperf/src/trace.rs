@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::input_file;
+use crate::output_file::OutputFile;
 use crate::report::answer;
 
 /// What a rank's trace says that it is, and the newest version that is understood.
@@ -36,19 +37,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         return Err(Failure::internal(format!("{skipped}{}: no traces there", arguments.folder.display())));
     }
     let count = traces.len();
-    write(&arguments.output, traces)?;
-    answer(&format!("{skipped}{}: {count} rank{}\n", arguments.output.display(), if count == 1 { "" } else { "s" }))?;
+    let file = write(&arguments.output, traces)?;
+    answer(&format!("{skipped}{}: {count} rank{}\n", file.told(), if count == 1 { "" } else { "s" }))?;
     Ok(0)
 }
 
-/// Brings what every rank's calls took to rank 0, which writes it. Every rank calls it.
-pub(crate) fn collect(comm: &Communicator, path: &Path) -> Result<(), Failure> {
+/// Brings what every rank's calls took to rank 0, which writes it. Every rank calls it; rank 0 gets the file.
+pub(crate) fn collect(comm: &Communicator, path: &Path) -> Result<Option<OutputFile>, Failure> {
     let mine = comm.trace_json().into_bytes();
     let mut lengths = vec![0_u64; comm.world_size()];
     comm.all_gather_into(&(mine.len() as u64), &mut lengths)?;
     if comm.rank() != 0 {
         comm.send(&mine, 0)?;
-        return Ok(());
+        return Ok(None);
     }
     let mut traces = vec![parse(&mine).map_err(Failure::internal)?];
     for (rank, length) in lengths.iter().enumerate().skip(1) {
@@ -56,7 +57,7 @@ pub(crate) fn collect(comm: &Communicator, path: &Path) -> Result<(), Failure> {
         comm.recv(&mut theirs, rank)?;
         traces.push(parse(&theirs).map_err(Failure::internal)?);
     }
-    write(path, traces)
+    write(path, traces).map(Some)
 }
 
 /// A file that is no trace, and why.
@@ -97,10 +98,11 @@ fn parse(text: &[u8]) -> Result<Value, String> {
     }
 }
 
-/// Puts the events of all traces in one file, at their times since the first of them began.
-fn write(path: &Path, traces: Vec<Value>) -> Result<(), Failure> {
-    let text = merged(traces).to_string();
-    fs::write(path, text).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))
+/// Puts the events of all traces in a file, at their times since the first of them began.
+fn write(path: &Path, traces: Vec<Value>) -> Result<OutputFile, Failure> {
+    let file = OutputFile::new(path)?;
+    file.write(&merged(traces).to_string())?;
+    Ok(file)
 }
 
 /// Jobs that ran one after another have the same ranks: each job's have numbers of their own.

@@ -1,4 +1,4 @@
-//! Results for Prometheus and as Markdown.
+//! Results for Prometheus and as Markdown, and where files of results are.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,6 +22,7 @@ fn prometheus_gets_one_value_for_each_series() {
     assert!(series.len() == lines.len() && lines.len() > 100, "{text}");
     assert!(lines.iter().all(|line| line.starts_with("collperf_") && line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok()), "{text}");
     let wanted = "collperf_wrong_elements{collective=\"reduce\",op=\"sum\",type=\"float\",bytes=\"1000\",root=\"1\",in_place=\"true\",ranks=\"2\",plane=\"host\",transport=\"auto\"} 0";
+    assert!(series.contains("collperf_busy_cores"), "{text}");
     assert!(lines.contains(&wanted) && lines.contains(&"collperf_success 1") && lines.contains(&"collperf_ranks 2"), "{text}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
 }
@@ -33,8 +34,6 @@ fn a_file_that_cannot_be_is_found_out_before_measuring() {
         let output = collperf(&format!("all_reduce --sizes 8 --prometheus {path}"), folder.path());
         assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(1), true), "{output:?}");
     }
-    let output = collperf("all_reduce --sizes 8 -N 0 --prometheus out.prom", folder.path());
-    assert_eq!(output.status.code(), Some(6), "{output:?}");
 }
 
 #[test]
@@ -67,4 +66,59 @@ fn markdown_takes_the_place_of_the_table() {
         let output = collperf(&format!("all_reduce --sizes 8 --markdown {other}"), folder.path());
         assert!(output.status.code() == Some(6) && String::from_utf8_lossy(&output.stderr).contains("--markdown"), "{output:?}");
     }
+}
+
+/// The files in a folder, with their texts.
+fn files(folder: &Path) -> Vec<(String, String)> {
+    let text = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| (entry.file_name().into_string().unwrap(), text(&entry.path())))
+        .collect();
+    files.sort();
+    files
+}
+
+fn results(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
+}
+
+#[test]
+fn results_go_where_they_are_sent_also_the_second_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let all = "-J r.json --csv r.csv --prometheus r.prom --html r.html --plot r.svg --trace r.trace";
+    let names = ["r.csv", "r.html", "r.json", "r.prom", "r.svg", "r.trace"];
+    for (size, older) in [(8, ""), (64, ", in the place of an older one")] {
+        let output = collperf(&format!("all_reduce --sizes {size} {all}"), folder.path());
+        assert!(output.status.success(), "{output:?}");
+        let files = files(folder.path());
+        assert_eq!(files.iter().map(|(name, _)| &**name).collect::<Vec<_>>(), names);
+        assert!(files.iter().all(|(_, text)| !text.is_empty()));
+        assert_eq!(results(&files[2].1)["results"][0]["size"], size);
+        let said = String::from_utf8_lossy(&output.stdout);
+        names.iter().for_each(|name| assert!(said.contains(&format!("# wrote {name}{older}\n")), "{name}: {said}"));
+    }
+    // Where something else is printed, they are named on standard error.
+    let output = collperf("all_reduce --sizes 8 --csv - -J r.json", folder.path());
+    let said = String::from_utf8_lossy(&output.stderr);
+    // The machine may be busy.
+    let said: Vec<&str> = said.lines().filter(|line| !line.starts_with("collperf: note: ")).collect();
+    assert_eq!(said, ["collperf: wrote r.json, in the place of an older one"]);
+}
+
+#[test]
+fn two_kinds_of_results_have_two_files() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, words) in [
+        ("--html r --plot r", "--html and --plot name one file, r"),
+        ("-J r.json --trace r.json", "-J and --trace name one file, r.json"),
+        ("--trace r -N 0", "--trace -N 0"),
+    ] {
+        let output = collperf(&format!("all_reduce --sizes 8 {flags}"), folder.path());
+        assert!(output.status.code() == Some(6) && String::from_utf8_lossy(&output.stderr).contains(words), "{output:?}");
+    }
+    let output = collperf("all_reduce --sizes 8 --trace absent/r", folder.path());
+    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(1), true), "before anything is measured: {output:?}");
+    assert!(files(folder.path()).is_empty());
 }

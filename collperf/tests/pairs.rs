@@ -81,7 +81,7 @@ fn a_slow_link_among_four_hosts_is_named() {
         Err(why) => skip!("links between network namespaces cannot be made: {why}"),
     };
     slow_link(&hosts, 31, 1, 2).unwrap();
-    let (text, code) = on_hosts(&hosts, 31, "pairs --threshold 90 -b 128K --stream-ms 200");
+    let (text, code) = on_hosts(&hosts, 31, "pairs --threshold 90 -b 32K --stream-ms 200");
     assert_eq!(code, Some(7), "{text}");
     let lines = named(&text);
     assert!(
@@ -98,10 +98,10 @@ fn a_slow_host_among_four_is_named() {
         Err(why) => skip!("links between network namespaces cannot be made: {why}"),
     };
     // Latencies are not judged: these hosts have to share processors.
-    let (text, _) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 128K --stream-ms 200");
+    let (text, _) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 32K --stream-ms 200");
     assert!(named(&text).is_empty(), "{text}");
     shape(&hosts.space(3), "eth0", SLOW).unwrap();
-    let (text, code) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 128K --stream-ms 200");
+    let (text, code) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 32K --stream-ms 200");
     assert_eq!(code, Some(7), "{text}");
     let lines = named(&text);
     assert!(lines.len() == 1 && lines[0].starts_with("#   3 (") && lines[0].contains(": to others bandwidth "), "{text}");

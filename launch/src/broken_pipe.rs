@@ -24,7 +24,8 @@ pub fn end_unread(is_rank: bool) -> ! {
     if let Some(launcher) = getppid().filter(|_| is_rank) {
         // A launcher that is gone takes this rank along.
         let _ = kill_process(launcher, Signal::PIPE);
-        thread::park_timeout(PATIENCE);
+        // No park: it ends at once where a wait of the library has left its token.
+        thread::sleep(PATIENCE);
     }
     let _ = emulate_default_handler(SIGPIPE);
     exit(CODE)

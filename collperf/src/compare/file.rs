@@ -16,6 +16,16 @@ struct Document {
     version: u32,
     start_time: Option<String>,
     results: Vec<ResultRow>,
+    #[serde(default)]
+    errors: Vec<String>,
+    #[serde(default)]
+    config: Config,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Config {
+    #[serde(default)]
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,6 +96,8 @@ pub(super) struct Figures {
     pub(super) busbw: f64,
     /// Wrong elements, where they were looked for; all of them together.
     pub(super) wrong: u64,
+    /// How often it was measured.
+    pub(super) times: usize,
 }
 
 /// One file.
@@ -93,6 +105,8 @@ pub(super) struct Figures {
 pub(super) struct Results {
     pub(super) name: String,
     pub(super) start_time: Option<String>,
+    /// What takes from their worth: a busy machine, an early end.
+    pub(super) notes: Vec<String>,
     /// In the order in which they were measured.
     pub(super) cells: Vec<(Cell, Figures)>,
 }
@@ -121,7 +135,9 @@ impl Results {
             }
         }
         let cells = measured.into_iter().map(|(cell, all)| (cell, medians(&all))).collect();
-        Ok(Self { name, start_time: document.start_time, cells })
+        let early = document.errors.into_iter().map(|error| format!("the run ended early: {error}"));
+        let notes = document.config.notes.into_iter().chain(early).collect();
+        Ok(Self { name, start_time: document.start_time, notes, cells })
     }
 }
 
@@ -144,7 +160,7 @@ impl ResultRow {
                 let time = half.time.or(half.cpu_time).filter(|time| time.is_finite() && *time > 0.0);
                 let time_us = time.ok_or_else(|| format!("{cell}: it has no time above 0"))?;
                 let p50_us = single.map(|single| single.p50_us);
-                Ok((cell, Figures { time_us, p50_us, busbw: half.bus_bw, wrong: half.nwrong.unwrap_or(0) }))
+                Ok((cell, Figures { time_us, p50_us, busbw: half.bus_bw, wrong: half.nwrong.unwrap_or(0), times: 1 }))
             })
             .collect()
     }
@@ -158,6 +174,7 @@ fn medians(all: &[Figures]) -> Figures {
         p50_us: middle(|figures| figures.p50_us),
         busbw: middle(|figures| Some(figures.busbw)).unwrap_or(0.0),
         wrong: all.iter().map(|figures| figures.wrong).sum(),
+        times: all.len(),
     }
 }
 

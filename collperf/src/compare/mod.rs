@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use crate::failure::{CHECK, Failure};
+use crate::output_file::OutputFile;
 use crate::report::answer;
 use crate::report::plot::{Series, compared};
 use file::Results;
@@ -50,14 +51,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let Some(b) = &arguments.b else {
         let peers = Peers::read(&arguments.a)?;
         answer(&if arguments.markdown { peers.markdown() } else { peers.text() })?;
-        draw(arguments, &peers.heading(), peers.name(), &peers.series())?;
+        draw(arguments, &peers.heading(), peers.name(), "", &peers.series())?;
         return Ok(0);
     };
     let [a, b] = [&arguments.a, b].map(|path| Results::read(path));
     let comparison = Comparison::new(a?, b?);
     let threshold = arguments.threshold;
     answer(&if arguments.markdown { comparison.markdown(threshold) } else { comparison.text(threshold) })?;
-    draw(arguments, "two results", &comparison.heading(), &comparison.series())?;
+    draw(arguments, "two results", &comparison.heading(), &comparison.notes().join("; "), &comparison.series())?;
     if comparison.is_empty() {
         return Err(Failure::internal("no cell is in both results"));
     }
@@ -66,9 +67,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 /// Draws the series where that is wanted.
-fn draw(arguments: &Arguments, heading: &str, below: &str, series: &[Series]) -> Result<(), Failure> {
-    let Some(path) = &arguments.plot else { return Ok(()) };
-    std::fs::write(path, compared(heading, below, series)).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))
+fn draw(arguments: &Arguments, heading: &str, below: &str, warning: &str, series: &[Series]) -> Result<(), Failure> {
+    arguments.plot.as_ref().map_or(Ok(()), |path| OutputFile::new(path)?.write(&compared(heading, below, warning, series)))
 }
 
 #[cfg(test)]

@@ -141,12 +141,12 @@ impl Peers {
                 let here = self.cells.iter().filter(|cell| cell.call == call && cell.peer == peer && cell.transport == *transport);
                 let mut points: Vec<Point> = here
                     .filter(|cell| cell.bytes > 0)
-                    .map(|cell| Point { bytes: cell.bytes as f64, time_us: cell.time_us, busbw: cell.busbw })
+                    .map(|cell| Point { bytes: cell.bytes as f64, time_us: cell.time_us.into(), busbw: cell.busbw.into() })
                     .collect();
                 points.sort_by(|a, b| a.bytes.total_cmp(&b.bytes));
                 let label = if calls.len() == 1 { format!("{peer}, {transport}") } else { format!("{call}: {peer}, {transport}") };
                 if !points.is_empty() {
-                    all.push(Series { label, colour, dashed: number > 0, points });
+                    all.push(Series { label, group: call.to_owned(), colour, dashed: number > 0, points });
                 }
             }
         }

@@ -44,9 +44,23 @@ impl Comparison {
         format!("A: {} · B: {}", named(&self.a), named(&self.b))
     }
 
+    /// What takes from the worth of either.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let of = |(whose, results): (&str, &Results)| results.notes.iter().map(|note| format!("{whose}: {note}")).collect::<Vec<_>>();
+        [("A", &self.a), ("B", &self.b)].into_iter().flat_map(of).collect()
+    }
+
+    /// The same, and what takes from the worth of a comparison of them.
+    fn warnings(&self) -> Vec<String> {
+        let few = self.both.iter().any(|(_, a, b)| a.times.min(b.times) < ENOUGH);
+        let chance = format!("some cells were measured fewer than {ENOUGH} times, so a difference may be chance; -N 5 measures five times");
+        self.notes().into_iter().chain(few.then_some(chance)).collect()
+    }
+
     /// Everything in words.
     pub(super) fn text(&self, threshold: Option<f64>) -> String {
         let mut text = format!("# A: {}\n# B: {}\n#\n", named(&self.a), named(&self.b));
+        text.extend(self.warnings().iter().map(|note| format!("# note: {note}\n")));
         text.extend(LEGEND.map(|line| format!("# {line}\n")));
         let mut line = String::new();
         for (cell, a, b) in &self.both {
@@ -69,6 +83,7 @@ impl Comparison {
     /// Everything as tables of Markdown.
     pub(super) fn markdown(&self, threshold: Option<f64>) -> String {
         let mut text = format!("A: {}  \nB: {}\n", plain(&named(&self.a)), plain(&named(&self.b)));
+        text.extend(self.warnings().iter().map(|note| format!("\nNote: {note}.\n")));
         let mut line = String::new();
         for (cell, a, b) in &self.both {
             if cell.line() != line {
@@ -116,17 +131,27 @@ impl Comparison {
             let line = cell.line();
             let place = lines.iter().position(|(known, _)| *known == line).unwrap_or_else(|| {
                 let colour = lines.len();
-                let one = |whose: &str, dashed| Series { label: format!("{line}: {whose}"), colour, dashed, points: vec![] };
+                let group = cell.collective.clone();
+                let one = |whose: &str, dashed| Series {
+                    label: format!("{line}: {whose}"),
+                    group: group.clone(),
+                    colour,
+                    dashed,
+                    points: vec![],
+                };
                 lines.push((line.clone(), [one("A", false), one("B", true)]));
                 colour
             });
             for (series, figures) in lines[place].1.iter_mut().zip([a, b]) {
-                series.points.push(Point { bytes: cell.bytes as f64, time_us: figures.time_us, busbw: figures.busbw });
+                series.points.push(Point { bytes: cell.bytes as f64, time_us: figures.time_us.into(), busbw: figures.busbw.into() });
             }
         }
         lines.into_iter().flat_map(|(_, both)| both).collect()
     }
 }
+
+/// So many measurements have a median that one of them by itself does not move.
+const ENOUGH: usize = 3;
 
 const HEADER: &str = "#   size (B)     A (us)     B (us)    B/A    A p50 (us)  B p50 (us)    B/A    A busbw  B busbw (GB/s)";
 

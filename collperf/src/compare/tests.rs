@@ -38,7 +38,7 @@ fn cells_of_both_are_compared_and_others_listed() {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
     assert!(comparison.is_worse(10.0) && comparison.is_worse(24.9) && !comparison.is_worse(25.0));
-    let picture = compared("two results", &comparison.heading(), &comparison.series());
+    let picture = compared("two results", &comparison.heading(), "", &comparison.series());
     assert_eq!(picture.matches("<polyline").count(), 2 * 2 + 2, "two lines in two panels, and in the legend");
     assert!(picture.contains(">all_reduce sum float: B<"));
 }
@@ -123,7 +123,7 @@ fn cells_of_several_peers_stand_beside_each_other() {
     let lines: Vec<_> = peers.series().into_iter().map(|line| (line.label, line.colour, line.dashed, line.points.len())).collect();
     let expected = [("ours, shm", 0, false, 1), ("ours, tcp", 0, true, 1), ("MPI, shm", 1, false, 2)];
     assert_eq!(lines, expected.map(|(label, colour, dashed, points)| (label.to_owned(), colour, dashed, points)));
-    assert!((peers.series()[0].points[0].busbw - 0.512).abs() < 1e-9, "2 (n - 1) / n times bytes over time");
+    assert!((peers.series()[0].points[0].busbw.middle - 0.512).abs() < 1e-9, "2 (n - 1) / n times bytes over time");
 }
 
 #[test]
@@ -142,4 +142,26 @@ fn what_are_no_cells_is_said_to_be_none() {
     let quoted = format!("{head}\r\n\r\n\"MPI, 4.1\",shm,all_reduce,sum,f32,2,8,1\r\n");
     assert!(Peers::parse("x".to_owned(), &quoted).unwrap().text().contains("MPI, 4.1 (us)"));
     assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("which has a column peer"));
+}
+
+#[test]
+fn what_takes_from_the_worth_of_results_is_told() {
+    let with = |name: &str, document: Value| Results::parse(name.to_owned(), document.to_string().as_bytes()).unwrap();
+    let busy = json!({"version": 3, "results": [], "config": {"notes": ["others keep 1.4 of 2 cores busy"]}});
+    let cut = json!({"version": 3, "results": [], "errors": ["ended by SIGINT"]});
+    let comparison = Comparison::new(with("a", busy), with("b", cut));
+    for text in [comparison.text(None), comparison.markdown(None)] {
+        for part in ["ote: A: others keep 1.4 of 2 cores busy", "ote: B: the run ended early: ended by SIGINT"] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+}
+
+#[test]
+fn a_difference_of_single_measurements_may_be_chance() {
+    let run = |times: usize| results("r", &vec![row(8, 1.0, 0); times]);
+    for (a, b, is_told) in [(1, 5, true), (5, 2, true), (3, 5, false)] {
+        let text = Comparison::new(run(a), run(b)).text(None);
+        assert_eq!(text.contains("# note: some cells were measured fewer than 3 times"), is_told, "{text}");
+    }
 }

@@ -27,7 +27,7 @@ pub(super) fn look(root: &Path) -> Vec<Finding> {
     let has_infiniband = fs::read_dir(root.join("sys/class/infiniband")).is_ok_and(|mut entries| entries.next().is_some());
     let mut findings = vec![
         cores(text("sys/fs/cgroup/cpu.max").as_deref()),
-        load(text("proc/loadavg").zip(text("proc/stat"))),
+        load((root == Path::new("/")).then(Load::here).flatten()),
         memory(text("proc/meminfo").as_deref(), text("sys/fs/cgroup/memory.max").as_deref()),
         descriptors(limit(Resource::Nofile)),
         locked_memory(limit(Resource::Memlock), has_infiniband),
@@ -60,12 +60,12 @@ fn cores(quota: Option<&str>) -> Finding {
     }
 }
 
-fn load(said: Option<(String, String)>) -> Finding {
-    match said.and_then(|(average, stat)| Load::read(&average, &stat)) {
-        None => Finding::note("load", "not known: /proc/loadavg does not say", "mount /proc"),
+fn load(load: Option<Load>) -> Finding {
+    match load {
+        None => Finding::note("load", "not known: /proc/stat does not say", "mount /proc"),
         Some(load) => match load.note(RANKS) {
             Some(note) => Finding::note("load", note, "measure when nothing else runs here; top says what does"),
-            None => Finding::good("load", format!("{:.1} of {} cores in the last minute", load.average, load.cores)),
+            None => Finding::good("load", format!("{:.1} of {} cores busy", load.busy, load.cores)),
         },
     }
 }
@@ -206,9 +206,9 @@ mod tests {
         assert_eq!(huge_pages(Some("nonsense")).state, State::Note);
         assert_eq!(cores(Some("max 100000")).state, cores(None).state);
         assert!(cores(Some("50000 100000")).found.contains("may use 0.5"));
-        let said = |average: &str| load(Some((average.to_owned(), "cpu0 1\ncpu1 1".to_owned())));
-        assert_eq!((said("3.1 0 0 5/9 7").state, said("0.1 0 0 5/9 7").state), (State::Note, State::Good));
-        assert!(said("3.1 0 0 5/9 7").found.contains("3.1 of 2 cores are busy"));
+        let with = |busy| load(Some(Load { busy, cores: 2 }));
+        assert_eq!((with(1.1).state, with(0.1).state), (State::Note, State::Good));
+        assert!(with(1.1).found.contains("others keep 1.1 of 2 cores busy"));
         assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, of which the container may use 1 MiB"));
         assert_eq!(memory(Some("MemAvailable: 99999999999999999999 kB"), None).state, State::Note);
     }

@@ -2,17 +2,25 @@
 
 use std::fmt;
 
+use crate::statistics::standing_out;
+
 /// Figures of every pair, in both directions.
 pub(super) struct Matrix {
     /// The host's name, and the rank that was measured.
     names: Vec<(String, usize)>,
-    bandwidth: Table,
-    latency: Table,
+    bandwidth: Figures,
+    latency: Figures,
     /// The part by which something has to be worse.
     threshold: f64,
 }
 
-/// One kind of figure, from each to each.
+/// One kind of figure: medians of all measurements, and each of those that were made since something looked out of line.
+struct Figures {
+    median: Table,
+    again: Vec<Table>,
+}
+
+/// From each to each.
 struct Table {
     count: usize,
     values: Vec<f64>,
@@ -38,31 +46,48 @@ impl Table {
     /// The upper median of the pairs that `is_meant` picks; `None` where there are none.
     fn median(&self, is_meant: impl Fn(usize, usize) -> bool) -> Option<f64> {
         let pairs = (0..self.count).flat_map(|from| (0..self.count).map(move |to| (from, to)));
-        let mut values: Vec<f64> =
-            pairs.filter(|(from, to)| from != to && is_meant(*from, *to)).map(|(from, to)| self.at(from, to)).collect();
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied()
+        median(pairs.filter(|(from, to)| from != to && is_meant(*from, *to)).map(|(from, to)| self.at(from, to)).collect())
     }
 }
 
+/// The upper median; `None` of none.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
 impl Matrix {
-    /// `measured` has a row for each member, of bandwidth to and latency with every other.
-    pub(super) fn new(names: Vec<(String, usize)>, measured: &[[f64; 2]], threshold: f64) -> Self {
+    /// Each of `measured` has a row for each member, of bandwidth to and latency with every other. The first says who is to be looked at again,
+    /// and the others whether it is so again.
+    pub(super) fn new(names: Vec<(String, usize)>, measured: &[Vec<[f64; 2]>], threshold: f64) -> Self {
         let count = names.len();
-        let table = |which: usize| Table { count, values: measured.iter().map(|figures| figures[which]).collect() };
-        Self { bandwidth: table(0), latency: table(1), names, threshold }
+        let figures = |which: usize| {
+            let table = |values: Vec<f64>| Table { count, values };
+            let one = |measured: &Vec<[f64; 2]>| table(measured.iter().map(|figures| figures[which]).collect());
+            let middle = |place: usize| median(measured.iter().map(|measured| measured[place][which]).collect()).unwrap_or(0.0);
+            Figures { median: table((0..count * count).map(middle).collect()), again: measured.iter().skip(1).map(one).collect() }
+        };
+        Self { bandwidth: figures(0), latency: figures(1), names, threshold }
     }
 
-    /// A line for each host and pair that is out of line: what it is, what the others have, and by how much.
-    pub(super) fn findings(&self) -> Vec<String> {
+    fn kinds(&self) -> [(&Figures, Kind); 2] {
         [(&self.bandwidth, BANDWIDTH), (&self.latency, LATENCY)]
-            .into_iter()
-            .flat_map(|(table, kind)| self.findings_in(table, kind))
-            .collect()
     }
 
-    fn findings_in(&self, table: &Table, kind: Kind) -> Vec<String> {
-        let (slow_to, slow_from) = (self.slow_hosts(table, kind, true), self.slow_hosts(table, kind, false));
+    /// Whether something looks out of line, and should be measured again.
+    pub(super) fn is_suspicious(&self) -> bool {
+        self.kinds().into_iter().any(|(figures, kind)| !self.lines(figures, kind, false).is_empty())
+    }
+
+    /// A line for each host and pair that is out of line again and again: what it is, what the others have, and by how much.
+    pub(super) fn findings(&self) -> Vec<String> {
+        self.kinds().into_iter().flat_map(|(figures, kind)| self.lines(figures, kind, true)).collect()
+    }
+
+    /// A line for each that is out of line in the medians; of those that are so again and again, where that is asked for.
+    fn lines(&self, figures: &Figures, kind: Kind, is_again: bool) -> Vec<String> {
+        let table = &figures.median;
+        let [slow_to, slow_from] = [true, false].map(|sends| self.slow_hosts(figures, kind, sends, is_again));
         let mut lines = Vec::new();
         for host in 0..table.count {
             let (to, from) = (slow_to[host], slow_from[host]);
@@ -78,27 +103,55 @@ impl Matrix {
         }
         let is_clear = |from: usize, to: usize| slow_to[from].is_none() && slow_from[to].is_none();
         let Some(rest) = table.median(is_clear) else { return lines };
-        for (from, to) in (0..table.count).flat_map(|from| (0..table.count).map(move |to| (from, to))) {
-            // A time is that of both directions.
-            let is_told = from == to || !is_clear(from, to) || (kind.is_time && from > to);
-            if !is_told && self.is_worse(kind, table.at(from, to), rest) {
-                let arrow = if kind.is_time { "<->" } else { "->" };
-                let difference = difference(kind, table.at(from, to), rest, "the median");
-                lines.push(format!("{} {arrow} {}: {difference}", self.name(from), self.name(to)));
-            }
+        for (from, to) in self.slow_pairs(figures, kind, &is_clear, is_again) {
+            let arrow = if kind.is_time { "<->" } else { "->" };
+            let difference = difference(kind, table.at(from, to), rest, "the median");
+            lines.push(format!("{} {arrow} {}: {difference}", self.name(from), self.name(to)));
         }
         lines
     }
 
     /// For each host, what most of its pairs have in one direction, and what the rest has among itself, where the former is out of line.
     /// Nothing with one pair, which has no rest.
-    fn slow_hosts(&self, table: &Table, kind: Kind, sends: bool) -> Vec<Option<(f64, f64)>> {
+    fn slow_hosts(&self, figures: &Figures, kind: Kind, sends: bool, is_again: bool) -> Vec<Option<(f64, f64)>> {
+        let of = |table: &Table, host: usize| table.median(|from, to| if sends { from == host } else { to == host });
         let slow = |host: usize| {
-            let rest = table.median(|from, to| from != host && to != host)?;
-            let found = table.median(|from, to| if sends { from == host } else { to == host })?;
+            let rest = figures.median.median(|from, to| from != host && to != host)?;
+            let found = of(&figures.median, host)?;
             self.is_worse(kind, found, rest).then_some((found, rest))
         };
-        (0..table.count).map(slow).collect()
+        let mut slow: Vec<Option<(f64, f64)>> = (0..figures.median.count).map(slow).collect();
+        if is_again && slow.iter().any(Option::is_some) {
+            let rests: Vec<_> =
+                figures.again.iter().map(|table| table.median(|from, to| slow[from].is_none() && slow[to].is_none())).collect();
+            let mark = |host: usize, table: &Table, rest: Option<f64>| {
+                of(table, host).zip(rest).is_some_and(|(found, rest)| self.is_worse(kind, found, rest))
+            };
+            let marks = |host: usize| figures.again.iter().zip(&rests).map(|(table, rest)| mark(host, table, *rest)).collect();
+            let standing_out = standing_out(&(0..slow.len()).map(marks).collect::<Vec<Vec<bool>>>());
+            slow.iter_mut().zip(standing_out).filter(|(_, is_named)| !is_named).for_each(|(slow, _)| *slow = None);
+        }
+        slow
+    }
+
+    /// The pairs that are out of line while their hosts are not.
+    fn slow_pairs(&self, figures: &Figures, kind: Kind, is_clear: &impl Fn(usize, usize) -> bool, is_again: bool) -> Vec<(usize, usize)> {
+        let count = figures.median.count;
+        // A time is that of both directions.
+        let is_told = |(from, to): &(usize, usize)| from != to && is_clear(*from, *to) && !(kind.is_time && from > to);
+        let pairs: Vec<_> = (0..count).flat_map(|from| (0..count).map(move |to| (from, to))).filter(is_told).collect();
+        let is_slow = |table: &Table, rest: Option<f64>, (from, to): (usize, usize)| {
+            rest.is_some_and(|rest| self.is_worse(kind, table.at(from, to), rest))
+        };
+        let rest = figures.median.median(is_clear);
+        let slow = |pair: &(usize, usize)| is_slow(&figures.median, rest, *pair);
+        if !is_again {
+            return pairs.into_iter().filter(slow).collect();
+        }
+        let rests: Vec<_> = figures.again.iter().map(|table| table.median(is_clear)).collect();
+        let marks = |pair: &(usize, usize)| figures.again.iter().zip(&rests).map(|(table, rest)| is_slow(table, *rest, *pair)).collect();
+        let standing_out = standing_out(&pairs.iter().map(marks).collect::<Vec<Vec<bool>>>());
+        pairs.into_iter().zip(standing_out).filter(|(pair, is_named)| *is_named && slow(pair)).map(|(pair, _)| pair).collect()
     }
 
     fn is_worse(&self, kind: Kind, found: f64, rest: f64) -> bool {
@@ -125,19 +178,24 @@ impl fmt::Display for Matrix {
         for (number, (name, rank)) in self.names.iter().enumerate() {
             writeln!(f, "# {number}: {name}, rank {rank}")?;
         }
-        write_table(f, &self.bandwidth, "Bandwidth from row to column, in MB/s")?;
-        write_table(f, &self.latency, "Latency, half a round trip, in us")?;
+        write_table(f, &self.bandwidth.median, "Bandwidth from row to column, in MB/s")?;
+        write_table(f, &self.latency.median, "Latency, half a round trip, in us")?;
         let everything = |_, _| true;
-        let medians = [self.bandwidth.median(everything), self.latency.median(everything)].map(|median| median.unwrap_or(0.0));
+        let medians = [&self.bandwidth, &self.latency].map(|figures| figures.median.median(everything).unwrap_or(0.0));
         writeln!(f, "#\n# Median: {:.2} MB/s, {:.2} us", medians[0], medians[1])?;
         if self.names.len() == 2 {
             writeln!(f, "# One pair: its directions are compared with each other alone")?;
         }
         let findings = self.findings();
         let percent = self.threshold * 100.0;
+        let again = self.bandwidth.again.len();
         match findings.is_empty() {
-            true => writeln!(f, "# Nothing is out of line by more than {percent:.0}%"),
-            false => writeln!(f, "# Out of line by more than {percent:.0}%:"),
+            true if again == 0 => writeln!(f, "# Nothing is out of line by more than {percent:.0}%"),
+            true => writeln!(
+                f,
+                "# Nothing is out of line by more than {percent:.0}%: something was at first, and in {again} more measurements not more often than chance has it"
+            ),
+            false => writeln!(f, "# Out of line by more than {percent:.0}%, in {again} measurements since this was first seen:"),
         }?;
         findings.iter().try_for_each(|line| writeln!(f, "#   {line}"))
     }
@@ -158,13 +216,76 @@ fn write_table(f: &mut fmt::Formatter<'_>, table: &Table, title: &str) -> fmt::R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
 
     /// Hosts whose every pair has 1 MB/s and 10 us, but for what is said.
     fn matrix(count: usize, bandwidths: &[(usize, usize, f64)], latencies: &[(usize, usize, f64)]) -> Matrix {
         let mut measured = vec![[1.0, 10.0]; count * count];
         bandwidths.iter().for_each(|(from, to, value)| measured[from * count + to][0] = *value);
         latencies.iter().for_each(|(from, to, value)| measured[from * count + to][1] = *value);
+        again_and_again(vec![measured; 13])
+    }
+
+    fn again_and_again(measured: Vec<Vec<[f64; 2]>>) -> Matrix {
+        let count = measured[0].len().isqrt();
         Matrix::new((0..count).map(|host| (format!("h{host}"), 2 * host)).collect(), &measured, 0.5)
+    }
+
+    /// What is measured where every figure is now and then, by chance, several times as bad as the others.
+    fn noisy(random: &mut Random, count: usize, percent: usize) -> Vec<[f64; 2]> {
+        let mut worse =
+            || if random.below(100) < percent { 2.0 + random.below(800) as f64 / 100.0 } else { 1.0 + random.below(50) as f64 / 100.0 };
+        (0..count * count).map(|_| [1.0 / worse(), 10.0 * worse()]).collect()
+    }
+
+    #[test]
+    fn noise_has_no_name() {
+        let (seed, runs) = (20_261_126, 150);
+        let mut random = Random(seed);
+        for count in [2, 3, 4, 9] {
+            for percent in [2, 10, 30, 60] {
+                let times = if count > 3 { 9 } else { 13 };
+                let mut draw = || again_and_again((0..times).map(|_| noisy(&mut random, count, percent)).collect());
+                let (mut suspicious, mut named) = (0, 0);
+                for _ in 0..runs {
+                    let matrix = draw();
+                    suspicious += usize::from(matrix.is_suspicious());
+                    named += usize::from(!matrix.findings().is_empty());
+                }
+                println!("seed {seed}: {count} hosts, {percent} % of figures: {suspicious} suspicious, {named} named");
+                assert!(named <= runs / 50, "seed {seed}: {count} hosts, {percent} % of figures: {named} of {runs} runs");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_link_is_found_in_noise() {
+        let (seed, runs) = (20_261_127, 100);
+        let mut random = Random(seed);
+        for count in [2, 4, 9] {
+            let mut found = 0;
+            for _ in 0..runs {
+                let times = if count > 3 { 9 } else { 13 };
+                let mut measured: Vec<_> = (0..times).map(|_| noisy(&mut random, count, 10)).collect();
+                measured.iter_mut().for_each(|once| once[1][0] *= 0.1);
+                let findings = again_and_again(measured).findings();
+                found += usize::from(findings.iter().any(|line| line.starts_with("0 (h0, rank 0) -> 1 (h1, rank 2): bandwidth")));
+            }
+            println!("seed {seed}: {count} hosts: {found} of {runs} runs");
+            assert!(found >= runs * 8 / 10, "seed {seed}: {count} hosts: {found} of {runs} runs");
+        }
+    }
+
+    #[test]
+    fn what_was_slow_once_is_not_named() {
+        let quiet = vec![[1.0, 10.0]; 16];
+        let mut once = quiet.clone();
+        once[6] = [0.01, 900.0];
+        let first = again_and_again(vec![once.clone()]);
+        assert!(first.is_suspicious() && first.findings().is_empty(), "it is measured again before it is named");
+        let matrix = again_and_again([vec![once], vec![quiet; 12]].concat());
+        assert!(matrix.findings().is_empty());
+        assert!(matrix.to_string().contains("something was at first, and in 12 more measurements not more often than chance has it"));
     }
 
     #[test]
@@ -210,7 +331,7 @@ mod tests {
             "# 2: h2, rank 4\n",
             "     0         -      1.00      0.25\n",
             "# Median: 1.00 MB/s, 10.00 us\n",
-            "# Out of line by more than 50%:\n",
+            "# Out of line by more than 50%, in 12 measurements since this was first seen:\n",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

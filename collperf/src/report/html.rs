@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::json::Totals;
 use super::plot;
 use crate::arguments::IS_ONE_RANK;
-use crate::facts::{Gpu, RankFacts, RunFacts};
+use crate::facts::{Gpu, Note, RankFacts, RunFacts};
 use crate::row::{Half, Row};
 
 /// Dark text on white, also where the browser prefers otherwise: the picture is so.
@@ -29,6 +29,8 @@ pub(super) struct Page<'a> {
     pub(super) errors: &'a [String],
     /// What was left out, with the reasons.
     pub(super) refused: &'a [String],
+    /// What the columns of single calls are, where there are such.
+    pub(super) singles: &'a str,
     /// How to measure this again.
     pub(super) command: &'a str,
     /// Those that change what is measured, without secrets.
@@ -45,6 +47,7 @@ impl Page<'_> {
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{heading}</title>\n<style>\n{STYLE}</style>\n</head>\n\
              <body>\n<h1>{heading}</h1>\n<p class=\"below\">{below}</p>\n"
         );
+        self.notes(&mut page);
         self.verdict(&mut page);
         page += &plot::draw_panels(self.rows);
         self.results(&mut page);
@@ -52,6 +55,13 @@ impl Page<'_> {
         let _ = writeln!(page, "<h2>Command</h2>\n<pre>{}</pre>", plot::escaped(self.command));
         self.environment(&mut page);
         page + "</body>\n</html>\n"
+    }
+
+    fn notes(&self, page: &mut String) {
+        for Note { text, is_warning } in self.facts.notes() {
+            let class = if is_warning { "verdict bad" } else { "below" };
+            let _ = writeln!(page, "<p class=\"{class}\">{}</p>", plot::escaped(&sentence(&text)));
+        }
     }
 
     fn verdict(&self, page: &mut String) {
@@ -84,8 +94,9 @@ impl Page<'_> {
         let mut names = vec!["collective", "op", "type", "root", "buffers"];
         let words = names.len();
         names.extend(["bytes", "elements", "time (µs)", "algbw (GB/s)", "busbw (GB/s)", "wrong"]);
-        names.extend(spread.then_some(["least (µs)", "p50 (µs)", "p95 (µs)", "p99 (µs)", "most (µs)"]).iter().flatten());
-        let _ = writeln!(page, "<h2>Results</h2>\n<div class=\"wide\"><table>\n{}", heads(&names, words));
+        names.extend(spread.then_some(["mean (µs)", "least (µs)", "p50 (µs)", "p95 (µs)", "p99 (µs)", "most (µs)"]).iter().flatten());
+        let singles = if spread { format!("<p class=\"below\">{}</p>\n", self.singles) } else { String::new() };
+        let _ = writeln!(page, "<h2>Results</h2>\n{singles}<div class=\"wide\"><table>\n{}", heads(&names, words));
         for (row, half, in_place) in self.halves() {
             let _ = writeln!(page, "{}", result(row, half, in_place, spread));
         }
@@ -122,6 +133,12 @@ impl Page<'_> {
     }
 }
 
+/// A note as a sentence.
+fn sentence(note: &str) -> String {
+    let mut letters = note.chars();
+    letters.next().map_or(String::new(), |first| format!("{}{}.", first.to_uppercase(), letters.as_str()))
+}
+
 /// The heads of columns, of which the first hold words.
 fn heads(names: &[&str], words: usize) -> String {
     let head = |(column, name): (usize, &&str)| {
@@ -147,8 +164,8 @@ fn result(row: &Row, half: &Half, in_place: bool, spread: bool) -> String {
     let is_wrong = half.wrong.is_some_and(|wrong| wrong > 0);
     number(half.wrong.map_or("–".to_owned(), |wrong| wrong.to_string()), if is_wrong { " bad" } else { "" });
     if spread {
-        let figures = half.spread.as_ref().map(|spread| [spread.min, spread.p50, spread.p95, spread.p99, spread.max]);
-        (0..5).for_each(|place| number(figures.map_or("–".to_owned(), |figures| format!("{:.2}", figures[place])), ""));
+        let figures = half.spread.as_ref().map(|spread| [spread.mean, spread.min, spread.p50, spread.p95, spread.p99, spread.max]);
+        (0..6).for_each(|place| number(figures.map_or("–".to_owned(), |figures| format!("{:.2}", figures[place])), ""));
     }
     format!("<tr>{cells}</tr>")
 }
@@ -181,6 +198,9 @@ mod tests {
 
     use super::*;
     use crate::collective::Collective;
+    use crate::facts::On;
+    use crate::machine::Load;
+    use crate::statistics::Spread;
 
     fn row(wrong: Option<u64>) -> Row {
         let half = Half { wrong, ..Half::new(Collective::AllReduce, 2, 1024, 2.0) };
@@ -199,16 +219,20 @@ mod tests {
     }
 
     fn document(rows: &[Row], failed_checks: usize, errors: &[String]) -> String {
+        document_of(&RunFacts::example(2), rows, failed_checks, errors)
+    }
+
+    fn document_of(facts: &RunFacts, rows: &[Row], failed_checks: usize, errors: &[String]) -> String {
         let totals = Totals { failed_checks, mean_busbw: 0.512, reached: None };
         let variables = [("NCCL_ALGO".to_owned(), "<Ring>".to_owned())];
-        let facts = RunFacts::example(2);
         Page {
-            facts: &facts,
+            facts,
             transport: "shm",
             rows,
             totals: &totals,
             errors,
             refused: &[],
+            singles: "each by itself",
             command: "collperf all_reduce",
             variables: &variables,
         }
@@ -244,6 +268,34 @@ mod tests {
         assert!(at("Wrong answers") < at("<svg ") && at("<svg ") < at("<td class=\"number bad\">3</td>"));
         assert!(document(&[row(None)], 0, &[]).contains("No answer was checked."));
         assert!(document(&[], 0, &[]).contains("nothing measured"));
+    }
+
+    #[test]
+    fn a_page_has_the_notes_that_stand_above_the_table() {
+        let why = On::Host { why: Some("no driver".to_owned()) };
+        let mut facts = RunFacts { is_encrypted: true, on: why, ..RunFacts::example(2) };
+        facts.machine.load = Some(Load { busy: 1.4, cores: 2 });
+        let page = document_of(&facts, &[row(None)], 0, &[]);
+        for part in [
+            "<p class=\"verdict bad\">Others keep 1.4 of 2 cores busy: times will be too high.</p>",
+            "<p class=\"below\">Links between hosts are encrypted.</p>",
+            "there is no device plane: no driver.</p>",
+        ] {
+            assert!(page.find(part).is_some_and(|at| at < page.find("<svg ").unwrap()), "{part:?} is not above the picture in\n{page}");
+        }
+        assert!(!document(&[row(None)], 0, &[]).contains("busy"));
+    }
+
+    #[test]
+    fn figures_of_single_calls_have_a_mean_of_their_own() {
+        let mut with = row(None);
+        let half = with.out_of_place.take().unwrap();
+        // Calls one after the other overlap, so that each by itself may take longer.
+        with.out_of_place = Some(Half { spread: Spread::of(&[2.5, 3.5]), ..half });
+        let page = document(&[with], 0, &[]);
+        assert!(page.contains("<p class=\"below\">each by itself</p>") && page.contains(">mean (µs)</th>"), "{page}");
+        let numbers: Vec<&str> = page.split("<td class=\"number\">").skip(1).map(|rest| rest.split('<').next().unwrap()).collect();
+        assert_eq!((numbers[2], &numbers[6..9]), ("2.00", &["3.00", "2.50", "3.50"][..]), "{numbers:?}");
     }
 
     #[test]

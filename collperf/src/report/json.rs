@@ -1,9 +1,5 @@
 //! Results as nccl-tests' JSON, version 3: the same fields, without the environment, whose secrets are nobody's business.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-
 use serde::Serialize;
 
 use crate::facts::RunFacts;
@@ -52,11 +48,13 @@ struct Config<'a> {
     transport: &'static str,
     ranks: usize,
     kernel: &'a str,
-    /// Of rank 0's host before the run, over a minute, and the cores that this is to be held against.
+    /// Of rank 0's host before the run: cores that others kept busy, and those that ranks may use.
     #[serde(skip_serializing_if = "Option::is_none")]
-    load_average: Option<f64>,
+    busy_cores: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cores: Option<usize>,
+    /// What takes from the worth of the figures.
+    notes: Vec<String>,
     encrypted: &'static str,
     devices: Vec<Device<'a>>,
 }
@@ -166,11 +164,9 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Writes it to its file.
-    pub(super) fn write(&self, file: &mut File) -> io::Result<()> {
-        let mut text = serde_json::to_string_pretty(self)?;
-        text.push('\n');
-        file.write_all(text.as_bytes())
+    /// The file's text.
+    pub(super) fn text(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self).map(|text| text + "\n")
     }
 }
 
@@ -210,8 +206,9 @@ impl<'a> Config<'a> {
             transport: facts.on.links(settings),
             ranks: facts.ranks.len(),
             kernel: &facts.machine.kernel,
-            load_average: facts.machine.load.as_ref().map(|load| load.average),
-            cores: facts.machine.load.as_ref().map(|load| load.cores),
+            busy_cores: facts.machine.load.map(|load| load.busy),
+            cores: facts.machine.load.map(|load| load.cores),
+            notes: facts.notes().into_iter().filter(|note| note.is_warning).map(|note| note.text).collect(),
             encrypted: word(facts.is_encrypted),
             devices: devices.collect(),
         }
@@ -277,22 +274,6 @@ fn word(value: bool) -> &'static str {
     if value { "true" } else { "false" }
 }
 
-/// Opens a new file of this name or, where there is one, of this name with the first free number behind it.
-pub(super) fn create(path: &Path) -> io::Result<(File, PathBuf)> {
-    let mut candidate = path.to_owned();
-    for number in 0_u32.. {
-        match File::create_new(&candidate) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let mut name = path.as_os_str().to_owned();
-                name.push(format!(".{number}"));
-                candidate = name.into();
-            }
-            result => return result.map(|file| (file, candidate)),
-        }
-    }
-    Err(io::ErrorKind::AlreadyExists.into())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -304,22 +285,12 @@ mod tests {
     use crate::collective::Collective;
 
     #[test]
-    fn existing_files_are_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("r.json");
-        let names: Vec<_> = (0..3).map(|_| create(&path).unwrap().1).collect();
-        let expected = ["r.json", "r.json.0", "r.json.1"].map(|name| folder.path().join(name));
-        assert_eq!(names, expected);
-        assert!(create(&folder.path().join("none/r.json")).is_err());
-    }
-
-    #[test]
     fn fields_are_those_of_version_3() {
         let settings =
             Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-J", "x.json"]), &crate::environment::Environment::default())
                 .unwrap();
         let mut facts = RunFacts::example(2);
-        facts.machine.load = crate::machine::Load::read("1.25 0 0 1/9 7", "cpu0 1\ncpu1 1\n");
+        facts.machine.load = Some(crate::machine::Load { busy: 1.25, cores: 2 });
         let half = Half {
             samples: vec![1.0, 2.0],
             spread: Spread::of(&[1.0, 2.0]),
@@ -351,7 +322,8 @@ mod tests {
         assert!(result["in_place"].is_null() && result.get("in_place_per_iter").is_none());
         assert_eq!((&json["out_of_bounds"]["okay"], &json["average_bus_bandwidth"]["okay"]), (&"false".into(), &"unchecked".into()));
         assert_eq!((&json["config"]["step_factor"], json["config"].get("step_bytes")), (&2.into(), None));
-        assert_eq!((&json["config"]["load_average"], &json["config"]["cores"]), (&1.25.into(), &2.into()));
+        assert_eq!((&json["config"]["busy_cores"], &json["config"]["cores"]), (&1.25.into(), &2.into()));
+        assert_eq!(json["config"]["notes"][0], "others keep 1.2 of 2 cores busy: times will be too high");
         assert_eq!(json["config"]["encrypted"], "false");
         assert_eq!(json["config"]["devices"][1]["device_hex"], "host");
     }

@@ -6,117 +6,77 @@ mod csv;
 mod html;
 mod json;
 mod markdown;
+mod picture;
 pub(crate) mod plot;
 mod prometheus;
+mod results;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::arguments::IS_ONE_RANK;
 use crate::collective::Collective;
-use crate::facts::{Gpu, On, RankFacts, RunFacts};
+use crate::facts::{Gpu, Note, RankFacts, RunFacts};
 use crate::failure::{CHECK, Failure};
 use crate::launch;
 use crate::machine::now;
+use crate::output_file::OutputFile;
 use crate::row::Row;
 use crate::settings::{Blocking, Destination, Settings};
 use crate::sizes::human;
 use crate::table;
 use accuracy::Accuracy;
-use prometheus::Textfile;
+use results::{Results, Shared, Tally, locked, write_when_interrupted};
+
+/// How long after another rank's end a signal that ended both may come.
+const SIGNALS_COME: Duration = Duration::from_millis(200);
 
 /// Everything that goes out.
 pub(crate) struct Report<'a> {
     settings: &'a Settings,
     facts: RunFacts,
-    /// Whether the table is printed; it is not where CSV takes its place.
     has_table: bool,
-    csv: Option<Box<dyn Write>>,
-    json: Option<File>,
-    prometheus: Option<Textfile>,
+    csv: Option<Csv>,
     bar: ProgressBar,
-    /// Kept for the files that are written at the end.
-    rows: Vec<Row>,
-    errors: Vec<String>,
-    refused: Vec<String>,
+    /// What is written to files at the end.
+    results: Shared,
     /// Of the collective that is being measured.
     here: Tally,
-    /// Of all.
-    total: Tally,
     /// How good the predictions were.
     accuracy: Accuracy,
 }
 
-/// What rows add up to.
-#[derive(Debug, Clone, Copy, Default)]
-struct Tally {
-    failed_checks: usize,
-    busbw_sum: f64,
-    halves: usize,
-}
-
-impl Tally {
-    fn add(&mut self, row: &Row) {
-        for (half, _) in row.halves() {
-            self.failed_checks += usize::from(half.wrong.is_some_and(|wrong| wrong > 0));
-            self.busbw_sum += half.busbw;
-            self.halves += 1;
-        }
-    }
-
-    fn mean_busbw(&self) -> f64 {
-        self.busbw_sum / self.halves.max(1) as f64
-    }
-
-    /// Whether the floor was reached; nine tenths of it are enough, as nccl-tests has it.
-    fn reached(&self, settings: &Settings) -> Option<bool> {
-        settings.least_busbw.map(|least| self.mean_busbw() >= least * 0.9)
-    }
+/// Where lines of CSV go as rows come.
+struct Csv {
+    to: Box<dyn Write>,
+    /// What the file is called; `None` for standard output.
+    file: Option<String>,
 }
 
 impl<'a> Report<'a> {
     /// Opens the files and says how many rows there will be.
     pub(crate) fn open(settings: &'a Settings, facts: RunFacts, row_count: usize) -> Result<Self, Failure> {
-        let has_table = settings.csv != Some(Destination::Stdout) && settings.cell.is_none() && !settings.markdown;
-        let mut report = Self {
-            settings,
-            facts,
-            has_table,
-            csv: None,
-            json: None,
-            prometheus: None,
-            bar: progress(row_count, settings.cycles),
-            rows: vec![],
-            errors: vec![],
-            refused: settings.refused.clone(),
-            here: Tally::default(),
-            total: Tally::default(),
-            accuracy: Accuracy::default(),
-        };
-        if let Some(path) = &settings.json {
-            let (file, path) = json::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
-            report.json = Some(file);
-            if has_table {
-                report.print(&format!("# Writing JSON output to {}\n", path.display()))?;
-            }
+        let has_table = has_table(settings);
+        let bar = progress(row_count, settings.cycles);
+        let results = Arc::new(Mutex::new(Results::new(settings, facts.clone())?));
+        if let Some(path) = &settings.trace {
+            OutputFile::new(path)?;
         }
-        for path in settings.plot.iter().chain(&settings.html) {
-            // Found out now rather than at the end.
-            File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
+        let csv = settings.csv.as_ref().map(Csv::open).transpose()?;
+        write_when_interrupted(&results, &bar).map_err(|error| Failure::io("waiting for signals", &error))?;
+        let mut report = Self { settings, facts, has_table, csv, bar, results, here: Tally::default(), accuracy: Accuracy::default() };
+        if let Some(path) = settings.json.as_ref().filter(|_| has_table) {
+            report.print(&format!("# Writing JSON output to {}\n", path.display()))?;
         }
-        if let Some(path) = &settings.prometheus {
-            let file = Textfile::open(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
-            report.prometheus = Some(file);
+        if !has_table && !settings.markdown {
+            // What takes the place of the table has no room for them.
+            report.facts.notes().iter().filter(|note| note.is_warning).for_each(|note| say(&format!("note: {}", note.text)));
         }
-        report.csv = match &settings.csv {
-            None => None,
-            Some(Destination::Stdout) => Some(Box::new(io::stdout())),
-            Some(Destination::File(path)) => {
-                Some(Box::new(File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?))
-            }
-        };
         let columns = if settings.cell.is_some() { csv::CELL_HEADER } else { csv::SWEEP_HEADER };
         report.write_csv(&csv::header(columns, settings.columns.predictions))?;
         Ok(report)
@@ -142,8 +102,9 @@ impl<'a> Report<'a> {
 
     /// Takes a row.
     pub(crate) fn row(&mut self, row: Row) -> Result<(), Failure> {
+        // First: what is printed is kept, whatever ends the run.
+        locked(&self.results).add(&row);
         self.here.add(&row);
-        self.total.add(&row);
         self.accuracy.add(&row);
         self.bar.inc(1);
         if self.settings.markdown {
@@ -157,24 +118,12 @@ impl<'a> Report<'a> {
         let predictions = self.settings.columns.predictions;
         let lines =
             if self.settings.cell.is_some() { csv::cell(&row, transport, predictions) } else { csv::sweep(&row, transport, predictions) };
-        self.write_csv(&lines)?;
-        if self.keeps_rows() {
-            self.rows.push(row);
-        }
-        Ok(())
-    }
-
-    /// Whether a file is written at the end that shows all rows.
-    fn keeps_rows(&self) -> bool {
-        let Settings { json, plot, html, prometheus, .. } = self.settings;
-        [json, plot, html, prometheus].iter().any(|file| file.is_some())
+        self.write_csv(&lines)
     }
 
     /// Remembers a combination that the library refused.
     pub(crate) fn refuse(&mut self, reason: String) {
-        if !self.refused.contains(&reason) {
-            self.refused.push(reason);
-        }
+        locked(&self.results).refuse(reason);
     }
 
     /// Prints what stands below the rows of a collective.
@@ -197,79 +146,41 @@ impl<'a> Report<'a> {
     }
 
     /// Writes the files and returns the exit code.
-    pub(crate) fn finish(mut self) -> Result<u8, Failure> {
+    pub(crate) fn finish(self) -> Result<u8, Failure> {
         self.bar.finish_and_clear();
-        if !self.refused.is_empty() {
+        let refused = locked(&self.results).refused().to_vec();
+        if !refused.is_empty() {
             let mut text = String::from("# Not run, since it cannot be:\n");
-            self.refused.iter().for_each(|refusal| text += &format!("#   {refusal}\n"));
+            refused.iter().for_each(|refusal| text += &format!("#   {refusal}\n"));
             if self.has_table { self.print(&text)? } else { say(text.trim_end()) }
         }
         if self.settings.columns.predictions {
             let text = self.accuracy.to_string();
             if self.has_table { self.print(&format!("# {text}\n"))? } else { say(&text) }
         }
-        self.write_files()?;
-        Ok(if self.is_bad() { CHECK } else { 0 })
-    }
-
-    /// Whether elements were wrong, or the bandwidth is below the floor.
-    fn is_bad(&self) -> bool {
-        self.total.failed_checks > 0 || self.total.reached(self.settings) == Some(false)
+        let written = locked(&self.results).write()?;
+        let csv = self.csv.as_ref().and_then(|csv| csv.file.clone());
+        written.iter().chain(&csv).try_for_each(|file| tell_written(self.settings, file))?;
+        Ok(if locked(&self.results).is_bad() { CHECK } else { 0 })
     }
 
     /// Writes what there is when a run ends early.
-    pub(crate) fn abandon(mut self, failure: &Failure) {
+    pub(crate) fn abandon(self, failure: &Failure) {
+        if failure.lost_a_peer {
+            // The signal that ended that rank may be on its way to this one, and is the better reason.
+            thread::sleep(SIGNALS_COME);
+        }
         self.bar.abandon();
-        self.errors.push(failure.message.clone());
-        if let Err(error) = self.write_files() {
-            say(&error.message);
+        match locked(&self.results).abandon(failure) {
+            Ok(written) => written.iter().for_each(|file| say(&format!("wrote what there was to {file}"))),
+            Err(error) => say(&error.message),
         }
-    }
-
-    fn write_files(&mut self) -> Result<(), Failure> {
-        let totals = json::Totals {
-            failed_checks: self.total.failed_checks,
-            mean_busbw: self.total.mean_busbw(),
-            reached: self.total.reached(self.settings),
-        };
-        if let Some(file) = &mut self.json {
-            let document = json::Document::new(self.settings, &self.facts, &self.facts.start_time, &self.rows, &totals, &self.errors);
-            document.write(file).map_err(|error| Failure::io("writing JSON", &error))?;
-        }
-        if let Some(file) = &self.prometheus {
-            let succeeded = self.errors.is_empty() && !self.is_bad();
-            let text = prometheus::text(self.settings, &self.facts, &self.rows, succeeded);
-            file.write(&text).map_err(|error| Failure::io("writing for Prometheus", &error))?;
-        }
-        if let Some(path) = &self.settings.plot {
-            let picture = plot::draw(&self.rows, &self.facts, self.facts.on.links(self.settings));
-            std::fs::write(path, picture).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
-        }
-        if let Some(path) = &self.settings.html {
-            std::fs::write(path, self.page(&totals)).map_err(|error| Failure::io(format!("writing {}", path.display()), &error))?;
-        }
-        Ok(())
-    }
-
-    fn page(&self, totals: &json::Totals) -> String {
-        let words = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
-        let page = html::Page {
-            facts: &self.facts,
-            transport: self.facts.on.links(self.settings),
-            rows: &self.rows,
-            totals,
-            errors: &self.errors,
-            refused: &self.refused,
-            command: &html::command(std::env::args_os().map(words)),
-            variables: &html::variables(std::env::vars_os().map(|(name, value)| (words(name), words(value)))),
-        };
-        page.document()
     }
 
     fn write_csv(&mut self, text: &str) -> Result<(), Failure> {
         let Some(csv) = &mut self.csv else { return Ok(()) };
-        let written = self.bar.suspend(|| csv.write_all(text.as_bytes()).and_then(|()| csv.flush()));
-        written.map_err(|error| unwritten("writing CSV", &error))
+        let written = self.bar.suspend(|| csv.to.write_all(text.as_bytes()).and_then(|()| csv.to.flush()));
+        written.map_err(|error| self.unwritten("writing CSV", &error))
     }
 
     /// Prints to standard output, above the progress bar.
@@ -278,8 +189,42 @@ impl<'a> Report<'a> {
             let mut out = io::stdout().lock();
             out.write_all(text.as_bytes()).and_then(|()| out.flush())
         });
-        written.map_err(|error| unwritten("writing to standard output", &error))
+        written.map_err(|error| self.unwritten("writing to standard output", &error))
     }
+
+    /// Why something was not written. Where nobody reads any more the results that are to be kept are written before this program ends.
+    fn unwritten(&self, doing: &str, error: &io::Error) -> Failure {
+        if error.kind() == io::ErrorKind::BrokenPipe
+            && let Err(failure) = locked(&self.results).interrupt("ended as nobody read its output any more")
+        {
+            say(&failure.message);
+        }
+        unwritten(doing, error)
+    }
+}
+
+impl Csv {
+    fn open(destination: &Destination) -> Result<Self, Failure> {
+        let Destination::File(path) = destination else { return Ok(Self { to: Box::new(io::stdout()), file: None }) };
+        let told = OutputFile::new(path)?.told();
+        let file = File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
+        Ok(Self { to: Box::new(file), file: Some(told) })
+    }
+}
+
+/// Says where results went: below the table, or on standard error where something else is printed.
+pub(crate) fn tell_written(settings: &Settings, file: &str) -> Result<(), Failure> {
+    let text = format!("wrote {file}");
+    if has_table(settings) {
+        return answer(&format!("# {text}\n"));
+    }
+    say(&text);
+    Ok(())
+}
+
+/// Whether the table is printed; it is not where CSV or Markdown takes its place.
+fn has_table(settings: &Settings) -> bool {
+    settings.csv != Some(Destination::Stdout) && settings.cell.is_none() && !settings.markdown
 }
 
 /// Writes a task's answer to standard output.
@@ -367,17 +312,11 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
     if settings.columns.predictions {
         *text += PREDICTIONS;
     }
-    if facts.is_encrypted {
-        let too = if facts.on.is_device() { ", NCCL's too" } else { "" };
-        *text += &format!("# Links between hosts are encrypted{too}\n");
+    for Note { text: note, is_warning } in facts.notes() {
+        *text += &format!("# {}{note}\n", if is_warning { "note: " } else { "" });
     }
-    if let Some(note) = facts.load_note() {
-        *text += &format!("# note: {note}\n");
-    }
-    match &facts.on {
-        On::Host { why: Some(why) } => *text += &format!("# On the host plane, since there is no device plane: {why}\n"),
-        On::Device { .. } if collective == Collective::Barrier => *text += "# A barrier is the host plane's, whatever the plane\n",
-        On::Host { why: None } | On::Device { .. } => {}
+    if facts.on.is_device() && collective == Collective::Barrier {
+        *text += "# A barrier is the host plane's, whatever the plane\n";
     }
 }
 
@@ -404,6 +343,7 @@ mod tests {
 
     use super::*;
     use crate::arguments::Arguments;
+    use crate::facts::On;
 
     #[test]
     fn the_heading_is_that_of_nccl_tests() {
@@ -461,11 +401,11 @@ mod tests {
         let settings =
             |line: &str| Settings::new(&Arguments::parse_from(line.split(' ')), &crate::environment::Environment::default()).unwrap();
         let mut facts = RunFacts { is_encrypted: true, ..RunFacts::example(2) };
-        facts.machine.load = crate::machine::Load::read("3.14 0 0 5/9 7", "cpu0 1\ncpu1 1\n");
+        facts.machine.load = Some(crate::machine::Load { busy: 1.4, cores: 2 });
         let text = heading(&settings("collperf broadcast --explain"), &facts, Collective::Broadcast);
         for line in [
             "Links between hosts are encrypted",
-            "note: 3.1 of 2 cores are busy: times will be too high",
+            "note: others keep 1.4 of 2 cores busy: times will be too high",
             "ratio: predicted over measured time",
         ] {
             assert!(text.contains(&format!("# {line}\n")), "{line:?} is not in\n{text}");
@@ -473,27 +413,6 @@ mod tests {
         let text = heading(&settings("collperf broadcast"), &RunFacts::example(2), Collective::Broadcast);
         assert!(!text.contains("encrypted") && !text.contains("note:") && !text.contains("ratio:"), "{text}");
         let text = markdown::heading(&settings("collperf broadcast --markdown"), &facts, Collective::Broadcast);
-        assert!(text.contains("\nNote: 3.1 of 2 cores are busy") && text.contains("encrypted"), "{text}");
-    }
-
-    #[test]
-    fn the_mean_is_over_all_rows_and_both_halves() {
-        let half = |busbw, wrong| Some(crate::row::Half { busbw, wrong, ..crate::row::Half::new(Collective::AllReduce, 2, 8, 1.0) });
-        let row = |out_of_place, in_place| Row {
-            collective: Collective::AllReduce,
-            op: None,
-            dtype: None,
-            root: None,
-            ranks: 2,
-            count: 2,
-            bytes: 8,
-            iterations: 1,
-            out_of_place,
-            in_place,
-        };
-        let mut tally = Tally::default();
-        tally.add(&row(half(1.0, Some(0)), half(2.0, Some(5))));
-        tally.add(&row(half(6.0, None), None));
-        assert_eq!((tally.mean_busbw(), tally.failed_checks), (3.0, 1));
+        assert!(text.contains("\nNote: others keep 1.4 of 2 cores busy") && text.contains("encrypted"), "{text}");
     }
 }

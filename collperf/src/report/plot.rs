@@ -1,52 +1,18 @@
-//! A picture of time and bus bandwidth over size, as SVG.
-//!
-//! Written by hand: two panels with logarithmic axes are little more than lines and words, and the ticks (powers of two
-//! across, decades up) come out as a reader of such figures wants them.
+//! Rows as lines of a picture.
 
 use std::fmt::Write as _;
 
-use super::axis::{Axis, Tick};
+pub(crate) use super::picture::{Figure, Point, Series};
+use super::picture::{Title, picture};
 use crate::facts::RunFacts;
 use crate::row::Row;
-
-const WIDTH: f64 = 1200.0;
-const PANEL_WIDTH: f64 = 490.0;
-const PANEL_HEIGHT: f64 = 380.0;
-const TITLE_HEIGHT: f64 = 72.0;
-const PANEL_TOP: f64 = 112.0;
-const PANEL_LEFT: [f64; 2] = [76.0, 676.0];
-const LEGEND_TOP: f64 = PANEL_TOP + PANEL_HEIGHT + 74.0;
-const LEGEND_LINE: f64 = 22.0;
-/// More series than this make a carpet; those beyond are left out, and the legend says so.
-const MOST_SERIES: usize = 30;
-/// Colours that stay apart also for the colour-blind, and on paper.
-const COLOURS: [&str; 10] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a4fa3", "#8c6d31", "#444444", "#b3003c"];
-
-/// One line in each panel.
-#[derive(Debug)]
-pub(crate) struct Series {
-    pub(crate) label: String,
-    /// Series of the same number have the same colour.
-    pub(crate) colour: usize,
-    pub(crate) dashed: bool,
-    pub(crate) points: Vec<Point>,
-}
-
-/// One size of a series.
-#[derive(Debug)]
-pub(crate) struct Point {
-    pub(crate) bytes: f64,
-    pub(crate) time_us: f64,
-    pub(crate) busbw: f64,
-}
-
-/// What of a point a panel shows.
-type Value = fn(&Point) -> f64;
+use crate::statistics::Spread;
 
 /// Draws the rows.
 pub(super) fn draw(rows: &[Row], facts: &RunFacts, transport: &str) -> String {
     let (heading, below) = title(rows, facts, transport);
-    picture(Some((&heading, &below)), &series(rows))
+    let warnings: Vec<String> = facts.notes().into_iter().filter(|note| note.is_warning).map(|note| note.text).collect();
+    picture(Some(&Title { heading: &heading, below: &below, warning: &warnings.join("; ") }), &series(rows))
 }
 
 /// Draws the rows without a title.
@@ -55,55 +21,73 @@ pub(super) fn draw_panels(rows: &[Row]) -> String {
 }
 
 /// Draws results of several runs beside each other.
-pub(crate) fn compared(heading: &str, below: &str, series: &[Series]) -> String {
-    picture(Some((heading, below)), series)
+pub(crate) fn compared(heading: &str, below: &str, warning: &str, series: &[Series]) -> String {
+    picture(Some(&Title { heading, below, warning }), series)
 }
 
-fn picture(title: Option<(&str, &str)>, series: &[Series]) -> String {
-    let left_out = series.len().saturating_sub(MOST_SERIES);
-    let series = &series[..series.len() - left_out];
-    let legend_lines = (series.len() + usize::from(left_out > 0)).div_ceil(legend_columns(series.len()));
-    let height = LEGEND_TOP + LEGEND_LINE * legend_lines as f64 + 12.0;
-    // Without a title the picture begins below it.
-    let top = if title.is_some() { 0.0 } else { TITLE_HEIGHT };
-    let height = height - top;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 {top} {WIDTH} {height}\" \
-         font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"16\" fill=\"#222\">\n\
-         <rect y=\"{top}\" width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    if let Some((heading, below)) = title {
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"38\" font-size=\"22\" font-weight=\"bold\">{}</text>", PANEL_LEFT[0], escaped(heading));
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" font-size=\"14\" fill=\"#555\">{}</text>", PANEL_LEFT[0], escaped(below));
-    }
-    let panels: [(&str, Value); 2] = [("time per call (µs)", |point| point.time_us), ("bus bandwidth (GB/s)", |point| point.busbw)];
-    for (left, (name, value)) in PANEL_LEFT.into_iter().zip(panels) {
-        panel(&mut svg, left, name, series, value);
-    }
-    legend(&mut svg, series, left_out);
-    svg + "</svg>\n"
-}
-
-/// The rows as lines: sizes that belong together, out of place and in place apart.
+/// The rows as lines: sizes that belong together. Out of place and in place have one colour. A size that was measured several times is one point,
+/// the median, with all that was measured around it.
 fn series(rows: &[Row]) -> Vec<Series> {
-    let mut all: Vec<Series> = Vec::new();
+    let mut lines: Vec<Line> = Vec::new();
+    let mut colours: Vec<String> = Vec::new();
     for row in rows.iter().filter(|row| row.bytes > 0) {
         for (half, in_place) in row.halves() {
-            let label = label(row, in_place);
-            let place = all.iter().position(|series| series.label == label).unwrap_or_else(|| {
-                all.push(Series { label, colour: all.len(), dashed: in_place, points: vec![] });
-                all.len() - 1
-            });
-            all[place].points.push(Point { bytes: row.bytes as f64, time_us: half.time_us, busbw: half.busbw });
+            let subject = subject(row);
+            let colour = place_of(&mut colours, |known| *known == subject, || subject.clone());
+            let group = row.collective.name();
+            let line = place_of(
+                &mut lines,
+                |line| (line.colour, line.in_place) == (colour, in_place),
+                || {
+                    let label = if in_place { format!("{subject}, in place") } else { subject.clone() };
+                    Line { label, group, colour, in_place, sizes: vec![] }
+                },
+            );
+            let sizes = &mut lines[line].sizes;
+            let size = place_of(sizes, |(bytes, ..)| *bytes == row.bytes, || (row.bytes, vec![], vec![]));
+            sizes[size].1.push(half.time_us);
+            sizes[size].2.push(half.busbw);
         }
     }
-    for series in &mut all {
-        series.points.sort_by(|a, b| a.bytes.total_cmp(&b.bytes));
-    }
-    all
+    lines.into_iter().map(Line::drawn).collect()
 }
 
-fn label(row: &Row, in_place: bool) -> String {
+/// What was measured of one line.
+struct Line {
+    label: String,
+    group: &'static str,
+    colour: usize,
+    in_place: bool,
+    /// Bytes, times and bandwidths.
+    sizes: Vec<(usize, Vec<f64>, Vec<f64>)>,
+}
+
+impl Line {
+    fn drawn(mut self) -> Series {
+        self.sizes.sort_by_key(|(bytes, ..)| *bytes);
+        let figure = |values: &[f64]| {
+            Spread::of(values).map_or(Figure::from(0.0), |spread| Figure { middle: spread.p50, least: spread.min, most: spread.max })
+        };
+        let point = |(bytes, times, busbws): &(usize, Vec<f64>, Vec<f64>)| Point {
+            bytes: *bytes as f64,
+            time_us: figure(times),
+            busbw: figure(busbws),
+        };
+        let points = self.sizes.iter().map(point).collect();
+        Series { label: self.label, group: self.group.to_owned(), colour: self.colour, dashed: self.in_place, points }
+    }
+}
+
+/// Where the one is that is meant; it is put behind the others where it is not there.
+fn place_of<T>(all: &mut Vec<T>, is_meant: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
+    all.iter().position(is_meant).unwrap_or_else(|| {
+        all.push(new());
+        all.len() - 1
+    })
+}
+
+/// What a row is about, but for its size and its buffers.
+fn subject(row: &Row) -> String {
     let mut label = row.collective.name().to_owned();
     if let Some(op) = row.op {
         let _ = write!(label, " {op}");
@@ -114,7 +98,7 @@ fn label(row: &Row, in_place: bool) -> String {
     if let Some(root) = row.root.filter(|root| *root != 0) {
         let _ = write!(label, ", root {root}");
     }
-    if in_place { label + ", in place" } else { label }
+    label
 }
 
 /// What was measured, and on what, in two lines.
@@ -131,9 +115,10 @@ pub(super) fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String,
     let hosts = plural(facts.hosts(), "host");
     let heading = format!("{what} over {ranks} on {hosts}");
     let machine = &facts.machine;
-    let cores = plural(machine.cores, "core");
+    let cores = machine.told_cores();
+    let encrypted = if facts.is_encrypted { ", encrypted" } else { "" };
     let below = format!(
-        "{}, {cores}, {} · {} plane, transport {transport} · collectives {} · {} UTC",
+        "{}, {cores}, {} · {} plane, transport {transport}{encrypted} · collectives {} · {} UTC",
         machine.processor,
         machine.kernel,
         facts.on.name(),
@@ -141,89 +126,6 @@ pub(super) fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String,
         facts.start_time
     );
     (heading, below)
-}
-
-fn panel(svg: &mut String, left: f64, name: &str, series: &[Series], value: Value) {
-    let (right, bottom) = (left + PANEL_WIDTH, PANEL_TOP + PANEL_HEIGHT);
-    let _ = writeln!(svg, "<text x=\"{left}\" y=\"{}\" font-size=\"17\" font-weight=\"bold\">{name}</text>", PANEL_TOP - 14.0);
-    let points = || series.iter().flat_map(|series| &series.points).filter(|point| value(point) > 0.0 && value(point).is_finite());
-    let (Some(across), Some(up)) =
-        (Axis::of(points().map(|point| point.bytes), left, right), Axis::of(points().map(value), bottom, PANEL_TOP))
-    else {
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"#777\">nothing above zero to show</text>",
-            left + PANEL_WIDTH / 2.0,
-            PANEL_TOP + PANEL_HEIGHT / 2.0
-        );
-        return;
-    };
-    for Tick { at, label } in across.sizes() {
-        let _ = writeln!(svg, "<path d=\"M{at:.1} {PANEL_TOP}V{bottom}\" stroke=\"#e4e4e4\"/>");
-        let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", bottom + 20.0);
-    }
-    for Tick { at, label } in up.decades() {
-        let shade = if label.is_empty() { "#f2f2f2" } else { "#dcdcdc" };
-        let _ = writeln!(svg, "<path d=\"M{left} {at:.1}H{right}\" stroke=\"{shade}\"/>");
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", left - 8.0, at + 5.5);
-    }
-    let _ = writeln!(
-        svg,
-        "<rect x=\"{left}\" y=\"{PANEL_TOP}\" width=\"{PANEL_WIDTH}\" height=\"{PANEL_HEIGHT}\" fill=\"none\" stroke=\"#888\"/>"
-    );
-    let _ =
-        writeln!(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"#555\">size</text>", left + PANEL_WIDTH / 2.0, bottom + 42.0);
-    for series in series {
-        let places: Vec<_> = series
-            .points
-            .iter()
-            .filter(|point| value(point) > 0.0 && value(point).is_finite())
-            .map(|point| (across.place(point.bytes), up.place(value(point))))
-            .collect();
-        line(svg, series, &places);
-    }
-}
-
-/// One series: a line through its points.
-fn line(svg: &mut String, series: &Series, places: &[(f64, f64)]) {
-    let colour = COLOURS[series.colour % COLOURS.len()];
-    let points: Vec<_> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let _ = writeln!(
-        svg,
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{}/>",
-        points.join(" "),
-        dashes(series.dashed)
-    );
-    let fill = if series.dashed { "white" } else { colour };
-    for (x, y) in places {
-        let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.2\" fill=\"{fill}\" stroke=\"{colour}\" stroke-width=\"1.5\"/>");
-    }
-}
-
-fn dashes(dashed: bool) -> &'static str {
-    if dashed { " stroke-dasharray=\"7 4\"" } else { "" }
-}
-
-/// Three columns, but two where that leaves no line half empty.
-fn legend_columns(series: usize) -> usize {
-    if matches!(series, 2 | 4) { 2 } else { 3 }
-}
-
-fn legend(svg: &mut String, series: &[Series], left_out: usize) {
-    let columns = legend_columns(series.len());
-    let spot = |number: usize| {
-        let (column, line) = (number % columns, number / columns);
-        (PANEL_LEFT[0] + column as f64 * 1095.0 / columns as f64, LEGEND_TOP + line as f64 * LEGEND_LINE)
-    };
-    for (number, series) in series.iter().enumerate() {
-        let (x, y) = spot(number);
-        line(svg, series, &[(x, y - 4.5), (x + 34.0, y - 4.5)]);
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"{y}\" font-size=\"15\">{}</text>", x + 46.0, escaped(&series.label));
-    }
-    if left_out > 0 {
-        let (x, y) = spot(series.len());
-        let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"#777\">and {left_out} more that are not drawn</text>");
-    }
 }
 
 /// Text as XML has it.
@@ -279,6 +181,55 @@ mod tests {
         assert_eq!(count(&alone, "nothing above zero"), 2);
         let many: Vec<Row> =
             DType::ALL.into_iter().flat_map(|dtype| [Collective::AllReduce, Collective::Reduce].map(|c| row(c, dtype, 8, 1.0))).collect();
-        assert!(draw(&many, &RunFacts::example(2), "tcp").contains("and 30 more that are not drawn"));
+        let svg = draw(&many, &RunFacts::example(2), "tcp");
+        assert_eq!(
+            (count(&svg, "and 10 more that are not drawn"), count(&svg, "all_reduce: time"), count(&svg, "reduce: time")),
+            (2, 1, 2)
+        );
+    }
+
+    #[test]
+    fn no_two_lines_of_a_panel_look_alike() {
+        let rows: Vec<Row> = Collective::ALL.into_iter().map(|collective| row(collective, DType::F32, 8, 1.0)).collect();
+        for rows in [&rows[..3], &rows[..10], &rows[..]] {
+            let svg = draw(rows, &RunFacts::example(2), "shm");
+            // A line is drawn in both panels, and in the legend, with its colour and dashes.
+            for panel in svg.split("<rect ").skip(2) {
+                let panel = panel.split("font-weight=\"bold\"").next().unwrap();
+                let lines = panel.lines().filter(|line| line.starts_with("<polyline")).map(|line| line.split_once("stroke=").unwrap().1);
+                let drawn: Vec<&str> = lines.collect();
+                let mut kinds = drawn.clone();
+                kinds.sort_unstable();
+                kinds.dedup();
+                // The last panel of a pair has the legend behind it.
+                assert!(drawn.len() == kinds.len() || drawn.len() == 2 * kinds.len(), "{drawn:?}");
+            }
+        }
+        // Out of place and in place are one colour.
+        assert_eq!(
+            series(&rows[..3]).iter().map(|line| (line.colour, line.dashed)).collect::<Vec<_>>(),
+            [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)]
+        );
+    }
+
+    #[test]
+    fn what_was_measured_several_times_is_one_line_in_a_band() {
+        let cycle = |slower: f64| [8, 64, 512].map(|bytes| row(Collective::AllReduce, DType::F32, bytes, slower * bytes as f64));
+        let rows: Vec<Row> = [1.0, 3.0, 2.0].into_iter().flat_map(cycle).collect();
+        let line = &series(&rows)[0];
+        let figures: Vec<_> =
+            line.points.iter().map(|point| (point.bytes, point.time_us.least, point.time_us.middle, point.time_us.most)).collect();
+        assert_eq!(figures, [(8.0, 8.0, 16.0, 24.0), (64.0, 64.0, 128.0, 192.0), (512.0, 512.0, 1024.0, 1536.0)]);
+        let svg = draw(&rows, &RunFacts::example(2), "shm");
+        assert_eq!((count(&svg, "<polygon"), count(&svg, "<polyline")), (4, 6));
+        assert_eq!(count(&draw(&rows[..3], &RunFacts::example(2), "shm"), "<polygon"), 0);
+    }
+
+    #[test]
+    fn a_busy_machine_is_told_in_the_picture() {
+        let mut facts = RunFacts::example(2);
+        assert!(!draw(&[], &facts, "shm").contains("busy"));
+        facts.machine.load = Some(crate::machine::Load { busy: 1.4, cores: 2 });
+        assert!(draw(&[], &facts, "shm").contains("text-anchor=\"end\">others keep 1.4 of 2 cores busy: times will be too high</text>"));
     }
 }

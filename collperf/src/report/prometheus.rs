@@ -2,44 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::facts::RunFacts;
 use crate::row::{Half, Row};
 use crate::settings::Settings;
-
-/// A file that is there in whole or as it was before: it is written beside, and then renamed.
-#[derive(Debug)]
-pub(super) struct Textfile {
-    path: PathBuf,
-    beside: PathBuf,
-}
-
-impl Textfile {
-    /// Finds out now whether it can be written, rather than at the end.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let mut name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
-        // The collector leaves files alone that do not end in .prom.
-        name.push(format!(".{}.part", std::process::id()));
-        let beside = path.with_file_name(name);
-        std::fs::write(&beside, "")?;
-        Ok(Self { path: path.to_owned(), beside })
-    }
-
-    pub(super) fn write(&self, text: &str) -> io::Result<()> {
-        std::fs::write(&self.beside, text)?;
-        std::fs::rename(&self.beside, &self.path)
-    }
-}
-
-impl Drop for Textfile {
-    fn drop(&mut self) {
-        // There only where nothing was written.
-        let _ = std::fs::remove_file(&self.beside);
-    }
-}
 
 /// What a figure is called, what it is, and how it is had.
 type Metric = (&'static str, &'static str, fn(&Half) -> Option<f64>);
@@ -67,11 +34,14 @@ pub(super) fn text(settings: &Settings, facts: &RunFacts, rows: &[Row], succeede
         text.extend(series.iter().map(|(labels, value)| format!("collperf_{name}{{{labels}}} {value}\n")));
     }
     let ended = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let busy = facts.machine.load.map(|load| load.busy);
     for (name, what, value) in [
-        ("ranks", "Ranks of the run", facts.ranks.len() as u64),
-        ("success", "Whether the run came to its end and every check was right", u64::from(succeeded)),
-        ("end_timestamp_seconds", "When the run ended", ended),
+        ("ranks", "Ranks of the run", Some(facts.ranks.len() as f64)),
+        ("busy_cores", "Cores of rank 0's host that others kept busy before the run", busy),
+        ("success", "Whether the run came to its end and every check was right", Some(f64::from(u8::from(succeeded)))),
+        ("end_timestamp_seconds", "When the run ended", Some(ended as f64)),
     ] {
+        let Some(value) = value else { continue };
         let _ = writeln!(text, "# HELP collperf_{name} {what}\n# TYPE collperf_{name} gauge\ncollperf_{name} {value}");
     }
     text

@@ -55,12 +55,14 @@ struct Session<'a, P> {
 /// Runs this rank and returns its exit code. A rank other than 0 leaves it to rank 0 to say that something was wrong. `number` is what the
 /// rank's group goes by, where ranks are divided into groups.
 pub(crate) fn run(world: &Communicator, number: usize, settings: &Settings) -> Result<u8, Failure> {
+    // Before a core of their own is all that ranks see.
+    let machine = Machine::here();
     if settings.pin {
         pin(world.local_rank()).map_err(|error| Failure::io("binding this rank to a core", &error))?;
     }
     let color = settings.subset.map(|subset| subset.color(number));
     let group = color.map(|color| world.split(Some(color), 0)).transpose()?.flatten();
-    let ranks = Ranks { world, comm: group.as_ref().unwrap_or(world), color: color.unwrap_or(0) };
+    let ranks = Ranks { world, comm: group.as_ref().unwrap_or(world), color: color.unwrap_or(0), machine: &machine };
     ranks.check(settings)?;
     #[cfg(feature = "cuda")]
     if let Some(device) = world.device() {
@@ -74,6 +76,7 @@ struct Ranks<'a> {
     world: &'a Communicator,
     comm: &'a Communicator,
     color: u32,
+    machine: &'a Machine,
 }
 
 impl Ranks<'_> {
@@ -93,7 +96,7 @@ impl Ranks<'_> {
     /// The same with another communicator for the calls.
     #[cfg(feature = "cuda")]
     fn with<'b>(&'b self, comm: &'b Communicator) -> Ranks<'b> {
-        Ranks { world: self.world, comm, color: self.color }
+        Ranks { world: self.world, comm, color: self.color, machine: self.machine }
     }
 }
 
@@ -301,7 +304,7 @@ const NAME_BYTES: usize = 128;
 
 /// Who takes part. Every rank tells its processor and, in `gpu`, its device; the rest is known.
 fn facts(ranks: &Ranks<'_>, gpu: &str) -> Result<RunFacts, Failure> {
-    let machine = Machine::here();
+    let machine = ranks.machine.clone();
     let all = share(ranks.world, &[name(&machine.processor), name(gpu)].concat())?;
     let groups = share(ranks.world, &[ranks.color])?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();

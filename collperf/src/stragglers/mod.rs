@@ -1,6 +1,7 @@
 //! Which rank the others wait for.
 
 mod blame;
+mod waits;
 mod work;
 
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use crate::failure::{CHECK, Failure};
 use crate::job;
 use crate::report::answer;
 use blame::Blame;
+use waits::{Round, Waited, Waits};
 use work::Work;
 
 /// Names the rank that others wait for.
@@ -20,7 +22,10 @@ use work::Work;
 /// longer than its second-last rank is the last one's doing. Clocks of hosts need not agree: each rank times its own work alone. A rank
 /// whose links are slow is found by collperf pairs.
 ///
-/// Exit code 7 where --threshold is given and a rank is named.
+/// A rank is named if it costs the others --threshold of the time, and does so in most stretches of the run, so that chance does not explain
+/// it. Time in which a rank waited for a core that something else had is not its own: that is said of hosts.
+///
+/// Exit code 7 where --threshold is given and a rank or host is named.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf stragglers", bin_name = "collperf stragglers", max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
@@ -49,39 +54,49 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         if comm.world_size() < 2 {
             return Err(Failure::usage("stragglers: one rank waits for nobody; start more, with -g or a launcher"));
         }
-        let times = rounds(comm, arguments)?;
+        let notes = job::busy_hosts(comm)?;
+        let all = rounds(comm, arguments)?;
         if comm.rank() != 0 {
             return Ok(0);
         }
-        let threshold = arguments.threshold.unwrap_or(DEFAULT_THRESHOLD);
+        let threshold = f64::from(arguments.threshold.unwrap_or(DEFAULT_THRESHOLD)) / 100.0;
         let names = comm.peers().iter().map(|peer| format!("{}, pid {}", peer.host, peer.pid)).collect();
-        let blame = Blame::new(names, &times, f64::from(threshold) / 100.0);
-        answer(&blame.to_string())?;
-        Ok(if arguments.threshold.is_some() && blame.straggler().is_some() { CHECK } else { 0 })
+        let own: Vec<Vec<f64>> = all.iter().map(|rank| rank.iter().map(Round::own).collect()).collect();
+        let blame = Blame::new(names, &own, threshold);
+        let hosts: Vec<String> = comm.peers().iter().map(|peer| peer.host.clone()).collect();
+        let waits = Waits::new(&hosts, &all, threshold);
+        answer(&format!("{notes}{blame}{waits}"))?;
+        let is_named = blame.straggler().is_some() || waits.straggler().is_some();
+        Ok(if arguments.threshold.is_some() && is_named { CHECK } else { 0 })
     })
 }
 
-/// The microseconds of every rank's work in each round, one rank after the other.
-fn rounds(comm: &Communicator, arguments: &Arguments) -> Result<Vec<Vec<f64>>, Failure> {
+/// The rounds of every rank, one rank after the other.
+fn rounds(comm: &Communicator, arguments: &Arguments) -> Result<Vec<Vec<Round>>, Failure> {
     let mut work = Work::new();
+    let waited = Waited::new();
     // All do as much as rank 0 takes so long for.
     let mut units = [work.units_in(Duration::from_micros(arguments.work_us.into()))];
     comm.broadcast(&mut units[..], 0)?;
-    let round = |work: &mut Work| -> Result<f64, Failure> {
+    let round = |work: &mut Work| -> Result<Round, Failure> {
         comm.barrier()?;
+        let before = waited.so_far();
         let began = Instant::now();
         work.perform(units[0]);
-        Ok(began.elapsed().as_secs_f64() * 1e6)
+        let took = began.elapsed().as_secs_f64() * 1e6;
+        Ok(Round { took, waited: (waited.so_far() - before).clamp(0.0, took) })
     };
     let began = Instant::now();
     (0..LEAST_ROUNDS).try_for_each(|_| round(&mut work).map(drop))?;
     let per_round = began.elapsed().as_secs_f64() / LEAST_ROUNDS as f64;
     let mut count = [(arguments.seconds / per_round.max(1e-6)).clamp(LEAST_ROUNDS as f64, MOST_ROUNDS) as u64];
     comm.broadcast(&mut count[..], 0)?;
-    let mine = (0..count[0]).map(|_| round(&mut work)).collect::<Result<Vec<f64>, Failure>>()?;
+    let mine = (0..count[0]).map(|_| round(&mut work)).collect::<Result<Vec<Round>, Failure>>()?;
+    let mine: Vec<f64> = mine.iter().flat_map(|round| [round.took, round.waited]).collect();
     let mut all = vec![0.0; mine.len() * comm.world_size()];
     comm.all_gather_into(&mine[..], &mut all[..])?;
-    Ok(all.chunks_exact(mine.len()).map(<[f64]>::to_vec).collect())
+    let round = |pair: &[f64]| Round { took: pair[0], waited: pair[1] };
+    Ok(all.chunks_exact(mine.len()).map(|rank| rank.chunks_exact(2).map(round).collect()).collect())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

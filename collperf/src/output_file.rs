@@ -1,0 +1,155 @@
+//! A file of results, which is there in whole or as it was before.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// A file that will be written in one piece. One that is there is replaced then, and not before.
+#[derive(Debug)]
+pub(crate) struct OutputFile {
+    /// As its user wrote it.
+    path: PathBuf,
+    /// Where it lies, whatever links lead there.
+    target: PathBuf,
+    found: Found,
+}
+
+/// What was there before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// A file, which is replaced.
+    Older,
+    /// A pipe or a device, which is written to.
+    Special,
+}
+
+impl OutputFile {
+    /// Finds out now whether it can be written, rather than after all has been measured; leaves no trace of that.
+    pub(crate) fn new(path: &Path) -> Result<Self, Failure> {
+        Self::look(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))
+    }
+
+    fn look(path: &Path) -> io::Result<Self> {
+        // What a link leads to is replaced, not the link.
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let found = match fs::metadata(&target) {
+            Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(there) if there.is_file() => OpenOptions::new().write(true).open(&target).map(|_| Found::Older)?,
+            Ok(_) => Found::Special,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
+            Err(error) => return Err(error),
+        };
+        let file = Self { path: path.to_owned(), target, found };
+        if found == Found::Nothing {
+            let beside = file.beside()?;
+            File::create_new(&beside)?;
+            fs::remove_file(&beside)?;
+        }
+        Ok(file)
+    }
+
+    /// Where the text lies until it is whole: in the same folder, under a name that ends otherwise, which collectors of such files pass over.
+    fn beside(&self) -> io::Result<PathBuf> {
+        let mut name = self.target.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+        name.push(format!(".{}.part", std::process::id()));
+        let beside = self.target.with_file_name(name);
+        // Of a process that had this number and was killed.
+        let _ = fs::remove_file(&beside);
+        Ok(beside)
+    }
+
+    /// Writes it.
+    pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
+        self.put(text).map_err(|error| Failure::io(format!("writing {}", self.path.display()), &error))
+    }
+
+    fn put(&self, text: &str) -> io::Result<()> {
+        if self.found == Found::Special {
+            return fs::write(&self.target, text);
+        }
+        use io::ErrorKind::{CrossesDevices, PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
+        match self.replace(text) {
+            // Its folder takes no other, or it is mounted there by itself, as into a container.
+            Err(error)
+                if self.found == Found::Older
+                    && matches!(error.kind(), CrossesDevices | PermissionDenied | ReadOnlyFilesystem | ResourceBusy) =>
+            {
+                fs::write(&self.target, text)
+            }
+            result => result,
+        }
+    }
+
+    fn replace(&self, text: &str) -> io::Result<()> {
+        let beside = self.beside()?;
+        let written = File::create_new(&beside).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            if let Ok(older) = fs::metadata(&self.target) {
+                file.set_permissions(older.permissions())?;
+            }
+            fs::rename(&beside, &self.target)
+        });
+        written.inspect_err(|_| drop(fs::remove_file(&beside)))
+    }
+
+    /// Its name, and whether another was there.
+    pub(crate) fn told(&self) -> String {
+        let older = if self.found == Found::Older { ", in the place of an older one" } else { "" };
+        format!("{}{older}", self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_as_it_was_until_all_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.json");
+        let first = OutputFile::new(&path).unwrap();
+        assert!(names(folder.path()).is_empty(), "looking leaves nothing behind");
+        first.write("old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let second = OutputFile::new(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        second.write("new").unwrap();
+        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names(folder.path())), ("new", vec!["r.json".to_owned()]));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(first.told(), path.display().to_string());
+        assert_eq!(second.told(), format!("{}, in the place of an older one", path.display()));
+    }
+
+    #[test]
+    fn links_stay_links_and_devices_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, link] = ["r.json", "link.json"].map(|name| folder.path().join(name));
+        fs::write(&path, "old").unwrap();
+        symlink(&path, &link).unwrap();
+        OutputFile::new(&link).unwrap().write("new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && fs::read_to_string(&path).unwrap() == "new");
+        OutputFile::new(Path::new("/dev/null")).unwrap().write("gone").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_found_out_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in ["absent/r.json", ".", "..", "/", "/proc/r.json"] {
+            let failure = OutputFile::new(&folder.path().join(path)).unwrap_err();
+            assert!(failure.message.starts_with("creating ") && failure.message.contains(path), "{}", failure.message);
+        }
+        assert!(names(folder.path()).is_empty());
+    }
+}

@@ -1,0 +1,288 @@
+//! Lines over size, as SVG: time and bus bandwidth beside each other.
+//!
+//! Written by hand: panels with logarithmic axes are little more than lines and words, and the ticks (powers of two
+//! across, decades up) come out as a reader of such figures wants them.
+
+use std::fmt::Write as _;
+
+use super::axis::{Axis, Tick};
+use super::plot::escaped;
+
+const WIDTH: f64 = 1200.0;
+const PANEL_WIDTH: f64 = 490.0;
+/// Of the only pair of panels, and of each of several pairs.
+const PANEL_HEIGHT: f64 = 380.0;
+const SMALL_HEIGHT: f64 = 200.0;
+const TITLE_HEIGHT: f64 = 72.0;
+const FIRST_PANEL: f64 = 112.0;
+const PANEL_LEFT: [f64; 2] = [76.0, 676.0];
+/// From the bottom of a pair of panels to its legend, and from there, with its lines, to the next pair's top.
+const TO_LEGEND: f64 = 74.0;
+const TO_NEXT: f64 = 44.0;
+const LEGEND_LINE: f64 = 22.0;
+/// More series than this make a carpet; those beyond are left out, and the legend says so.
+const MOST_SERIES: usize = 30;
+/// Colours that stay apart also for the colour-blind, and on paper. No two lines of a pair of panels have the same.
+const COLOURS: [&str; 10] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a4fa3", "#8c6d31", "#444444", "#b3003c"];
+/// That of what a reader must not miss.
+const WARNING: &str = "#b3003c";
+
+/// One line in each panel.
+#[derive(Debug, Clone)]
+pub(crate) struct Series {
+    pub(crate) label: String,
+    /// Series of one group are drawn together where there are too many for one pair of panels.
+    pub(crate) group: String,
+    /// Series of the same number have the same colour.
+    pub(crate) colour: usize,
+    pub(crate) dashed: bool,
+    pub(crate) points: Vec<Point>,
+}
+
+/// One size of a series.
+#[derive(Debug, Clone)]
+pub(crate) struct Point {
+    pub(crate) bytes: f64,
+    pub(crate) time_us: Figure,
+    pub(crate) busbw: Figure,
+}
+
+/// What was measured once, or several times.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Figure {
+    pub(crate) middle: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl From<f64> for Figure {
+    fn from(value: f64) -> Self {
+        Self { middle: value, least: value, most: value }
+    }
+}
+
+impl Figure {
+    /// Whether it has a place on a logarithmic axis.
+    fn is_shown(&self) -> bool {
+        [self.least, self.middle, self.most].iter().all(|value| *value > 0.0 && value.is_finite())
+    }
+}
+
+/// What stands above a picture.
+pub(super) struct Title<'a> {
+    pub(super) heading: &'a str,
+    pub(super) below: &'a str,
+    /// What takes from the worth of the figures; may be empty.
+    pub(super) warning: &'a str,
+}
+
+/// What of a point a panel shows.
+type Value = fn(&Point) -> Figure;
+
+const VALUES: [(&str, Value); 2] = [("time per call (µs)", |point| point.time_us), ("bus bandwidth (GB/s)", |point| point.busbw)];
+
+/// A pair of panels.
+struct Block<'a> {
+    /// What stands before the names of the panels.
+    name: String,
+    series: Vec<&'a Series>,
+    /// For each of them.
+    colours: Vec<usize>,
+    left_out: usize,
+    top: f64,
+    height: f64,
+}
+
+impl Block<'_> {
+    fn bottom(&self) -> f64 {
+        self.top + self.height
+    }
+
+    fn legend_top(&self) -> f64 {
+        self.bottom() + TO_LEGEND
+    }
+
+    /// Three columns, but two where that leaves no line half empty.
+    fn legend_columns(&self) -> usize {
+        if matches!(self.series.len(), 2 | 4) { 2 } else { 3 }
+    }
+
+    fn legend_height(&self) -> f64 {
+        let entries = self.series.len() + usize::from(self.left_out > 0);
+        LEGEND_LINE * entries.div_ceil(self.legend_columns()) as f64
+    }
+}
+
+/// One pair of panels, or one for each group where there are more lines than colours.
+pub(super) fn picture(title: Option<&Title<'_>>, series: &[Series]) -> String {
+    let blocks = blocks(series);
+    let end = blocks.last().map_or(0.0, |block| block.legend_top() + block.legend_height() + 12.0);
+    // Without a title the picture begins below it.
+    let top = if title.is_some() { 0.0 } else { TITLE_HEIGHT };
+    let height = end - top;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 {top} {WIDTH} {height}\" \
+         font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"16\" fill=\"#222\">\n\
+         <rect y=\"{top}\" width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    );
+    if let Some(title) = title {
+        write_title(&mut svg, title);
+    }
+    for block in &blocks {
+        for (left, (name, value)) in PANEL_LEFT.into_iter().zip(VALUES) {
+            // All pairs have the same axes, so that they can be held against each other.
+            let shown = || blocks.iter().flat_map(|block| &block.series);
+            panel(&mut svg, block, left, name, value, shown);
+        }
+        legend(&mut svg, block);
+    }
+    svg + "</svg>\n"
+}
+
+fn write_title(svg: &mut String, title: &Title<'_>) {
+    let [heading, below, warning] = [title.heading, title.below, title.warning].map(escaped);
+    let _ = writeln!(svg, "<text x=\"{}\" y=\"38\" font-size=\"22\" font-weight=\"bold\">{heading}</text>", PANEL_LEFT[0]);
+    let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" font-size=\"14\" fill=\"#555\">{below}</text>", PANEL_LEFT[0]);
+    if !warning.is_empty() {
+        let right = PANEL_LEFT[1] + PANEL_WIDTH;
+        let _ = writeln!(
+            svg,
+            "<text x=\"{right}\" y=\"38\" font-size=\"15\" font-weight=\"bold\" fill=\"{WARNING}\" text-anchor=\"end\">{warning}</text>"
+        );
+    }
+}
+
+fn blocks(series: &[Series]) -> Vec<Block<'_>> {
+    let colours = series.iter().map(|series| series.colour + 1).max().unwrap_or(0);
+    if colours <= COLOURS.len() {
+        let drawn: Vec<&Series> = series.iter().take(MOST_SERIES).collect();
+        let (colours, left_out) = (drawn.iter().map(|series| series.colour).collect(), series.len() - drawn.len());
+        return vec![Block { name: String::new(), series: drawn, colours, left_out, top: FIRST_PANEL, height: PANEL_HEIGHT }];
+    }
+    let mut groups: Vec<&str> = Vec::new();
+    series.iter().for_each(|series| {
+        if !groups.contains(&&*series.group) {
+            groups.push(&series.group)
+        }
+    });
+    let mut top = FIRST_PANEL;
+    let mut blocks = Vec::new();
+    for group in groups {
+        let block = of_group(series, group, top);
+        top = block.legend_top() + block.legend_height() + TO_NEXT;
+        blocks.push(block);
+    }
+    blocks
+}
+
+/// The pair of panels of a group, in which colours are counted anew.
+fn of_group<'a>(series: &'a [Series], group: &str, top: f64) -> Block<'a> {
+    let mut known: Vec<usize> = Vec::new();
+    let mut block = Block { name: format!("{group}: "), series: vec![], colours: vec![], left_out: 0, top, height: SMALL_HEIGHT };
+    for series in series.iter().filter(|series| series.group == group) {
+        if !known.contains(&series.colour) {
+            known.push(series.colour);
+        }
+        match known.iter().position(|colour| *colour == series.colour) {
+            Some(colour) if colour < COLOURS.len() && block.series.len() < MOST_SERIES => {
+                block.series.push(series);
+                block.colours.push(colour);
+            }
+            _ => block.left_out += 1,
+        }
+    }
+    block
+}
+
+fn panel<'a, S: Iterator<Item = &'a &'a Series>>(
+    svg: &mut String,
+    block: &Block<'_>,
+    left: f64,
+    name: &str,
+    value: Value,
+    shown: impl Fn() -> S,
+) {
+    let (top, right, bottom) = (block.top, left + PANEL_WIDTH, block.bottom());
+    let name = escaped(&format!("{}{name}", block.name));
+    let _ = writeln!(svg, "<text x=\"{left}\" y=\"{}\" font-size=\"17\" font-weight=\"bold\">{name}</text>", top - 14.0);
+    let points = || shown().flat_map(|series| &series.points).filter(|point| value(point).is_shown());
+    let ends = |point: &Point| [value(point).least, value(point).most];
+    let (Some(across), Some(up)) =
+        (Axis::of(points().map(|point| point.bytes), left, right), Axis::of(points().flat_map(ends), bottom, top))
+    else {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"#777\">nothing above zero to show</text>",
+            left + PANEL_WIDTH / 2.0,
+            top + block.height / 2.0
+        );
+        return;
+    };
+    grid(svg, block, left, &across, &up);
+    for (series, colour) in block.series.iter().zip(&block.colours) {
+        let figures: Vec<_> =
+            series.points.iter().map(|point| (point.bytes, value(point))).filter(|(_, figure)| figure.is_shown()).collect();
+        let at =
+            |of: fn(&Figure) -> f64| figures.iter().map(|(bytes, figure)| (across.place(*bytes), up.place(of(figure)))).collect::<Vec<_>>();
+        if figures.iter().any(|(_, figure)| figure.least < figure.most) {
+            band(svg, *colour, &at(|figure| figure.least), &at(|figure| figure.most));
+        }
+        line(svg, *colour, series.dashed, &at(|figure| figure.middle));
+    }
+}
+
+/// The frame of a panel, its ticks and their words.
+fn grid(svg: &mut String, block: &Block<'_>, left: f64, across: &Axis, up: &Axis) {
+    let (top, height, right, bottom) = (block.top, block.height, left + PANEL_WIDTH, block.bottom());
+    for Tick { at, label } in across.sizes() {
+        let _ = writeln!(svg, "<path d=\"M{at:.1} {top}V{bottom}\" stroke=\"#e4e4e4\"/>");
+        let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", bottom + 20.0);
+    }
+    for Tick { at, label } in up.decades() {
+        let shade = if label.is_empty() { "#f2f2f2" } else { "#dcdcdc" };
+        let _ = writeln!(svg, "<path d=\"M{left} {at:.1}H{right}\" stroke=\"{shade}\"/>");
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", left - 8.0, at + 5.5);
+    }
+    let _ = writeln!(svg, "<rect x=\"{left}\" y=\"{top}\" width=\"{PANEL_WIDTH}\" height=\"{height}\" fill=\"none\" stroke=\"#888\"/>");
+    let _ =
+        writeln!(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"#555\">size</text>", left + PANEL_WIDTH / 2.0, bottom + 42.0);
+}
+
+/// All that was measured around a line.
+fn band(svg: &mut String, colour: usize, least: &[(f64, f64)], most: &[(f64, f64)]) {
+    let points: Vec<_> = most.iter().chain(least.iter().rev()).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    let _ = writeln!(svg, "<polygon points=\"{}\" fill=\"{}\" fill-opacity=\"0.15\"/>", points.join(" "), COLOURS[colour % COLOURS.len()]);
+}
+
+/// One series: a line through its points.
+fn line(svg: &mut String, colour: usize, dashed: bool, places: &[(f64, f64)]) {
+    let colour = COLOURS[colour % COLOURS.len()];
+    let points: Vec<_> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    let _ =
+        writeln!(svg, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{}/>", points.join(" "), dashes(dashed));
+    let fill = if dashed { "white" } else { colour };
+    for (x, y) in places {
+        let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.2\" fill=\"{fill}\" stroke=\"{colour}\" stroke-width=\"1.5\"/>");
+    }
+}
+
+fn dashes(dashed: bool) -> &'static str {
+    if dashed { " stroke-dasharray=\"7 4\"" } else { "" }
+}
+
+fn legend(svg: &mut String, block: &Block<'_>) {
+    let columns = block.legend_columns();
+    let spot = |number: usize| {
+        let (column, line) = (number % columns, number / columns);
+        (PANEL_LEFT[0] + column as f64 * 1095.0 / columns as f64, block.legend_top() + line as f64 * LEGEND_LINE)
+    };
+    for (number, (series, colour)) in block.series.iter().zip(&block.colours).enumerate() {
+        let (x, y) = spot(number);
+        line(svg, *colour, series.dashed, &[(x, y - 4.5), (x + 34.0, y - 4.5)]);
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"{y}\" font-size=\"15\">{}</text>", x + 46.0, escaped(&series.label));
+    }
+    if block.left_out > 0 {
+        let (x, y) = spot(block.series.len());
+        let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"#777\">and {} more that are not drawn</text>", block.left_out);
+    }
+}

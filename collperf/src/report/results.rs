@@ -1,0 +1,218 @@
+//! What a run has brought so far, and the files of it that are written in one piece: at the end, or when the run ends early.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use indicatif::ProgressBar;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::{emulate_default_handler, signal_name};
+
+use super::{html, json, plot, prometheus, say};
+use crate::facts::RunFacts;
+use crate::failure::Failure;
+use crate::launch;
+use crate::output_file::OutputFile;
+use crate::row::Row;
+use crate::settings::Settings;
+
+/// The rows, and where they go.
+pub(super) struct Results {
+    settings: Settings,
+    facts: RunFacts,
+    files: Vec<(Form, OutputFile)>,
+    rows: Vec<Row>,
+    /// Of all rows.
+    pub(super) total: Tally,
+    errors: Vec<String>,
+    refused: Vec<String>,
+    is_written: bool,
+}
+
+/// What the figures of single calls in a page are of. Those of a row are from other calls than its time, as in nccl-tests.
+const OF_CALLS: &str = "time, algbw and busbw are of calls one after the other, from the first to the end of the last. mean to most are of as many more \
+    calls, each timed by itself on its slowest rank: such a call does not overlap the next, and takes longer.";
+const OF_CELLS: &str = "mean to most are of samples, each of some calls one after the other behind a barrier; time is p50.";
+
+/// What a file is.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Json,
+    Prometheus,
+    Plot,
+    Html,
+}
+
+/// What rows add up to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Tally {
+    pub(super) failed_checks: usize,
+    busbw_sum: f64,
+    halves: usize,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, row: &Row) {
+        for (half, _) in row.halves() {
+            self.failed_checks += usize::from(half.wrong.is_some_and(|wrong| wrong > 0));
+            self.busbw_sum += half.busbw;
+            self.halves += 1;
+        }
+    }
+
+    pub(super) fn mean_busbw(&self) -> f64 {
+        self.busbw_sum / self.halves.max(1) as f64
+    }
+
+    /// Whether the floor was reached; nine tenths of it are enough, as nccl-tests has it.
+    pub(super) fn reached(&self, settings: &Settings) -> Option<bool> {
+        settings.least_busbw.map(|least| self.mean_busbw() >= least * 0.9)
+    }
+}
+
+/// The results, which a signal's thread may want to write while rows come.
+pub(super) type Shared = Arc<Mutex<Results>>;
+
+/// The results, also where a thread has panicked over them: each row is whole.
+pub(super) fn locked(shared: &Shared) -> MutexGuard<'_, Results> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Results {
+    /// Finds out whether all files can be written.
+    pub(super) fn new(settings: &Settings, facts: RunFacts) -> Result<Self, Failure> {
+        let Settings { json, prometheus, plot, html, .. } = settings;
+        let paths = [(Form::Json, json), (Form::Prometheus, prometheus), (Form::Plot, plot), (Form::Html, html)];
+        let wanted = paths.into_iter().filter_map(|(form, path)| path.as_ref().map(|path| (form, path)));
+        let files = wanted.map(|(form, path)| Ok((form, OutputFile::new(path)?))).collect::<Result<Vec<_>, Failure>>()?;
+        let refused = settings.refused.clone();
+        let settings = settings.clone();
+        Ok(Self { settings, facts, files, rows: vec![], total: Tally::default(), errors: vec![], refused, is_written: false })
+    }
+
+    pub(super) fn add(&mut self, row: &Row) {
+        self.total.add(row);
+        if !self.files.is_empty() {
+            self.rows.push(row.clone());
+        }
+    }
+
+    /// Remembers a combination that the library refused.
+    pub(super) fn refuse(&mut self, reason: String) {
+        if !self.refused.contains(&reason) {
+            self.refused.push(reason);
+        }
+    }
+
+    pub(super) fn refused(&self) -> &[String] {
+        &self.refused
+    }
+
+    /// Whether elements were wrong, or the bandwidth is below the floor.
+    pub(super) fn is_bad(&self) -> bool {
+        self.total.failed_checks > 0 || self.total.reached(&self.settings) == Some(false)
+    }
+
+    /// Writes all files; what became of each.
+    pub(super) fn write(&mut self) -> Result<Vec<String>, Failure> {
+        self.is_written = true;
+        let written = self.files.iter().map(|(form, file)| file.write(&self.text(*form)?).map(|()| file.told()));
+        written.collect()
+    }
+
+    /// Writes what there is when a call has failed.
+    pub(super) fn abandon(&mut self, failure: &Failure) -> Result<Vec<String>, Failure> {
+        self.errors.push(failure.message.clone());
+        self.write()
+    }
+
+    /// Writes what there is when somebody ends the run. With nothing measured the files stay as they were.
+    pub(super) fn interrupt(&mut self, by: &str) -> Result<Vec<String>, Failure> {
+        if self.is_written || self.rows.is_empty() {
+            return Ok(vec![]);
+        }
+        self.errors.push(by.to_owned());
+        self.write()
+    }
+
+    fn text(&self, form: Form) -> Result<String, Failure> {
+        let Self { settings, facts, rows, errors, .. } = self;
+        let transport = facts.on.links(settings);
+        Ok(match form {
+            Form::Json => {
+                let document = json::Document::new(settings, facts, &facts.start_time, rows, &self.totals(), errors);
+                document.text().map_err(|error| Failure::internal(format!("writing JSON: {error}")))?
+            }
+            Form::Prometheus => prometheus::text(settings, facts, rows, errors.is_empty() && !self.is_bad()),
+            Form::Plot => plot::draw(rows, facts, transport),
+            Form::Html => self.page(transport),
+        })
+    }
+
+    fn totals(&self) -> json::Totals {
+        let Self { total, settings, .. } = self;
+        json::Totals { failed_checks: total.failed_checks, mean_busbw: total.mean_busbw(), reached: total.reached(settings) }
+    }
+
+    fn page(&self, transport: &str) -> String {
+        let words = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
+        let page = html::Page {
+            facts: &self.facts,
+            transport,
+            rows: &self.rows,
+            totals: &self.totals(),
+            errors: &self.errors,
+            refused: &self.refused,
+            singles: if self.settings.cell.is_some() { OF_CELLS } else { OF_CALLS },
+            command: &html::command(std::env::args_os().map(words)),
+            variables: &html::variables(std::env::vars_os().map(|(name, value)| (words(name), words(value)))),
+        };
+        page.document()
+    }
+}
+
+/// From here on a signal that ends this process has the results written first, as far as they have come.
+pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) -> io::Result<()> {
+    if locked(results).files.is_empty() {
+        return Ok(());
+    }
+    let (results, bar) = (Arc::clone(results), bar.clone());
+    launch::on_signals(&[SIGINT, SIGTERM, SIGHUP], move |signal| {
+        let name = signal_name(signal).unwrap_or("a signal");
+        // Held to the end: the run has nothing to add.
+        let mut results = locked(&results);
+        bar.abandon();
+        match results.interrupt(&format!("ended by {name}")) {
+            Ok(written) => written.iter().for_each(|file| say(&format!("{name}: wrote what there was to {file}"))),
+            Err(failure) => say(&failure.message),
+        }
+        let _ = emulate_default_handler(signal);
+        true
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::Collective;
+
+    #[test]
+    fn the_mean_is_over_all_rows_and_both_halves() {
+        let half = |busbw, wrong| Some(crate::row::Half { busbw, wrong, ..crate::row::Half::new(Collective::AllReduce, 2, 8, 1.0) });
+        let row = |out_of_place, in_place| Row {
+            collective: Collective::AllReduce,
+            op: None,
+            dtype: None,
+            root: None,
+            ranks: 2,
+            count: 2,
+            bytes: 8,
+            iterations: 1,
+            out_of_place,
+            in_place,
+        };
+        let mut tally = Tally::default();
+        tally.add(&row(half(1.0, Some(0)), half(2.0, Some(5))));
+        tally.add(&row(half(6.0, None), None));
+        assert_eq!((tally.mean_busbw(), tally.failed_checks), (3.0, 1));
+    }
+}
