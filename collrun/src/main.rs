@@ -11,19 +11,21 @@ mod order;
 mod remote;
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::net::ToSocketAddrs as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use arguments::{Arguments, Place};
 use collectives::Secret;
-use collectives_launch::{Failure, Job, Logs, Output, Refused, Store, say};
+use collectives_launch::{Failure, Job, Logs, Output, Refused, Store, Stream, Writer, hint, say};
 
 /// How long the other hosts may take to come, as torchrun has it for its ranks.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
+    if collectives_launch::guard() {
+        return ExitCode::SUCCESS;
+    }
     let arguments = match Arguments::read() {
         Ok(arguments) => arguments,
         Err(reason) => {
@@ -66,7 +68,7 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
         None if arguments.secret => with_new_secret(&place, &hosts)?,
         secret => meeting::meet(&place, secret.as_ref(), &hosts),
     };
-    let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
+    let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {}", with_limit(&error)), code: 1 })?;
     let job = job(arguments, local_world_size, node);
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let end = collectives_launch::run(&name(arguments), &job, &store, given.as_ref())?;
@@ -83,7 +85,13 @@ fn tell(arguments: &Arguments, failure: &Failure) {
     }
     let line = [&[remote::FAILURE], &*failure.to_json(), b"\n"].concat();
     // A launcher that is gone needs no news.
-    let _ = std::io::stderr().write_all(&line);
+    let _ = Writer::new(Stream::Error, "", "").write(&line);
+}
+
+/// An error, with the limit of this process that it comes from, if it comes from one.
+fn with_limit(error: &collectives::Error) -> String {
+    let hint = if let collectives::Error::Io { error, .. } = error { hint(error) } else { None };
+    hint.map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
 }
 
 /// Says which rank failed first, last of all, and writes it where a launcher or scheduler that started this one looks, as torchrun does.
