@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::arguments::Arguments;
+use crate::mpirun::COUNTS_ALL;
 
 /// A host, and how many ranks it gets where that is said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,8 +87,11 @@ pub(crate) fn named(arguments: &Arguments) -> Result<Option<Vec<Host>>, String> 
     if let Some(other) = hosts.iter().find(|host| host.ranks != hosts[0].ranks) {
         return Err(format!("{} and {}: every host gets as many ranks", hosts[0].name, other.name));
     }
-    if hosts[0].ranks.is_some() && arguments.nproc_per_node.is_some() {
-        return Err("the ranks of each host are given twice: by --nproc-per-node, and behind the names of the hosts".to_owned());
+    if hosts[0].ranks.is_some() && (arguments.nproc_per_node.is_some() || arguments.np.is_some()) {
+        return Err("the ranks of each host are given twice: by --nproc-per-node or -n, and behind the names of the hosts".to_owned());
+    }
+    if let Some(np) = arguments.np.filter(|_| hosts.len() > 1) {
+        return Err(format!("-n {np}: {COUNTS_ALL}; give --nproc-per-node, or the ranks behind the names of the hosts"));
     }
     if hosts.len() > 4096 {
         return Err(format!("{} hosts: 4096 are the most", hosts.len()));

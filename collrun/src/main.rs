@@ -60,6 +60,9 @@ fn usage(message: String) -> Refused {
 fn run(arguments: &Arguments) -> Result<u8, Refused> {
     let place = arguments.place().map_err(usage)?;
     let local_world_size = arguments.local_world_size().map_err(usage)?;
+    if let Some(folder) = arguments.wdir.as_ref().filter(|folder| !folder.is_dir()) {
+        return Err(usage(format!("--wdir {}: there is no such folder on this host", folder.display())));
+    }
     can_be_reached(arguments, &place)?;
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let patience = arguments.rdzv_conf.unwrap_or(PATIENCE);
@@ -120,6 +123,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
     let has_files = !(arguments.redirects.is_empty() && arguments.tee.is_empty());
     let listen = arguments.local_addr.iter().map(|address| ("COLLECTIVES_LISTEN_ADDRESS".into(), address.into()));
     Job {
+        folder: arguments.wdir.clone(),
         variables: listen.collect(),
         nodes: usize::from(arguments.nodes()),
         node,
