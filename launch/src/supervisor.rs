@@ -408,8 +408,9 @@ impl<'a> Supervisor<'a> {
     /// Kills what has been asked to end and did not, since nobody wants to wait any longer.
     fn end_at_once(&mut self, signal: i32) {
         // The launcher that started this one has said it.
-        if signal != SIGKILL {
-            self.say(&format!("asked to end once more ({}); killing rank {}", signal_name(signal), self.running()));
+        let running = self.running();
+        if signal != SIGKILL && !running.is_empty() {
+            self.say(&format!("asked to end once more ({}); killing rank {running}", signal_name(signal)));
         }
         (self.stops_at, self.patience_ends) = (None, None);
         self.kill_all();
