@@ -1,6 +1,7 @@
 //! Starts the ranks of a job: on this host, or on several, with a launcher on each.
 
 mod arguments;
+mod carrier;
 mod control;
 mod count;
 mod environment;
@@ -86,7 +87,7 @@ fn tell(arguments: &Arguments, failure: &Failure) {
     if arguments.controlled.is_none() {
         return tell_user(failure);
     }
-    let line = [&[remote::FAILURE], &*failure.to_json(), b"\n"].concat();
+    let line = [&[carrier::FAILURE], &*failure.to_json(), b"\n"].concat();
     // A launcher that is gone needs no news.
     let _ = Writer::new(Stream::Error, "", "").write(&line);
 }

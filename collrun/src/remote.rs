@@ -12,28 +12,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use collectives::Secret;
-use collectives_launch::{
-    Failure, Interrupts, Job, Refused, Request, Stream, Writer, carry, explained, on_signals, say, signal_name, wait_for_end,
-};
+use collectives_launch::{Failure, Interrupts, Job, Refused, Request, Stream, explained, on_signals, say, signal_name, wait_for_end};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use crate::arguments::{Arguments, PORT};
+use crate::carrier::Carrier;
 use crate::control::Control;
 use crate::host_list::{self, Host};
 use crate::order::{self, Order};
 use crate::{tell_user, usage};
 
-/// Stands before a failure that a launcher tells the one that started it, on standard error.
-pub(crate) const FAILURE: u8 = 0x1e;
 /// How long launchers may take beyond what their ranks may, before their connections are cut, and then before they are killed.
 const BEYOND: Duration = Duration::from_secs(5);
 /// How long it may take to carry what is left when a connection has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// The hosts that are named where there are many.
 const NAMED: usize = 8;
-/// Lines that could be failures are held back no longer than this; a failure is shorter.
-const LONGEST_FAILURE: usize = 1 << 20;
 
 /// What happens on the way.
 enum Event {
@@ -175,7 +170,6 @@ impl<'a> Launchers<'a> {
         // From here on it is one of those that are waited for, whatever else fails.
         self.started.push(Launcher { child, input: None, succeeded: false, ended: false });
         let (carrying, carried) = channel::<()>();
-        let name = self.hosts[node].name.clone();
         let ended = events.clone();
         in_thread(move || {
             wait_for_end(pid);
@@ -190,12 +184,14 @@ impl<'a> Launchers<'a> {
             let _ = input.send(order.encode());
             launcher.input = Some(input);
         }
-        let continued = format!("[{name}] ");
+        let continued = format!("[{}] ", self.hosts[node].name);
         if let Some(pipe) = stdout {
-            Carrier::new(Stream::Output, &continued, None).start(pipe, carrying.clone())?;
+            carry(Carrier::new(Stream::Output, &continued, None), pipe, carrying.clone())?;
         }
         if let Some(pipe) = stderr {
-            Carrier::new(Stream::Error, &continued, Some(events.clone())).start(pipe, carrying)?;
+            let events = events.clone();
+            let hear = Box::new(move |failure| drop(events.send(Event::Failed(failure))));
+            carry(Carrier::new(Stream::Error, &continued, Some(hear)), pipe, carrying)?;
         }
         Ok(())
     }
@@ -352,8 +348,17 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 
+/// Starts a thread; without one there is an error, and no panic.
 fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name("host".into()).spawn(work).map(drop)
+}
+
+/// Carries what comes through a pipe, from a thread of its own. `carrying` is dropped at the end.
+fn carry(carrier: Carrier, pipe: impl Read + AsFd + Send + 'static, carrying: Sender<()>) -> io::Result<()> {
+    in_thread(move || {
+        carrier.carry(pipe);
+        drop(carrying);
+    })
 }
 
 /// Writes what is sent, from a thread of its own, until nobody can send or nobody reads.
@@ -367,63 +372,6 @@ fn write_to(mut pipe: impl Write + Send + 'static) -> io::Result<Sender<Vec<u8>>
         }
     })?;
     Ok(sender)
-}
-
-/// Carries what a host prints to a stream of ours; a failure that its launcher tells there is an event.
-struct Carrier {
-    writer: Writer,
-    failures: Option<Sender<Event>>,
-    /// The beginning of a line that may be a failure.
-    held: Vec<u8>,
-    is_inside: bool,
-}
-
-impl Carrier {
-    /// The launcher there has put something before each line; `continued` stands before the rest of one that another host has interrupted.
-    fn new(stream: Stream, continued: &str, failures: Option<Sender<Event>>) -> Self {
-        Self { writer: Writer::new(stream, "", continued), failures, held: vec![], is_inside: false }
-    }
-
-    /// Carries all, from a thread of its own. `carrying` is dropped at the end.
-    fn start(mut self, pipe: impl Read + AsFd + Send + 'static, carrying: Sender<()>) -> io::Result<()> {
-        in_thread(move || {
-            let carried = carry(pipe, |text| self.take(text));
-            // What nobody reads is nobody's loss.
-            let _ = carried.and_then(|()| self.let_go()).and_then(|()| self.writer.end());
-            drop(carrying);
-        })
-    }
-
-    fn take(&mut self, text: &[u8]) -> io::Result<()> {
-        if self.held.is_empty() && !text.contains(&FAILURE) {
-            self.is_inside = !text.ends_with(b"\n");
-            return self.writer.write(text);
-        }
-        for line in text.split_inclusive(|byte| *byte == b'\n') {
-            let may_be_one = self.failures.is_some() && !self.is_inside && line.starts_with(&[FAILURE]);
-            self.is_inside = !line.ends_with(b"\n");
-            if !may_be_one && self.held.is_empty() {
-                self.writer.write(line)?;
-                continue;
-            }
-            self.held.extend_from_slice(line);
-            if !self.is_inside || self.held.len() > LONGEST_FAILURE {
-                self.let_go()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Tells the failure that was held back, or writes it where it is none.
-    fn let_go(&mut self) -> io::Result<()> {
-        let held = std::mem::take(&mut self.held);
-        match self.failures.as_ref().zip(held.strip_prefix(&[FAILURE]).and_then(Failure::from_json)) {
-            Some((events, failure)) => drop(events.send(Event::Failed(failure))),
-            None if held.is_empty() => {}
-            None => self.writer.write(&held)?,
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod attempt;
 mod broken_pipe;
 mod child;
 mod control;
+mod exit;
 mod failure;
 mod guardian;
 mod hosts;
@@ -25,13 +26,13 @@ use std::time::Duration;
 pub use broken_pipe::end_unread;
 use collectives::Secret;
 use collectives::store::{TcpStore, TcpStoreServer};
+pub use exit::wait_for_end;
 pub use failure::Failure;
 pub use guardian::guard;
 pub use limits::{explained, hint};
 pub use output::{Logs, Output, Streams, carry};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 pub use signals::{Interrupts, Request, on_signals, signal_name};
-pub use supervisor::wait_for_end;
 pub use terminal::{Stream, Writer, say};
 
 /// What to start, how often, and where in the job this host stands.

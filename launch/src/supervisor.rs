@@ -3,7 +3,6 @@
 //! A rank that has ended is kept as a zombie until all have: its process group then cannot be another's by the time it
 //! is signalled.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::process::Child;
@@ -11,9 +10,10 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGKILL, SIGPIPE, SIGTERM};
 
+use super::exit::{ExitReason, wait_for};
 use super::failure::{self, Failure, nanoseconds};
 use super::guardian::Guardian;
 use super::hosts::{Hosts, Settled};
@@ -22,48 +22,6 @@ use super::{Job, child, say};
 
 /// How long ranks have for what they want to say when one has failed: what they saw of it often names the cause.
 const LAST_WORDS: Duration = Duration::from_millis(300);
-
-/// The end of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ExitReason {
-    /// It exited with this code.
-    Exit(i32),
-    /// This signal killed it.
-    Signal(i32),
-}
-
-impl ExitReason {
-    /// What the kernel says about a process that has ended.
-    fn of(status: &WaitIdStatus) -> Self {
-        match (status.exit_status(), status.terminating_signal()) {
-            (Some(code), _) => Self::Exit(code),
-            (None, Some(signal)) => Self::Signal(signal),
-            (None, None) => Self::Exit(1),
-        }
-    }
-
-    /// Whether the rank did what it should.
-    fn is_success(self) -> bool {
-        self == Self::Exit(0)
-    }
-
-    /// As shells number it: the code, or 128 and the signal.
-    fn code(self) -> u8 {
-        match self {
-            Self::Exit(code) => code as u8,
-            Self::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX)),
-        }
-    }
-}
-
-impl fmt::Display for ExitReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exit(code) => write!(f, "exit code {code}"),
-            Self::Signal(signal) => write!(f, "signal {signal} ({})", signal_name(*signal)),
-        }
-    }
-}
 
 /// What the supervisor waits for.
 pub(super) enum Event {
@@ -490,35 +448,5 @@ impl Drop for Supervisor<'_> {
         for watched in &mut self.ranks {
             let _ = watched.child.wait();
         }
-    }
-}
-
-/// Waits until a child of this process has ended, and leaves it to be reaped: until then its number is no other's.
-pub fn wait_for_end(process: Pid) {
-    wait_for(process);
-}
-
-/// Waits until a process has ended, and leaves it to be reaped.
-fn wait_for(process: Pid) -> ExitReason {
-    loop {
-        match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
-            Ok(Some(status)) => return ExitReason::of(&status),
-            Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            // Reaped behind our back; only the drop of the supervisor does that, and then nobody asks.
-            Err(_) => return ExitReason::Exit(1),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endings_are_numbered_as_shells_do() {
-        assert_eq!(ExitReason::Exit(3).code(), 3);
-        assert_eq!(ExitReason::Signal(9).code(), 137);
-        assert_eq!(ExitReason::Signal(15).to_string(), "signal 15 (SIGTERM)");
-        assert!(ExitReason::Exit(0).is_success() && !ExitReason::Exit(1).is_success() && !ExitReason::Signal(1).is_success());
     }
 }
