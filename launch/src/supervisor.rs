@@ -196,6 +196,10 @@ impl<'a> Supervisor<'a> {
 
     /// Takes in how the attempt has ended for all hosts, and stops this one's ranks if they are not done.
     fn take(&mut self, settled: Settled) {
+        // After a signal others fail since they have lost ranks of this host.
+        if self.is_interrupted() && matches!(settled, Settled::Failed(_)) {
+            return;
+        }
         let failed = match &settled {
             Settled::Done => None,
             Settled::Failed(failure) => Some(format!("rank {} on {} failed with {}", failure.rank, failure.host, failure.ended)),

@@ -52,6 +52,30 @@ fn ranks_that_lose_one_that_died_of_ctrl_c_have_not_failed() {
 }
 
 #[test]
+fn another_host_that_loses_ranks_after_ctrl_c_has_not_failed_first() {
+    interrupts::heed();
+    let folder = folder();
+    let leaves = folder.path().join("leaves");
+    let script = format!(
+        "if [ $RANK = 1 ]; then while [ ! -e {0} ]; do sleep 0.01; done; exit 9; fi; trap 'touch {0}' INT; echo $$; while :; do sleep 0.01; done",
+        leaves.display()
+    );
+    let port = ports::free_port();
+    let launchers = [0, 1].map(|node| {
+        let flags = format!("--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port} --grace 3600");
+        collrun(&flags, &script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    let _limits = launchers.each_ref().map(Limit::on);
+    let [mut first, second] = launchers;
+    BufReader::new(first.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+    kill_process(Pid::from_child(&first), Signal::INT).unwrap();
+    // It has told the other by then.
+    assert_eq!(rest(second).1, Some(9));
+    press_until_it_ends(&mut first);
+    assert_eq!(rest(first), ("collrun: asked to end once more (SIGINT); killing rank 0\n".to_owned(), Some(130)));
+}
+
+#[test]
 fn a_rank_that_said_why_it_fails_and_had_to_be_killed_is_not_said_to_have_died_of_that() {
     let folder = folder();
     let script = format!(
