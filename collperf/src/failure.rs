@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use crate::launch;
+
 /// An end that is not the planned one.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -45,9 +47,9 @@ impl Failure {
         self.code == UNSUPPORTED
     }
 
-    /// An error of the system while doing this.
+    /// An error of the system while doing this, with the limit that it comes from.
     pub(crate) fn io(doing: impl fmt::Display, error: &io::Error) -> Self {
-        Self::internal(format!("{doing}: {error}"))
+        Self::internal(format!("{doing}: {}", launch::explained(error)))
     }
 }
 

@@ -40,6 +40,10 @@ use clap::Parser;
 use collectives_launch as launch;
 
 fn main() -> ExitCode {
+    // Before anything else: it is what watches a launcher, and no measurement.
+    if launch::guard() {
+        return ExitCode::SUCCESS;
+    }
     let words = links::words();
     if hang::Arguments::are_meant() {
         return perform(words, hang::run);

@@ -186,13 +186,15 @@ fn run_threads(comms: Vec<Communicator>, settings: &Settings, number: impl Fn(&C
     let number = &number;
     let ended: Vec<Result<u8, Failure>> = thread::scope(|scope| {
         let rank = |comm: Communicator| {
-            scope.spawn(move || {
+            let named = thread::Builder::new().name("rank".to_owned());
+            let ended = named.spawn_scoped(scope, move || {
                 let number = number(&comm);
                 finish(comm, number, settings)
-            })
+            });
+            ended.map_err(|error| Failure::io("starting a thread for a rank", &error))
         };
         let ranks: Vec<_> = comms.into_iter().map(rank).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(Failure::internal("a rank panicked")))).collect()
+        ranks.into_iter().map(|rank| rank?.join().unwrap_or_else(|_| Err(Failure::internal("a rank panicked")))).collect()
     });
     // Those that only lost a peer know less than the one that failed first.
     let (codes, mut failures): (Vec<_>, Vec<_>) = ended.into_iter().partition(Result::is_ok);

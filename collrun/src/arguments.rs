@@ -16,7 +16,7 @@ use crate::mpirun;
 ///
 /// Every rank is a process with torchrun's variables in its environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so
 /// on) and a store to meet at. When one rank fails, collrun says which, stops the others and exits with its code. Signals
-/// are passed on. No rank outlives collrun. Flags are torchrun's, with - or _ between words; a flag that is not given is taken from
+/// are passed on, and a second Ctrl-C kills. No rank outlives collrun, nor does anything else in a rank's process group. Flags are torchrun's, with - or _ between words; a flag that is not given is taken from
 /// torchrun's variable (PET_NNODES for --nnodes).
 #[derive(Debug, Parser)]
 #[command(name = "collrun", version, max_term_width = 110, args_override_self = true)]
@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// [default: 1]
     #[arg(long, value_name = "N|auto|gpu|cpu")]
     pub(crate) nproc_per_node: Option<Count>,
+    /// The same in mpirun's words, for a job of one host: there it counts the ranks of all hosts. Also -np
+    #[arg(short = 'n', long, value_name = "N", overrides_with = "nproc_per_node")]
+    pub(crate) np: Option<Count>,
     /// Hosts in the job; collrun is started once on each, or see --hosts
     #[arg(long, value_name = "M", default_value = "1", value_parser = nodes)]
     pub(crate) nnodes: u16,
@@ -43,6 +46,9 @@ pub(crate) struct Arguments {
     /// A variable for the ranks of all hosts, beside those of collectives and NCCL; without a value, as it is here
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
+    /// The folder in which ranks start, and from which a program's path counts; that of collrun unless given. Also -wdir, --chdir
+    #[arg(long, visible_alias = "chdir", value_name = "FOLDER")]
+    pub(crate) wdir: Option<PathBuf>,
     /// Reads from standard input what to start
     #[arg(long, hide = true)]
     pub(crate) read_order: bool,
@@ -203,13 +209,14 @@ impl Arguments {
     /// What a command line asks for, and variables where it does not say.
     pub(crate) fn of(words: &[OsString], value_of: impl Fn(&str) -> Option<OsString>) -> Result<Result<Self, String>, clap::Error> {
         let command = Self::spelled_both_ways();
-        let line = match command.clone().try_get_matches_from(words) {
+        let words = mpirun::with_two_dashes(&command, words);
+        let line = match command.clone().try_get_matches_from(&words) {
             Ok(line) => line,
-            Err(error) => return mpirun::hint(&error, words).map_or(Err(error), |hint| Ok(Err(hint))),
+            Err(error) => return mpirun::hint(&error, &words).map_or(Err(error), |hint| Ok(Err(hint))),
         };
         let alone = Self::from_arg_matches(&line)?;
         // Another process, which this one becomes, reads them.
-        Ok(if alone.read_order { Ok(alone) } else { Self::with_variables(&command, &line, words, value_of) })
+        Ok(if alone.read_order { Ok(alone) } else { Self::with_variables(&command, &line, &words, value_of) })
     }
 
     fn with_variables(
@@ -254,6 +261,9 @@ impl Arguments {
         if let Some(control) = &self.controlled {
             return Ok(control.place());
         }
+        if let Some(np) = self.np.filter(|_| self.nnodes > 1) {
+            return Err(format!("-n {np}: {}; give --nproc-per-node", mpirun::COUNTS_ALL));
+        }
         if self.standalone {
             let several = format!("--standalone --nnodes {}: it is a job of one host", self.nnodes);
             return if self.nnodes == 1 { Ok(Place::Alone { address: None, port: None }) } else { Err(several) };
@@ -294,7 +304,7 @@ impl Arguments {
     /// Ranks on this host.
     pub(crate) fn local_world_size(&self) -> Result<usize, String> {
         let listed = self.controlled.as_ref().and_then(|control| control.ranks).map(Count::Number);
-        listed.or(self.nproc_per_node).unwrap_or(Count::Number(1)).ranks().map_err(|reason| self.named(reason))
+        listed.or(self.np).or(self.nproc_per_node).unwrap_or(Count::Number(1)).ranks().map_err(|reason| self.named(reason))
     }
 
     /// What stands before each line of a rank.

@@ -1,5 +1,6 @@
 //! How many ranks a host starts.
 
+use std::fmt;
 use std::str::FromStr;
 
 /// More ranks than this are a mistake.
@@ -27,6 +28,18 @@ impl FromStr for Count {
                 Ok(number @ 1..=MOST) => Ok(Self::Number(number)),
                 _ => Err(format!("a number from 1 to {MOST}, gpu, cpu or auto")),
             },
+        }
+    }
+}
+
+/// As it is given.
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Gpus => f.write_str("gpu"),
+            Self::Processors => f.write_str("cpu"),
+            Self::Auto => f.write_str("auto"),
         }
     }
 }

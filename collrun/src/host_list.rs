@@ -5,6 +5,7 @@ use std::path::Path;
 use collectives::__private::regular_file;
 
 use crate::arguments::Arguments;
+use crate::mpirun::COUNTS_ALL;
 
 /// A host, and how many ranks it gets where that is said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,14 +27,27 @@ impl Host {
             Some((name, ranks)) if !name.contains(':') || name.ends_with(']') => (name, Some(count(ranks)?)),
             _ => (word, None),
         };
-        let name = name.replace(['[', ']'], "");
-        let is_name = !name.is_empty() && !name.starts_with('-') && !name.ends_with('@') && !name.contains([',', '/', ' ', '\'']);
-        is_name.then_some(Self { name, ranks })
+        let (user, host) = name.split_once('@').map_or((None, name), |(user, host)| (Some(user), host));
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let (address, scope) = host.split_once('%').map_or((host, None), |(address, scope)| (address, Some(scope)));
+        let is_host = is_word(address) && scope.is_none_or(is_word) && user.is_none_or(is_word);
+        let name = user.map_or_else(|| host.to_owned(), |user| format!("{user}@{host}"));
+        is_host.then_some(Self { name, ranks })
     }
 }
 
 /// The most bytes of a host file.
 const LONGEST: u64 = 16 << 20;
+
+/// Whether it is of letters that mean nothing to a shell, and no flag: names of hosts and of users are given to ssh, which may run programs by what it
+/// is given.
+fn is_word(text: &str) -> bool {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "._:-".contains(letter);
+    !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain)
+}
+
+/// What hosts are.
+const HOSTS: &str = "host, host:4, user@host, [v6]:4; letters are A-Z, a-z, 0-9 and . _ : -, and - is not the first";
 
 fn count(text: &str) -> Option<u16> {
     text.parse().ok().filter(|count| (1..=4096).contains(count))
@@ -41,15 +55,18 @@ fn count(text: &str) -> Option<u16> {
 
 /// `a,b:4`.
 fn listed(text: &str) -> Result<Vec<Host>, String> {
-    let host = |word: &str| Host::read(word.trim()).ok_or_else(|| format!("--hosts {text}: {word:?} is none of: host, host:4, user@host"));
-    text.split(',').map(host).collect()
+    let host = |(place, word): (usize, &str)| {
+        let host = Host::read(word.trim());
+        host.ok_or_else(|| format!("--hosts, entry {}: {word:?} is none of: {HOSTS}", place + 1))
+    };
+    text.split(',').enumerate().map(host).collect()
 }
 
 /// Lines of `host`, `host slots=4` and `host:4`; what stands behind # is a comment.
 fn of_file(path: &Path) -> Result<Vec<Host>, String> {
     let text = regular_file::read(path, LONGEST).map_err(|error| format!("--hostfile {}: {error}", path.display()))?;
     let text = String::from_utf8(text).map_err(|error| format!("--hostfile {}: {error}", path.display()))?;
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim()).filter(|line| !line.is_empty());
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim()).enumerate().filter(|(_, line)| !line.is_empty());
     let read = |line: &str| {
         let mut words = line.split_whitespace();
         let mut host = Host::read(words.next()?)?;
@@ -58,8 +75,10 @@ fn of_file(path: &Path) -> Result<Vec<Host>, String> {
         }
         Some(host)
     };
-    let hosts = lines
-        .map(|line| read(line).ok_or_else(|| format!("--hostfile {}: {line:?} is none of: host, host:4, host slots=4", path.display())));
+    let hosts = lines.map(|(place, line)| {
+        let wrong = || format!("--hostfile {}, line {}: {line:?} is none of: host slots=4, {HOSTS}", path.display(), place + 1);
+        read(line).ok_or_else(wrong)
+    });
     let hosts = hosts.collect::<Result<Vec<_>, _>>()?;
     if hosts.is_empty() { Err(format!("--hostfile {}: there is no host in it", path.display())) } else { Ok(hosts) }
 }
@@ -74,8 +93,11 @@ pub(crate) fn named(arguments: &Arguments) -> Result<Option<Vec<Host>>, String> 
     if let Some(other) = hosts.iter().find(|host| host.ranks != hosts[0].ranks) {
         return Err(format!("{} and {}: every host gets as many ranks", hosts[0].name, other.name));
     }
-    if hosts[0].ranks.is_some() && arguments.nproc_per_node.is_some() {
-        return Err("the ranks of each host are given twice: by --nproc-per-node, and behind the names of the hosts".to_owned());
+    if hosts[0].ranks.is_some() && (arguments.nproc_per_node.is_some() || arguments.np.is_some()) {
+        return Err("the ranks of each host are given twice: by --nproc-per-node or -n, and behind the names of the hosts".to_owned());
+    }
+    if let Some(np) = arguments.np.filter(|_| hosts.len() > 1) {
+        return Err(format!("-n {np}: {COUNTS_ALL}; give --nproc-per-node, or the ranks behind the names of the hosts"));
     }
     if hosts.len() > 4096 {
         return Err(format!("{} hosts: 4096 are the most", hosts.len()));
@@ -96,7 +118,37 @@ mod tests {
         let expected = [host("a", Some(4)), host("me@b", Some(2)), host("10.0.0.1", None), host("fe80::1", None), host("fe80::1", Some(3))];
         assert_eq!(listed("a:4, me@b:2,10.0.0.1,fe80::1,[fe80::1]:3").unwrap(), expected);
         assert_eq!(expected.each_ref().map(Host::address), ["a", "b", "10.0.0.1", "fe80::1", "fe80::1"]);
-        for wrong in ["", "a,", "a:0", "a:x", "a:4097", "-oProxyCommand=x", "a b", "me@", "a'b", "a/b"] {
+        assert_eq!(listed("[fe80::1%eth0]:2,me@fe80::1%eth0.7").unwrap(), [host("fe80::1%eth0", Some(2)), host("me@fe80::1%eth0.7", None)]);
+        for wrong in ["", "a,", "a:0", "a:x", "a:4097", "a b", "me@", "@a", "a/b", "a@b@c", "[a", "a]:4", "[a]b", "a%", "%eth0", "é"] {
+            assert!(listed(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn names_that_ssh_or_a_shell_would_take_for_more_are_no_hosts() {
+        for wrong in [
+            "-oProxyCommand=id",
+            "me@-oProxyCommand=id",
+            "me@-o",
+            "-l@a",
+            "a$(id)",
+            "$(id)@a",
+            "a`id`",
+            "a;id",
+            "a|id",
+            "a'b",
+            "a\"b",
+            "a\\b",
+        ] {
+            let said = listed(&format!("first,{wrong}")).unwrap_err();
+            assert!(said.starts_with("--hosts, entry 2: ") && said.contains(&format!("{wrong:?}")), "{said}");
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("hosts");
+            std::fs::write(&path, format!("# hosts\nfirst slots=2\n{wrong} slots=2\n")).unwrap();
+            let said = of_file(&path).unwrap_err();
+            assert!(said.contains("hosts, line 3: ") && said.contains("slots=2"), "{said}");
+        }
+        for wrong in ["a%$(id)", "a%-o", "a\n-o", "a\0"] {
             assert!(listed(wrong).is_err(), "{wrong:?}");
         }
     }

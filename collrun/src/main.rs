@@ -1,6 +1,7 @@
 //! Starts the ranks of a job: on this host, or on several, with a launcher on each.
 
 mod arguments;
+mod carrier;
 mod control;
 mod count;
 mod environment;
@@ -11,19 +12,21 @@ mod order;
 mod remote;
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::net::ToSocketAddrs as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use arguments::{Arguments, Place};
 use collectives::Secret;
-use collectives_launch::{Failure, Job, Logs, Output, Refused, Store, say};
+use collectives_launch::{Failure, Job, Logs, Output, Refused, Store, Stream, Writer, hint, say};
 
 /// How long the other hosts may take to come, as torchrun has it for its ranks.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
+    if collectives_launch::guard() {
+        return ExitCode::SUCCESS;
+    }
     let arguments = match Arguments::read() {
         Ok(arguments) => arguments,
         Err(reason) => {
@@ -58,6 +61,9 @@ fn usage(message: String) -> Refused {
 fn run(arguments: &Arguments) -> Result<u8, Refused> {
     let place = arguments.place().map_err(usage)?;
     let local_world_size = arguments.local_world_size().map_err(usage)?;
+    if let Some(folder) = arguments.wdir.as_ref().filter(|folder| !folder.is_dir()) {
+        return Err(usage(format!("--wdir {}: there is no such folder on this host", folder.display())));
+    }
     can_be_reached(arguments, &place)?;
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let patience = arguments.rdzv_conf.unwrap_or(PATIENCE);
@@ -66,7 +72,7 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
         None if arguments.secret => with_new_secret(&place, &hosts)?,
         secret => meeting::meet(&place, secret.as_ref(), &hosts),
     };
-    let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {error}"), code: 1 })?;
+    let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {}", with_limit(&error)), code: 1 })?;
     let job = job(arguments, local_world_size, node);
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let end = collectives_launch::run(&name(arguments), &job, &store, given.as_ref())?;
@@ -81,9 +87,15 @@ fn tell(arguments: &Arguments, failure: &Failure) {
     if arguments.controlled.is_none() {
         return tell_user(failure);
     }
-    let line = [&[remote::FAILURE], &*failure.to_json(), b"\n"].concat();
+    let line = [&[carrier::FAILURE], &*failure.to_json(), b"\n"].concat();
     // A launcher that is gone needs no news.
-    let _ = std::io::stderr().write_all(&line);
+    let _ = Writer::new(Stream::Error, "", "").write(&line);
+}
+
+/// An error, with the limit of this process that it comes from, if it comes from one.
+fn with_limit(error: &collectives::Error) -> String {
+    let hint = if let collectives::Error::Io { error, .. } = error { hint(error) } else { None };
+    hint.map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
 }
 
 /// Says which rank failed first, last of all, and writes it where a launcher or scheduler that started this one looks, as torchrun does.
@@ -112,6 +124,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
     let has_files = !(arguments.redirects.is_empty() && arguments.tee.is_empty());
     let listen = arguments.local_addr.iter().map(|address| ("COLLECTIVES_LISTEN_ADDRESS".into(), address.into()));
     Job {
+        folder: arguments.wdir.clone(),
         variables: listen.collect(),
         nodes: usize::from(arguments.nodes()),
         node,

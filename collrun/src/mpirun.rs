@@ -1,21 +1,66 @@
-//! mpirun's flags, which many have at their fingertips: what to give in their place.
+//! mpirun's flags, which many have at their fingertips: how they are read where they are served, and what to give in their place where not.
 
 use std::ffi::OsString;
 
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+/// Why a count of ranks is not taken for that of each host.
+pub(crate) const COUNTS_ALL: &str = "mpirun counts the ranks of all hosts together, and there are several";
+/// Those of several letters that are written with one dash there.
+const ONE_DASH: [&str; 9] = ["-np", "-wdir", "-chdir", "-host", "-hosts", "-hostfile", "-machinefile", "-ppn", "-npernode"];
 /// What begins as these do, and what says the same here.
-const FLAGS: [(&str, &str); 9] = [
-    ("-n", "--nproc-per-node"),
-    ("--np", "--nproc-per-node"),
+const FLAGS: [(&str, &str); 8] = [
     ("-c", "--nproc-per-node"),
     ("-N", "--nproc-per-node"),
-    ("-p", "--nproc-per-node"),
+    ("--ppn", "--nproc-per-node"),
+    ("--npernode", "--nproc-per-node"),
     ("-H", "--hosts"),
     ("--host", "--hosts"),
     ("--machinefile", "--hostfile"),
     ("-x", "--env"),
 ];
+
+/// A command line with two dashes where mpirun's flags have one, which the parser would read as a letter each; up to the program, whose words
+/// are its own.
+pub(crate) fn with_two_dashes(command: &Command, words: &[OsString]) -> Vec<OsString> {
+    let mut read = words.to_vec();
+    let mut place = 1;
+    while let Some(word) = read.get(place).and_then(|word| word.to_str()).map(str::to_owned) {
+        if !word.starts_with('-') || word == "--" || word == "-" {
+            break;
+        }
+        let theirs = ONE_DASH.contains(&&*word);
+        if theirs {
+            read[place] = format!("-{word}").into();
+        }
+        place += if theirs || takes_next(command, &word) { 2 } else { 1 };
+    }
+    read
+}
+
+/// Whether the word after this one is its value.
+fn takes_next(command: &Command, word: &str) -> bool {
+    let takes_values = |argument: &clap::Arg| argument.get_action().takes_values();
+    match word.strip_prefix("--") {
+        Some(long) if long.contains('=') => false,
+        Some(long) => {
+            let is_named = |argument: &&clap::Arg| {
+                argument.get_long() == Some(long) || argument.get_all_aliases().is_some_and(|aliases| aliases.contains(&long))
+            };
+            command.get_arguments().find(is_named).is_some_and(takes_values)
+        }
+        // Of letters behind one dash the last may take the next word, and one before it takes the rest of this one.
+        None => {
+            let takes =
+                |letter: char| command.get_arguments().any(|argument| argument.get_short() == Some(letter) && takes_values(argument));
+            word.char_indices()
+                .skip(1)
+                .find(|(_, letter)| takes(*letter))
+                .is_some_and(|(place, letter)| place + letter.len_utf8() == word.len())
+        }
+    }
+}
 
 /// What to say of a line that cannot be read for the sake of one of them.
 pub(crate) fn hint(error: &clap::Error, words: &[OsString]) -> Option<String> {
@@ -24,10 +69,10 @@ pub(crate) fn hint(error: &clap::Error, words: &[OsString]) -> Option<String> {
         return None;
     };
     let (_, ours) = FLAGS.into_iter().find(|(theirs, _)| wrong == theirs)?;
-    // One dash and several letters, as in -np, are read as a letter each.
+    // Several letters behind one dash are read as a letter each.
     let place = words.iter().position(|word| word.to_str().is_some_and(|word| word.starts_with(wrong.as_str())))?;
     let (whole, value) = (words[place].to_string_lossy(), words.get(place + 1).map(|value| value.to_string_lossy()));
-    let known = ["-n", "-np", "-c", "-N", "-ppn", "-H", "-x"].contains(&&*whole) || whole == *wrong;
+    let known = whole == *wrong;
     let value = value.filter(|value| !value.starts_with('-')).map_or_else(String::new, |value| format!(" {value}"));
     let each = if ours == "--nproc-per-node" { "; it counts the ranks of each host" } else { "" };
     known.then(|| format!("{whole}{value}: that is mpirun's; give {ours}{value}{each}"))
@@ -47,17 +92,37 @@ mod tests {
     fn flags_of_mpirun_lead_to_ours() {
         let counts = "; it counts the ranks of each host";
         for (line, expected) in [
-            ("-np 4 prog", format!("-np 4: that is mpirun's; give --nproc-per-node 4{counts}")),
-            ("-n 4 prog", format!("-n 4: that is mpirun's; give --nproc-per-node 4{counts}")),
-            ("--np 4 prog -n 3", format!("--np 4: that is mpirun's; give --nproc-per-node 4{counts}")),
-            ("-ppn 2 prog", format!("-ppn 2: that is mpirun's; give --nproc-per-node 2{counts}")),
-            ("-n", format!("-n: that is mpirun's; give --nproc-per-node{counts}")),
-            ("-H a,b prog", "-H a,b: that is mpirun's; give --hosts a,b".to_owned()),
+            ("-ppn 2 prog", format!("--ppn 2: that is mpirun's; give --nproc-per-node 2{counts}")),
+            ("-N 4 prog", format!("-N 4: that is mpirun's; give --nproc-per-node 4{counts}")),
+            ("-c", format!("-c: that is mpirun's; give --nproc-per-node{counts}")),
+            ("-n 2 -H a,b prog", "-H a,b: that is mpirun's; give --hosts a,b".to_owned()),
+            ("-host a,b prog", "--host a,b: that is mpirun's; give --hosts a,b".to_owned()),
+            ("--host a,b prog", "--host a,b: that is mpirun's; give --hosts a,b".to_owned()),
             ("--machinefile f prog", "--machinefile f: that is mpirun's; give --hostfile f".to_owned()),
             ("-x LIBRARY=/a prog", "-x LIBRARY=/a: that is mpirun's; give --env LIBRARY=/a".to_owned()),
         ] {
             assert_eq!(said(line).unwrap(), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn one_dash_is_as_good_as_two_before_the_program() {
+        let read = |line: &str| {
+            let words: Vec<_> = std::iter::once("collrun").chain(line.split_whitespace()).map(OsString::from).collect();
+            let read = Arguments::of(&words, |_| None).unwrap().unwrap();
+            (read.np.map(|count| count.to_string()), read.wdir.map(|folder| folder.display().to_string()), read.hostfile, read.command)
+        };
+        let text = |text: &str| Some(text.to_owned());
+        let command = |words: &str| words.split_whitespace().map(OsString::from).collect::<Vec<_>>();
+        for line in
+            ["-np 4 -wdir /a prog -np 3", "-n 4 --chdir /a -- prog -np 3", "-n4 --wdir=/a prog -np 3", "-r 3 --np 4 -chdir /a prog -np 3"]
+        {
+            assert_eq!(read(line), (text("4"), text("/a"), None, command("prog -np 3")), "{line}");
+        }
+        assert_eq!(read("-hostfile f prog"), (None, None, Some("f".into()), command("prog")));
+        // Neither a value nor a word of the program is a flag.
+        assert_eq!(read("--role trainer prog -wdir x").3, command("prog -wdir x"));
+        assert_eq!(read("-m prog -np 4").3, command("prog -np 4"));
     }
 
     #[test]

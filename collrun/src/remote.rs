@@ -2,7 +2,8 @@
 //! signals go there, and when the connection breaks its ranks stop.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,24 +12,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use collectives::Secret;
-use collectives_launch::{Failure, Job, Refused, on_signals, say, wait_for_end};
+use collectives_launch::{Failure, Interrupts, Job, Refused, Request, Stream, explained, on_signals, say, signal_name, wait_for_end};
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use crate::arguments::{Arguments, PORT};
+use crate::carrier::Carrier;
 use crate::control::Control;
 use crate::host_list::{self, Host};
 use crate::order::{self, Order};
 use crate::{tell_user, usage};
 
-/// Stands before a failure that a launcher tells the one that started it, on standard error.
-pub(crate) const FAILURE: u8 = 0x1e;
 /// How long launchers may take beyond what their ranks may, before their connections are cut, and then before they are killed.
 const BEYOND: Duration = Duration::from_secs(5);
 /// How long it may take to carry what is left when a connection has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Lines longer than this are carried in pieces; a failure is shorter.
-const LONGEST_LINE: u64 = 1 << 20;
+/// The hosts that are named where there are many.
+const NAMED: usize = 8;
 
 /// What happens on the way.
 enum Event {
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments, words: &[OsString]) -> Result<Option<u8
     let Some(hosts) = host_list::named(arguments).map_err(|reason| usage(arguments.named(reason)))? else { return Ok(None) };
     // What is wrong with the rest is said once, and here.
     arguments.place().map_err(usage)?;
-    let failed = |doing: &str, error: io::Error| Refused { message: format!("{doing}: {error}"), code: 1 };
+    let failed = |doing: &str, error: io::Error| Refused { message: format!("{doing}: {}", explained(&error)), code: 1 };
     let folder = std::env::current_dir().map_err(|error| failed("finding the folder to start in", error))?;
     let own = std::env::current_exe().map_err(|error| failed("finding collrun", error))?;
     let variables = variables(arguments)?;
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments, words: &[OsString]) -> Result<Option<u8
     for node in 0..hosts.len() {
         let order = Order { folder: folder.clone(), arguments: flags(arguments, &hosts, node, words), variables: variables.clone() };
         if let Err(error) = launchers.start(node, &order, &sender) {
-            say("collrun", &format!("starting {} for {}: {error}", arguments.ssh, hosts[node].name));
+            say("collrun", &format!("starting {} for {}: {}", arguments.ssh, hosts[node].name, explained(&error)));
             launchers.give_up(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
             break;
         }
@@ -101,6 +101,8 @@ struct Launcher {
     child: Child,
     /// What is written to its standard input, by a thread: a connection that is not there yet takes nothing.
     input: Option<Sender<Vec<u8>>>,
+    /// With exit code 0.
+    succeeded: bool,
     /// It has ended, and its number may be another process's.
     ended: bool,
 }
@@ -115,8 +117,11 @@ struct Launchers<'a> {
     failure: Option<Failure>,
     /// The exit code of the launcher that failed first.
     code: Option<u8>,
-    succeeded: bool,
-    interrupted: bool,
+    /// The hosts whose ranks had all succeeded before a failure was heard of.
+    done: Vec<usize>,
+    interrupts: Interrupts,
+    /// The first signal that asked the job to end.
+    asked: Option<i32>,
     /// When connections are cut, and then when what is left is killed.
     ends: Option<Instant>,
     cut: bool,
@@ -131,8 +136,9 @@ impl<'a> Launchers<'a> {
             started: vec![],
             failure: None,
             code: None,
-            succeeded: false,
-            interrupted: false,
+            done: vec![],
+            interrupts: Interrupts::default(),
+            asked: None,
             ends: None,
             cut: false,
         }
@@ -159,27 +165,43 @@ impl<'a> Launchers<'a> {
         let mut command = self.command(&self.hosts[node]);
         // In a group of its own: a terminal's signals come here alone, and are passed on.
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
-        let input = child.stdin.take().map(write_to);
-        if let Some(input) = &input {
-            // Who does not listen any more ends, and that is told.
-            let _ = input.send(order.encode());
-        }
+        let (input, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let pid = Pid::from_child(&child);
+        // From here on it is one of those that are waited for, whatever else fails.
+        self.started.push(Launcher { child, input: None, succeeded: false, ended: false });
         let (carrying, carried) = channel::<()>();
-        if let Some(pipe) = child.stdout.take() {
-            carry(pipe, io::stdout, None, carrying.clone());
-        }
-        if let Some(pipe) = child.stderr.take() {
-            carry(pipe, io::stderr, Some(events.clone()), carrying);
-        }
-        let (pid, events) = (Pid::from_child(&child), events.clone());
-        self.started.push(Launcher { child, input, ended: false });
-        thread::Builder::new().name(self.hosts[node].name.clone()).spawn(move || {
+        let ended = events.clone();
+        in_thread(move || {
             wait_for_end(pid);
             // It is closed when all has been carried.
             let _ = carried.recv_timeout(LAST_WORDS);
-            let _ = events.send(Event::Ended(node));
-        })?;
+            let _ = ended.send(Event::Ended(node));
+        })
+        .inspect_err(|_| self.abandon(node))?;
+        if let (Some(pipe), Some(launcher)) = (input, self.started.get_mut(node)) {
+            let input = write_to(pipe)?;
+            // Who does not listen any more ends, and that is told.
+            let _ = input.send(order.encode());
+            launcher.input = Some(input);
+        }
+        let continued = format!("[{}] ", self.hosts[node].name);
+        if let Some(pipe) = stdout {
+            carry(Carrier::new(Stream::Output, &continued, None), pipe, carrying.clone())?;
+        }
+        if let Some(pipe) = stderr {
+            let events = events.clone();
+            let hear = Box::new(move |failure| drop(events.send(Event::Failed(failure))));
+            carry(Carrier::new(Stream::Error, &continued, Some(hear)), pipe, carrying)?;
+        }
         Ok(())
+    }
+
+    /// Ends a launcher whose end nobody will tell.
+    fn abandon(&mut self, node: usize) {
+        let Some(launcher) = self.started.get_mut(node) else { return };
+        let _ = launcher.child.kill();
+        let _ = launcher.child.wait();
+        launcher.ended = true;
     }
 
     fn wait(&mut self, events: &Receiver<Event>) -> u8 {
@@ -197,30 +219,47 @@ impl<'a> Launchers<'a> {
         }
         if let Some(failure) = &self.failure {
             tell_user(failure);
+            self.say_done();
         }
-        if self.arguments.keep_going && self.succeeded { 0 } else { self.code.unwrap_or(0) }
+        if self.arguments.keep_going && self.started.iter().any(|launcher| launcher.succeeded) { 0 } else { self.code.unwrap_or(0) }
+    }
+
+    /// Says which hosts were done before the failure: the others may have lost their ranks.
+    fn say_done(&self) {
+        let names: Vec<&str> = self.done.iter().take(NAMED).map(|node| &*self.hosts[*node].name).collect();
+        if !names.is_empty() {
+            let more = if self.done.len() > NAMED { format!(" and {} more", self.done.len() - NAMED) } else { String::new() };
+            say("collrun", &format!("all ranks of {}{more} had ended before with exit code 0", names.join(", ")));
+        }
     }
 
     /// All hosts tell the first failure that they know of.
     fn failed(&mut self, failure: Failure) {
-        if self.failure.as_ref().is_none_or(|first| failure.time < first.time) {
-            self.failure = Some(failure);
-        }
+        self.failure = Some(match self.failure.take() {
+            None => failure,
+            Some(first) if failure.time < first.time => failure.and_done_before(first.done_before),
+            Some(first) => first.and_done_before(failure.done_before),
+        });
     }
 
     fn ended(&mut self, node: usize) {
         let Some(launcher) = self.started.get_mut(node) else { return };
         (launcher.ended, launcher.input) = (true, None);
         let (code, ended) = match launcher.child.wait() {
-            Ok(status) if status.success() => return self.succeeded = true,
+            Ok(status) if status.success() => {
+                launcher.succeeded = true;
+                return self.done.extend(self.failure.is_none().then_some(node));
+            }
             Ok(status) => (status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1), status.to_string()),
             Err(error) => (1, error.to_string()),
         };
         if self.code.is_some() {
             return;
         }
-        self.code = Some(u8::try_from(code).unwrap_or(1));
-        if self.failure.is_none() && !self.interrupted {
+        // One whose connection was cut has not failed, it was ended.
+        let of_signal = self.asked.filter(|_| self.cut).map(|signal| 128 + signal);
+        self.code = Some(u8::try_from(of_signal.unwrap_or(code)).unwrap_or(1));
+        if self.failure.is_none() && self.asked.is_none() {
             self.say_ended(node, code, &ended);
         }
         if !self.arguments.keep_going {
@@ -261,11 +300,20 @@ impl<'a> Launchers<'a> {
     }
 
     fn pass_on(&mut self, signal: i32) {
-        self.interrupted = true;
-        self.tell(signal);
-        // The other signals ask nobody to end.
-        if [SIGINT, SIGTERM, SIGQUIT].contains(&signal) {
-            self.ends.get_or_insert(Instant::now() + self.arguments.grace.unwrap_or(Job::GRACE_AFTER_SIGNAL) + BEYOND);
+        let grace = self.arguments.grace.unwrap_or(Job::GRACE_AFTER_SIGNAL);
+        match self.interrupts.heard(signal, Instant::now()) {
+            Request::Nothing => self.tell(signal),
+            Request::Stop => {
+                self.asked = Some(signal);
+                self.tell(signal);
+                self.ends.get_or_insert(Instant::now() + grace + BEYOND);
+            }
+            Request::Kill => {
+                say("collrun", &format!("asked to end once more ({}); killing all ranks", signal_name(signal)));
+                self.tell(SIGKILL);
+                let soon = Instant::now() + BEYOND;
+                self.ends = Some(self.ends.map_or(soon, |until| until.min(soon)));
+            }
         }
     }
 
@@ -300,39 +348,30 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 
+/// Starts a thread; without one there is an error, and no panic.
+fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name("host".into()).spawn(work).map(drop)
+}
+
+/// Carries what comes through a pipe, from a thread of its own. `carrying` is dropped at the end.
+fn carry(carrier: Carrier, pipe: impl Read + AsFd + Send + 'static, carrying: Sender<()>) -> io::Result<()> {
+    in_thread(move || {
+        carrier.carry(pipe);
+        drop(carrying);
+    })
+}
+
 /// Writes what is sent, from a thread of its own, until nobody can send or nobody reads.
-fn write_to(mut pipe: impl Write + Send + 'static) -> Sender<Vec<u8>> {
+fn write_to(mut pipe: impl Write + Send + 'static) -> io::Result<Sender<Vec<u8>>> {
     let (sender, messages) = channel::<Vec<u8>>();
-    thread::spawn(move || {
+    in_thread(move || {
         for message in messages {
             if pipe.write_all(&message).is_err() {
                 return;
             }
         }
-    });
-    sender
-}
-
-/// Carries lines from a host to a stream of ours; a failure that its launcher tells is an event. `carrying` is dropped at the end.
-fn carry<W: Write + 'static>(pipe: impl Read + Send + 'static, stream: fn() -> W, failures: Option<Sender<Event>>, carrying: Sender<()>) {
-    thread::spawn(move || {
-        let mut lines = BufReader::new(pipe);
-        let mut line = Vec::new();
-        while lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-            let told = failures.as_ref().zip(line.strip_prefix(&[FAILURE]).and_then(Failure::from_json));
-            match told {
-                Some((events, failure)) => drop(events.send(Event::Failed(failure))),
-                None => {
-                    let mut stream = stream();
-                    if stream.write_all(&line).and_then(|()| stream.flush()).is_err() {
-                        break;
-                    }
-                }
-            }
-            line.clear();
-        }
-        drop(carrying);
-    });
+    })?;
+    Ok(sender)
 }
 
 #[cfg(test)]

@@ -12,6 +12,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use limit::Limit;
 
+#[path = "collrun/ends.rs"]
+mod ends;
+#[path = "collrun/live.rs"]
+mod live;
+#[path = "collrun/scarce.rs"]
+mod scarce;
+
 #[path = "../../tests/common/interrupts.rs"]
 #[allow(unreachable_pub, reason = "tests of several programs are made of it")]
 mod interrupts;
@@ -286,19 +293,19 @@ fn a_job_that_is_told_to_stop_is_not_begun_anew() {
 #[test]
 fn ranks_that_are_deaf_to_a_signal_are_killed_in_the_end() {
     interrupts::heed();
-    let mut child = collrun("--grace 0.2", "trap '' INT; echo $$; while :; do sleep 0.01; done")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let _limit = Limit::on(&child);
-    let mut lines = BufReader::new(child.stdout.take().unwrap());
-    lines.read_line(&mut String::new()).unwrap();
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.contains("still running 0.2 s after SIGINT: rank 0; killing"), "{said}");
-    assert_eq!(child.wait().unwrap().code(), Some(137));
+    for (signal, name, code) in [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143)] {
+        let script = format!("trap '' {name}; echo $$; while :; do sleep 0.01; done");
+        let mut child = collrun("--grace 0.2", &script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let _limit = Limit::on(&child);
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        lines.read_line(&mut String::new()).unwrap();
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        // The signal ended the job, and the rank did not fail.
+        assert_eq!(said, format!("collrun: still running 0.2 s after SIG{name}: rank 0; killing\n"));
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+    }
 }
 
 /// Two launchers of one job at a port, each with flags and a script of its own.

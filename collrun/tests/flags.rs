@@ -1,4 +1,4 @@
-//! The guide's tables of torchrun's flags and variables, row by row: what they say is served runs, and what they say is refused is, with those
+//! The guide's tables of torchrun's flags and variables and of mpirun's flags, row by row: what they say is served runs, and what they say is refused is, with those
 //! words. And torchrun's own command lines.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -107,7 +107,7 @@ fn every_flag_and_variable_is_in_a_table() {
 #[test]
 fn every_row_of_the_table_is_true() {
     let has_python = Command::new("python3").arg("--version").output().is_ok();
-    for entry in entries("torchrun").into_iter().chain(entries("variable")) {
+    for entry in ["torchrun", "variable", "mpirun"].into_iter().flat_map(entries) {
         let both = entry.names.iter().flat_map(|name| match name.strip_prefix("--") {
             Some(words) => vec![name.clone(), format!("--{}", words.replace('-', "_"))],
             None => vec![name.clone()],
@@ -121,6 +121,48 @@ fn every_row_of_the_table_is_true() {
             }
         }
     }
+}
+
+#[test]
+fn mpirun_s_command_lines_run_on_one_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = folder.path().join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    let run = |flags: &str, variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
+        command.args(flags.split_whitespace()).args(["sh", "-c", "echo $WORLD_SIZE; pwd"]).envs(variables.iter().copied());
+        command.current_dir(folder.path()).stdin(Stdio::null()).output().unwrap()
+    };
+    let inner = std::fs::canonicalize(inner).unwrap();
+    for flags in ["-np 1 -wdir inner", "-n 1 --chdir inner", "--nproc-per-node 3 --np 1 --wdir inner"] {
+        let output = run(flags, &[("PET_NPROC_PER_NODE", "5")]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), format!("[0] 1\n[0] {}\n", inner.display()), "{flags}: {output:?}");
+    }
+    for (flags, words) in [
+        ("-np 4 --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 7", "-n 4: mpirun counts the ranks of all hosts together"),
+        ("-np 4 --hosts a,b", "-n 4: mpirun counts the ranks of all hosts together"),
+        ("-n 2 --hosts a:2", "given twice"),
+        ("-n 2 -wdir absent", "--wdir absent: there is no such folder on this host"),
+        ("-host a,b", "give --hosts a,b"),
+    ] {
+        let output = run(flags, &[]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(words) && said.lines().count() == 1, "{flags}: {output:?}");
+    }
+}
+
+/// As in mpirun, a program's path counts from the folder in which it starts.
+#[test]
+fn a_program_is_looked_for_where_it_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    std::fs::copy("/bin/true", &program).unwrap();
+    let run = |folder: &Path, program: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
+        command.args(["-n", "2", "--wdir"]).arg(folder).arg(program).current_dir("/").stdin(Stdio::null()).output().unwrap()
+    };
+    assert!(run(folder.path(), "./program").status.success());
+    assert_eq!(run(Path::new("/"), "./program").status.code(), Some(127));
 }
 
 #[test]

@@ -187,12 +187,16 @@ fn a_host_that_cannot_be_reached_stops_the_others() {
 #[test]
 fn words_that_contradict_each_other_are_refused() {
     let ssh = Ssh::of_one_host();
+    std::fs::write(ssh.file("bad"), "far\na`id`\n").unwrap();
     for (flags, words) in [
         ("--hosts far --nnodes 2", "cannot be used with"),
         ("--hosts far --local-addr 10.0.0.1", "cannot be used with"),
         ("--hosts far:2 --nproc-per-node 2", "given twice"),
         ("--hosts far:2,near:3", "every host gets as many ranks"),
         ("--hosts=-oProxyCommand=x", "none of"),
+        ("--hosts me@-oProxyCommand=id", "--hosts, entry 1: \"me@-oProxyCommand=id\" is none of"),
+        ("--hosts far,a$(id)", "--hosts, entry 2: \"a$(id)\" is none of"),
+        ("--hostfile bad", "--hostfile bad, line 2: \"a`id`\" is none of"),
         ("--hosts far --env NOT_SET_ANYWHERE", "not set here"),
         ("--hosts far --numa-binding node", "numactl"),
         ("--hostfile absent", "absent"),
@@ -227,6 +231,49 @@ fn ranks_end_with_the_launcher_that_started_them_from_afar() {
     job.kill().unwrap();
     job.wait().unwrap();
     assert!(ends(&rank));
+}
+
+#[test]
+fn what_ranks_there_have_started_ends_with_a_launcher_that_is_killed() {
+    let ssh = Ssh::of_one_host();
+    // A shell waits for its program, and says who started it.
+    let (job, _lines, pids) = started(ssh.collrun("--hosts far", "sleep 600 & echo $PPID $!; wait; echo done"));
+    let (launcher, program) = pids.split_once(' ').unwrap();
+    let program = handle(program);
+    kill_process(Pid::from_raw(launcher.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    assert!(ends(&program), "a program that a rank had started outlived its launcher");
+    let run = job.wait_with_output().unwrap();
+    assert_eq!(run.status.code(), Some(137), "{run:?}");
+}
+
+#[test]
+fn pressing_ctrl_c_twice_ends_deaf_ranks_there_at_once() {
+    interrupts::heed();
+    let ssh = Ssh::of_one_host();
+    let (mut job, _lines, _) = started(ssh.collrun("--hosts far --grace 3600", "trap '' INT; echo $$; while :; do sleep 0.01; done"));
+    let process = handle(&job.id().to_string());
+    let pause = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    while poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&pause)).unwrap() == 0 {
+        kill_process(Pid::from_child(&job), Signal::INT).unwrap();
+    }
+    let mut said = String::new();
+    job.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!((said.as_str(), job.wait().unwrap().code()), ("collrun: asked to end once more (SIGINT); killing all ranks\n", Some(130)));
+}
+
+#[test]
+fn a_progress_bar_there_is_live_behind_its_rank() {
+    let ssh = Ssh::of_one_host();
+    let script = format!("printf '\r 10%%'; while [ ! -e {} ]; do sleep 0.01; done; printf '\r100%%\n'", ssh.file("seen").display());
+    let mut job = ssh.collrun("--hosts far", &script).spawn().unwrap();
+    let mut shown = job.stdout.take().unwrap();
+    let mut first = [0; "\r[far 0]  10%".len()];
+    shown.read_exact(&mut first).unwrap();
+    std::fs::write(ssh.file("seen"), "").unwrap();
+    let mut rest = String::new();
+    shown.read_to_string(&mut rest).unwrap();
+    assert_eq!((&first, rest.as_str()), (b"\r[far 0]  10%", "\r[far 0] 100%\n"));
+    assert!(job.wait().unwrap().success());
 }
 
 #[test]
@@ -320,4 +367,23 @@ fn a_host_whose_connection_breaks_ends_the_job_everywhere() {
     let run = job.wait_with_output().unwrap();
     assert!(run.status.code() == Some(137) && said(&run).contains("collrun on 10.99.5.2 ended"), "{run:?}");
     assert_eq!((left_on(&hosts, 0), left_on(&hosts, 1)), (String::new(), String::new()));
+}
+
+#[test]
+fn a_host_that_was_done_too_early_is_named_beside_the_failure() {
+    let hosts = match Hosts::up(6, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let ssh = to_hosts(&hosts, 6);
+    // The second host's rank is done; the first one's fails once the launcher there is gone.
+    let script = format!(
+        "if [ $RANK = 1 ]; then echo $PPID >{0}.new; mv {0}.new {0}; exit; fi; while [ ! -e {0} ]; do sleep 0.01; done; \
+         while kill -0 $(cat {0}) 2>/dev/null; do sleep 0.01; done; exit 3",
+        ssh.file("launcher").display()
+    );
+    let run = ssh.output("--hosts 10.99.6.1,10.99.6.2", &script);
+    let text = said(&run);
+    assert_eq!(run.status.code(), Some(3), "{run:?}");
+    assert!(text.ends_with(": exit code 3\ncollrun: all ranks of 10.99.6.2 had ended before with exit code 0\n"), "{text}");
 }

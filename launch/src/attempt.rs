@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
 
 use super::arrivals::Place;
+use super::guardian::Guardian;
 use super::hosts::{Hosts, Watch};
-use super::supervisor::{self, Event, Outcome, Supervisor};
-use super::{End, Job, Output, Refused, Store, child, output};
+use super::signals::on_signals;
+use super::supervisor::{Event, Outcome, Supervisor};
+use super::terminal::say;
+use super::{End, Job, Output, Refused, Store, child, limits, output};
 use collectives::Secret;
 
 /// Where the files of a job lie: the user's folder, or one that goes with the job.
@@ -16,15 +19,33 @@ struct Files {
 }
 
 impl Files {
-    fn new(job: &Job) -> std::io::Result<Self> {
-        if let Some(base) = &job.log_folder {
-            std::fs::create_dir_all(base)?;
-            let run = job.run_id.as_deref().unwrap_or("collrun").replace('/', "_");
-            let folder = tempfile::Builder::new().prefix(&format!("{run}_")).tempdir_in(base)?.keep();
-            return Ok(Self { folder, _removed: None });
+    /// In the folder that was asked for.
+    fn kept(job: &Job, base: &Path) -> std::io::Result<Self> {
+        std::fs::create_dir_all(base)?;
+        let run = job.run_id.as_deref().unwrap_or("collrun").replace('/', "_");
+        let folder = tempfile::Builder::new().prefix(&format!("{run}_")).tempdir_in(base)?.keep();
+        Ok(Self { folder, _removed: None })
+    }
+
+    /// For error files alone, which a job can do without; as containers have to whose file systems cannot be written. What is said of that.
+    fn removed() -> (Option<Self>, Option<String>) {
+        let (usual, shared) = (std::env::temp_dir(), Path::new("/dev/shm"));
+        let made = |base: &Path| {
+            let folder = tempfile::Builder::new().prefix("collrun-").tempdir_in(base)?;
+            Ok::<_, std::io::Error>(Self { folder: folder.path().to_owned(), _removed: Some(folder) })
+        };
+        let error = match made(&usual) {
+            Ok(files) => return (Some(files), None),
+            Err(error) => error,
+        };
+        let why = format!("no folder can be made in {} ({error}; TMPDIR names another one)", usual.display());
+        match made(shared) {
+            Ok(files) => {
+                let said = format!("{why}: the ranks' error files are in {} while they run", files.folder.display());
+                (Some(files), Some(said))
+            }
+            Err(_) => (None, Some(format!("{why}, nor in {}: ranks have no error files to say why they fail", shared.display()))),
         }
-        let removed = tempfile::Builder::new().prefix("collrun-").tempdir()?;
-        Ok(Self { folder: removed.path().to_owned(), _removed: Some(removed) })
     }
 }
 
@@ -34,17 +55,19 @@ struct Attempts<'a> {
     job: &'a Job,
     store: &'a Store,
     hosts: Option<Hosts>,
-    files: Files,
+    files: Option<Files>,
+    guardian: Option<Guardian>,
     sender: Sender<Event>,
 }
 
 /// Runs a job to its end.
 pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>) -> Result<End, Refused> {
-    let failed = |doing: String| move |error: std::io::Error| Refused { message: format!("{doing}: {error}"), code: 1 };
+    let failed =
+        |doing: String| move |error: std::io::Error| Refused { message: format!("{doing}: {}", limits::explained(&error)), code: 1 };
     // Signals first: from here on none of them can end this process before its ranks have heard of it.
     let (sender, events) = std::sync::mpsc::channel();
     let signals = sender.clone();
-    supervisor::on_signals(&job.signals, move |signal| signals.send(Event::Signal(signal)).is_ok())
+    on_signals(&job.signals, move |signal| signals.send(Event::Signal(signal)).is_ok())
         .map_err(failed("waiting for signals".to_owned()))?;
     if job.controlled {
         super::control::listen(&sender).map_err(failed("listening to the launcher that started this one".to_owned()))?;
@@ -52,11 +75,23 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
     if job.output == Output::FirstRank {
         super::broken_pipe::listen(&sender).map_err(failed("waiting for ranks whose output nobody reads".to_owned()))?;
     }
-    let base = job.log_folder.as_deref().map_or_else(std::env::temp_dir, Path::to_path_buf);
-    let files = Files::new(job).map_err(failed(format!("making a folder for the ranks' files in {}", base.display())))?;
-    if job.log_folder.is_some() {
-        supervisor::say(name, &format!("the ranks' files are in {}", files.folder.display()));
-    }
+    let (files, said) = match &job.log_folder {
+        Some(base) => {
+            let doing = format!("making a folder for the ranks' files in {}", base.display());
+            let files = Files::kept(job, base).map_err(failed(doing))?;
+            let said = format!("the ranks' files are in {}", files.folder.display());
+            (Some(files), Some(said))
+        }
+        None => Files::removed(),
+    };
+    said.iter().for_each(|said| say(name, said));
+    let guardian = Guardian::start().inspect_err(|error| {
+        let why = limits::explained(error);
+        say(
+            name,
+            &format!("should {name} be killed, programs that ranks have started may live on, as nobody can be started to watch: {why}"),
+        );
+    });
     let hosts = (job.nodes > 1).then(|| Hosts {
         name: name.to_owned(),
         place: Place { address: store.address.clone(), port: store.port, secret: secret.cloned() },
@@ -64,7 +99,7 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
         node: job.node,
         patience: job.patience,
     });
-    Attempts { name, job, store, hosts, files, sender }.run(events)
+    Attempts { name, job, store, hosts, files, guardian: guardian.ok(), sender }.run(events)
 }
 
 impl Attempts<'_> {
@@ -76,7 +111,7 @@ impl Attempts<'_> {
             if may_restart {
                 let cause = outcome.failure.as_ref().map_or_else(String::new, |failure| format!(", since failed {failure}"));
                 let next = attempt + 1;
-                supervisor::say(self.name, &format!("starting all ranks anew, {next} of {}{cause}", self.job.most_restarts));
+                say(self.name, &format!("starting all ranks anew, {next} of {}{cause}", self.job.most_restarts));
                 continue;
             }
             return Ok(End { code: outcome.code, failure: outcome.failure });
@@ -87,20 +122,11 @@ impl Attempts<'_> {
     /// Starts all ranks of this host and waits until the attempt is over for this host; for all hosts where they may be started anew.
     fn attempt(&self, attempt: u32, events: Receiver<Event>) -> Result<(Outcome, Receiver<Event>), Refused> {
         let watch = self.watch(attempt)?;
-        let mut supervisor = Supervisor::new(self.name, self.job, attempt, self.hosts.clone(), self.sender.clone(), events);
+        let mut supervisor =
+            Supervisor::new(self.name, self.job, attempt, self.hosts.clone(), self.guardian.as_ref(), self.sender.clone(), events);
         let mut forwarders = output::Forwarders::default();
         for local_rank in 0..self.job.local_world_size {
-            let rank = self.job.node * self.job.local_world_size + local_rank;
-            let refused = |doing: &str, error: std::io::Error| Refused { message: format!("{doing} rank {rank}: {error}"), code: 1 };
-            let folder = self.files.folder.join(format!("attempt_{attempt}")).join(local_rank.to_string());
-            std::fs::create_dir_all(&folder).map_err(|error| refused("making a folder for", error))?;
-            let ends = output::Ends::open(self.job.output, &self.job.logs, local_rank, &folder);
-            let ends = ends.map_err(|error| refused("making log files for", error))?;
-            let place = child::Place { local_rank, attempt, error_file: folder.join("error.json") };
-            let (mut child, copies) =
-                child::spawn(self.job, self.store, &place, ends).map_err(|error| child::refused(&self.job.program, rank, &error))?;
-            forwarders.attach(&child::prefix(self.job, local_rank), copies, &mut child);
-            supervisor.watch(rank, local_rank, place.error_file, child).map_err(|error| refused("watching", error))?;
+            self.start(attempt, local_rank, &mut supervisor, &mut forwarders)?;
         }
         let outcome = supervisor.wait();
         let events = supervisor.close();
@@ -109,8 +135,44 @@ impl Attempts<'_> {
         Ok((outcome, events))
     }
 
+    /// Starts a rank. Those that were started before it end with the supervisor where it cannot be.
+    fn start(
+        &self,
+        attempt: u32,
+        local_rank: usize,
+        supervisor: &mut Supervisor<'_>,
+        forwarders: &mut output::Forwarders,
+    ) -> Result<(), Refused> {
+        let rank = self.job.node * self.job.local_world_size + local_rank;
+        let refused = |doing: &str, error: std::io::Error| Refused {
+            message: format!("{doing} rank {rank}: {}", limits::explained(&error)),
+            code: 1,
+        };
+        let folder = self.folder(attempt, local_rank).map_err(|error| refused("making a folder for", error))?;
+        let ends = output::Ends::open(self.job.output, &self.job.logs, local_rank, folder.as_deref());
+        let ends = ends.map_err(|error| refused("making log files for", error))?;
+        let place = child::Place { local_rank, attempt, error_file: folder.map(|folder| folder.join("error.json")) };
+        let line = self.guardian.as_ref().map(Guardian::line);
+        let (mut child, copies) =
+            child::spawn(self.job, self.store, &place, ends, line).map_err(|error| child::refused(&self.job.program, rank, &error))?;
+        let pipes = (child.stdout.take(), child.stderr.take());
+        supervisor.watch(rank, local_rank, place.error_file, child).map_err(|error| refused("watching", error))?;
+        forwarders.attach(&child::prefix(self.job, local_rank), copies, pipes).map_err(|error| refused("carrying the output of", error))
+    }
+
+    /// Makes the folder of a rank's files. Without one it has no error file, which is nothing but a convenience.
+    fn folder(&self, attempt: u32, local_rank: usize) -> std::io::Result<Option<PathBuf>> {
+        let Some(files) = &self.files else { return Ok(None) };
+        let folder = files.folder.join(format!("attempt_{attempt}")).join(local_rank.to_string());
+        match std::fs::create_dir_all(&folder) {
+            Ok(()) => Ok(Some(folder)),
+            Err(error) if self.job.log_folder.is_some() => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
     fn watch(&self, attempt: u32) -> Result<Option<Watch>, Refused> {
         let watch = self.hosts.as_ref().map(|hosts| hosts.watch(attempt, &self.sender)).transpose();
-        watch.map_err(|error| Refused { message: format!("watching the other hosts: {error}"), code: 1 })
+        watch.map_err(|error| Refused { message: format!("watching the other hosts: {}", limits::explained(&error)), code: 1 })
     }
 }

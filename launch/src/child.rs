@@ -1,34 +1,48 @@
-//! One rank as a process: its variables, its process group, and its death with ours.
+//! One rank as a process: its variables, its folder, its process group, and its death with ours.
 
 #![expect(unsafe_code, reason = "pre_exec: the death signal must be asked for between fork and exec")]
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 
 use super::output::Ends;
-use super::{Job, Refused, Store};
+use super::{Job, Refused, Store, guardian, limits};
 
 /// How many threads OpenMP starts in a rank.
 const THREADS: &str = "OMP_NUM_THREADS";
 /// Which devices are visible.
 const DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Which rank of this host, in which attempt, and where it says why it fails.
+/// Where a rank says why it fails.
+const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+
+/// Which rank of this host, in which attempt, and where it says why it fails, if there is a place for that.
 pub(super) struct Place {
     pub(super) local_rank: usize,
     pub(super) attempt: u32,
-    pub(super) error_file: PathBuf,
+    pub(super) error_file: Option<PathBuf>,
 }
 
-/// Starts the rank in a process group of its own, so that signals reach all that it starts. Gives back the files to which its output is copied.
-pub(super) fn spawn(job: &Job, store: &Store, place: &Place, ends: Ends) -> io::Result<(Child, [Option<File>; 2])> {
+/// Starts the rank in a process group of its own, so that signals reach all that it starts, and tells the guardian of it where there is one.
+/// Gives back the files to which its output is copied.
+pub(super) fn spawn(
+    job: &Job,
+    store: &Store,
+    place: &Place,
+    ends: Ends,
+    guardian: Option<Arc<OwnedFd>>,
+) -> io::Result<(Child, [Option<File>; 2])> {
     let mut command = Command::new(&job.program);
+    // That of a launcher above this one is not a rank's.
+    command.env_remove(ERROR_FILE);
     command.args(&job.arguments).envs(job.variables.iter().cloned()).envs(variables(job, store, place));
     if job.local_world_size > 1 && std::env::var_os(THREADS).is_none() {
         // As torchrun has it: a library in each rank that takes every processor for itself would slow all of them down.
@@ -39,12 +53,21 @@ pub(super) fn spawn(job: &Job, store: &Store, place: &Place, ends: Ends) -> io::
         .stdout(ends.stdout)
         .stderr(ends.stderr)
         .process_group(0);
+    if let Some(folder) = &job.folder {
+        command.current_dir(folder);
+    }
     let parent = getpid();
+    let before_exec = move || {
+        die_with(parent)?;
+        // It leads its process group, so their numbers are one.
+        guardian.iter().for_each(|line| guardian::tell(line, getpid().as_raw_nonzero().get()));
+        Ok(())
+    };
     // SAFETY:
-    // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls;
-    // - it allocates nothing and takes no lock: its errors are made of numbers;
-    // - it captures one `Pid`, which is `Copy`, so nothing is dropped in the child.
-    unsafe { command.pre_exec(move || die_with(parent)) };
+    // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls, `tell` one, and `getpid` is one;
+    // - they allocate nothing and take no lock: errors are made of numbers;
+    // - it captures a `Pid` and a counted descriptor by value and only borrows them: the child ends by exec or _exit, so it drops neither.
+    unsafe { command.pre_exec(before_exec) };
     Ok((command.spawn()?, ends.copies))
 }
 
@@ -72,8 +95,8 @@ fn variables(job: &Job, store: &Store, place: &Place) -> Vec<(&'static str, Stri
         ("TORCHELASTIC_RESTART_COUNT", attempt.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", job.most_restarts.to_string()),
         ("TORCHELASTIC_RUN_ID", run_id),
-        ("TORCHELASTIC_ERROR_FILE", error_file.to_string_lossy().into_owned()),
     ];
+    variables.extend(error_file.as_ref().map(|path| (ERROR_FILE, path.to_string_lossy().into_owned())));
     if job.virtual_local_rank {
         variables.push((DEVICES, device(std::env::var(DEVICES).ok().as_deref(), *local_rank)));
     }
@@ -118,7 +141,7 @@ pub(super) fn refused(program: &OsStr, rank: usize, error: &io::Error) -> Refuse
     match error.kind() {
         io::ErrorKind::NotFound => Refused { message: format!("{program:?}: program not found"), code: 127 },
         io::ErrorKind::PermissionDenied => Refused { message: format!("{program:?}: not allowed to run it: {error}"), code: 126 },
-        _ => Refused { message: format!("starting rank {rank}, {program:?}: {error}"), code: 126 },
+        _ => Refused { message: format!("starting rank {rank}, {program:?}: {}", limits::explained(error)), code: 126 },
     }
 }
 
@@ -129,7 +152,7 @@ mod tests {
     use super::*;
 
     fn of(job: &Job, store: &Store, local_rank: usize) -> HashMap<&'static str, String> {
-        variables(job, store, &Place { local_rank, attempt: 2, error_file: "error.json".into() }).into_iter().collect()
+        variables(job, store, &Place { local_rank, attempt: 2, error_file: None }).into_iter().collect()
     }
 
     fn job(local_world_size: usize, nodes: usize, node: usize) -> Job {

@@ -30,7 +30,13 @@ pub struct Failure {
     pub time: u64,
     /// What it said of its failure, where it did.
     pub cause: Option<String>,
+    /// Ranks that had succeeded before, as far as is known: one that returned too early is what others lose.
+    #[serde(default)]
+    pub done_before: Vec<usize>,
 }
+
+/// The ranks that are named; the others are counted.
+const NAMED: usize = 8;
 
 impl Failure {
     /// As one line of JSON, without its end.
@@ -38,6 +44,15 @@ impl Failure {
     pub fn to_json(&self) -> Vec<u8> {
         // Neither text nor numbers are ever refused.
         serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// The same, with more ranks that had succeeded before.
+    #[must_use]
+    pub fn and_done_before(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
+        self.done_before.extend(ranks);
+        self.done_before.sort_unstable();
+        self.done_before.dedup();
+        self
     }
 
     /// What [`Failure::to_json`] made; `None` where it is something else.
@@ -49,12 +64,20 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, rank, local_rank, pid, ended, time, cause, .. } = self;
+        let Self { host, rank, local_rank, pid, ended, time, cause, done_before, .. } = self;
         write!(f, "rank {rank} (local rank {local_rank}) on {host}, pid {pid}, at {}: {ended}", time_of_day(*time))?;
-        match cause {
-            Some(cause) => cause.trim_end().lines().try_for_each(|line| write!(f, "\n  {line}")),
-            None => Ok(()),
+        if let Some(cause) = cause {
+            cause.trim_end().lines().try_for_each(|line| write!(f, "\n  {line}"))?;
         }
+        if done_before.is_empty() {
+            return Ok(());
+        }
+        let (ranks, them) = if let [_] = done_before[..] { ("rank", "it") } else { ("ranks", "them") };
+        let mut names = done_before.iter().take(NAMED).map(usize::to_string).collect::<Vec<_>>().join(", ");
+        if done_before.len() > NAMED {
+            names += &format!(" and {} more", done_before.len() - NAMED);
+        }
+        write!(f, "\n  {ranks} {names} had ended before with exit code 0: if it needed {them}, that is the cause")
     }
 }
 
@@ -142,7 +165,7 @@ mod tests {
         let cause = Some("all_reduce: lost rank 2\nand more\n".to_owned());
         let ended = "exit code 3".to_owned();
         let time = (17 * 3600 + 46 * 60 + 1) * 1_000_000_000;
-        let failure = Failure { host: "a".into(), rank: 5, local_rank: 1, pid: 7, ended, code: 3, time, cause };
+        let failure = Failure { host: "a".into(), rank: 5, local_rank: 1, pid: 7, ended, code: 3, time, cause, done_before: vec![] };
         let words = "rank 5 (local rank 1) on a, pid 7, at 17:46:01 UTC: exit code 3\n  all_reduce: lost rank 2\n  and more";
         assert_eq!(failure.to_string(), words);
         assert_eq!(Failure::from_json(&failure.to_json()), Some(failure));
@@ -157,4 +180,17 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         assert_eq!(read(&pipe), None);
     }
+
+    #[test]
+    fn ranks_that_had_succeeded_before_are_named() {
+        let failure = |done_before| Failure { done_before, ..Failure::from_json(WITHOUT_LATER_FIELDS).unwrap() };
+        let last = |done| failure(done).to_string().lines().last().unwrap().to_owned();
+        assert_eq!(last(vec![2]), "  rank 2 had ended before with exit code 0: if it needed it, that is the cause");
+        let many = last((0..20).collect());
+        assert!(many.starts_with("  ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more had ended before with exit code 0: "), "{many}");
+        assert_eq!(failure(vec![4, 2]).and_done_before([3, 2]).done_before, [2, 3, 4]);
+    }
+
+    const WITHOUT_LATER_FIELDS: &[u8] =
+        br#"{"host": "a", "rank": 1, "local_rank": 1, "pid": 7, "ended": "exit code 3", "code": 3, "time": 0, "cause": null}"#;
 }

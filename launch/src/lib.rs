@@ -7,10 +7,15 @@ mod attempt;
 mod broken_pipe;
 mod child;
 mod control;
+mod exit;
 mod failure;
+mod guardian;
 mod hosts;
+mod limits;
 mod output;
+mod signals;
 mod supervisor;
+mod terminal;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,10 +26,14 @@ use std::time::Duration;
 pub use broken_pipe::end_unread;
 use collectives::Secret;
 use collectives::store::{TcpStore, TcpStoreServer};
+pub use exit::wait_for_end;
 pub use failure::Failure;
-pub use output::{Logs, Output, Streams};
+pub use guardian::guard;
+pub use limits::{explained, hint};
+pub use output::{Logs, Output, Streams, carry};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-pub use supervisor::{on_signals, say, wait_for_end};
+pub use signals::{Interrupts, Request, on_signals, signal_name};
+pub use terminal::{Stream, Writer, say};
 
 /// What to start, how often, and where in the job this host stands.
 #[derive(Debug, Clone)]
@@ -33,6 +42,8 @@ pub struct Job {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+    /// The folder in which ranks start; this program's where it is none.
+    pub folder: Option<PathBuf>,
     /// Variables that all its ranks get beside those that say who they are.
     pub variables: Vec<(OsString, OsString)>,
     /// Ranks on this host.
@@ -51,7 +62,8 @@ pub struct Job {
     pub output: Output,
     /// What of it goes to files.
     pub logs: Logs,
-    /// Where those files and the ranks' error files lie, in a folder of the job's own; one that is removed at the end where it is none.
+    /// Where those files and the ranks' error files lie, in a folder of the job's own. Where it is none, error files lie in one that is removed at the
+    /// end, or there are none where that cannot be made.
     pub log_folder: Option<PathBuf>,
     /// What stands before each line, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` filled in.
     pub prefix: String,
@@ -86,6 +98,7 @@ impl Job {
         Self {
             program,
             arguments,
+            folder: None,
             variables: vec![],
             local_world_size,
             nodes: 1,
@@ -191,8 +204,9 @@ pub enum Found {
 /// Starts the job's ranks and waits for all of them; after a failure once more, as often as the job says.
 /// `name`, the program's, stands before what is said of them on standard error. `secret` is what the store's server knows, where there is one.
 ///
-/// Must be called on a thread that lives as long as the process: the ranks die with it. From here on the job's signals are passed on
-/// to the ranks, unless they were ignored. Costs a process and up to three threads for each rank.
+/// Must be called on a thread that lives as long as the process: the ranks die with it. A program that calls it has to call [`guard`] first of all,
+/// and to end where that says so. From here on the job's signals are passed on to the ranks, unless they were ignored. Costs a process and up to three
+/// threads for each rank, and one process more.
 ///
 /// # Errors
 ///

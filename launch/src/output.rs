@@ -1,16 +1,23 @@
-//! What ranks print, put together line by line.
+//! What ranks print, carried to where it is read: whole lines where they come at once, and what there is of them where they do not.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{ChildStderr, ChildStdout, Stdio};
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A line longer than this is cut: no rank can make the launcher hold more.
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::terminal::{Stream, Writer, ends_line};
+
+/// More of a line than this is not held back: no rank can make the launcher hold more.
 const LONGEST_LINE: usize = 64 << 10;
+/// How long the beginning of a line is held back, as its end mostly comes at once.
+const PARTIAL: Duration = Duration::from_millis(100);
 /// How long to wait, once all ranks have ended, for output that something they left behind still holds open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -97,11 +104,13 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Makes the files that are asked for, in the rank's folder.
-    pub(super) fn open(output: Output, logs: &Logs, local_rank: usize, folder: &Path) -> io::Result<Self> {
+    /// Makes the files that are asked for, in the rank's folder: where any are, there is one.
+    pub(super) fn open(output: Output, logs: &Logs, local_rank: usize, folder: Option<&Path>) -> io::Result<Self> {
         let ways = [1, 2].map(|stream| logs.way(local_rank, stream));
-        let [first, second] = [("stdout.log", ways[0]), ("stderr.log", ways[1])]
-            .map(|(name, way)| if way.file { File::create(folder.join(name)).map(Some) } else { Ok(None) });
+        let [first, second] = [("stdout.log", ways[0]), ("stderr.log", ways[1])].map(|(name, way)| match folder.filter(|_| way.file) {
+            Some(folder) => File::create(folder.join(name)).map(Some),
+            None => Ok(None),
+        });
         let (mut copies, mut streams) = ([first?, second?], [Stdio::piped(), Stdio::piped()]);
         let inherits = output == Output::Inherited || (output == Output::FirstRank && local_rank == 0);
         for stream in 0..2 {
@@ -137,28 +146,26 @@ impl Default for Forwarders {
 
 impl Forwarders {
     /// Carries what this rank prints, as far as it was given pipes, each line behind `prefix`.
-    pub(super) fn attach(&mut self, prefix: &str, copies: [Option<File>; 2], child: &mut Child) {
+    pub(super) fn attach(&mut self, prefix: &str, copies: [Option<File>; 2], pipes: Pipes) -> io::Result<()> {
         let [to_stdout, to_stderr] = copies;
-        if let Some(pipe) = child.stdout.take() {
-            self.carry(prefix, Copied { pipe, copy: to_stdout }, io::stdout);
+        if let Some(pipe) = pipes.0 {
+            self.carry(Writer::new(Stream::Output, prefix, prefix), Copied { pipe, copy: to_stdout })?;
         }
-        if let Some(pipe) = child.stderr.take() {
-            self.carry(prefix, Copied { pipe, copy: to_stderr }, io::stderr);
+        if let Some(pipe) = pipes.1 {
+            self.carry(Writer::new(Stream::Error, prefix, prefix), Copied { pipe, copy: to_stderr })?;
         }
+        Ok(())
     }
 
-    fn carry<W: Write + 'static>(&mut self, prefix: &str, pipe: impl Read + Send + 'static, stream: fn() -> W) {
-        let (done, prefix) = (self.done.clone(), prefix.to_owned());
-        self.started += 1;
-        thread::spawn(move || {
+    fn carry(&mut self, mut writer: Writer, pipe: impl Pipe + Send + 'static) -> io::Result<()> {
+        let done = self.done.clone();
+        thread::Builder::new().name("output".into()).spawn(move || {
             // When our own stream is closed there is nobody to tell; dropping the pipe tells the rank.
-            let _ = forward(&prefix, pipe, |bytes| {
-                let mut stream = stream();
-                stream.write_all(bytes)?;
-                stream.flush()
-            });
+            let _ = forward(pipe, |text| writer.write(text)).and_then(|()| writer.end());
             let _ = done.send(());
-        });
+        })?;
+        self.started += 1;
+        Ok(())
     }
 
     /// Waits until all that ranks printed has been carried.
@@ -170,6 +177,15 @@ impl Forwarders {
             }
         }
     }
+}
+
+/// The pipes into which a rank prints.
+pub(super) type Pipes = (Option<ChildStdout>, Option<ChildStderr>);
+
+/// What a program prints.
+trait Pipe: Read {
+    /// Whether something comes before then, be it the end.
+    fn comes_before(&self, then: Instant) -> bool;
 }
 
 /// A pipe all of which is written to a file, too.
@@ -190,100 +206,107 @@ impl<R: Read> Read for Copied<R> {
     }
 }
 
-/// Carries everything from `pipe`, each line behind `prefix`, several lines at a time but none in pieces.
-fn forward(prefix: &str, mut pipe: impl Read, mut write: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+impl<R: Read + AsFd> Pipe for Copied<R> {
+    fn comes_before(&self, then: Instant) -> bool {
+        let left = then.saturating_duration_since(Instant::now());
+        // It is a fraction of a second.
+        let limit = Timespec::try_from(left).unwrap_or_default();
+        // Where it cannot be asked, reading tells what is wrong.
+        !left.is_zero() && poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&limit)) != Ok(0)
+    }
+}
+
+/// Carries everything that is read to a writer, as [`forward`].
+///
+/// # Errors
+///
+/// When reading fails, or `take` does.
+pub fn carry(pipe: impl Read + AsFd, take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    forward(Copied { pipe, copy: None }, take)
+}
+
+/// Carries everything from `pipe`: several lines at a time, and the beginning of one only where its end does not come at once.
+fn forward(mut pipe: impl Pipe, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut pending: Vec<u8> = Vec::new();
     let mut chunk = [0; 16 << 10];
+    let mut held_since = Instant::now();
     loop {
+        if !pending.is_empty() && !pipe.comes_before(held_since + PARTIAL) {
+            take(&pending)?;
+            pending.clear();
+        }
         let read = match pipe.read(&mut chunk) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
         };
-        pending.extend_from_slice(&chunk[..read]);
-        let ended = read == 0;
-        let ready = match pending.iter().rposition(|byte| *byte == b'\n') {
-            _ if ended || pending.len() >= LONGEST_LINE => pending.len(),
-            Some(newline) => newline + 1,
-            None => continue,
-        };
-        if ready > 0 {
-            write(&prefixed(prefix, &pending[..ready]))?;
-            pending.drain(..ready);
+        if pending.is_empty() {
+            held_since = Instant::now();
         }
-        if ended {
+        pending.extend_from_slice(&chunk[..read]);
+        let whole = pending.iter().rposition(|byte| ends_line(*byte)).map_or(0, |end| end + 1);
+        let ready = if read == 0 || pending.len() >= LONGEST_LINE { pending.len() } else { whole };
+        if ready > 0 {
+            take(&pending[..ready])?;
+            pending.drain(..ready);
+            held_since = Instant::now();
+        }
+        if read == 0 {
             return Ok(());
         }
     }
-}
-
-/// The lines, each behind the prefix and each ended.
-fn prefixed(prefix: &str, lines: &[u8]) -> Vec<u8> {
-    let mut text = Vec::with_capacity(lines.len() + prefix.len());
-    for line in lines.split_inclusive(|byte| *byte == b'\n') {
-        text.extend_from_slice(prefix.as_bytes());
-        text.extend_from_slice(line);
-    }
-    if text.last() != Some(&b'\n') {
-        text.push(b'\n');
-    }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Hands out its pieces one read at a time.
+    /// Hands out its pieces one read at a time; nothing comes for a while before one that is empty.
     struct Pieces(Vec<Vec<u8>>);
 
     impl Read for Pieces {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-            if self.0.is_empty() {
-                return Ok(0);
-            }
-            let piece = self.0.remove(0);
+            let Some(place) = self.0.iter().position(|piece| !piece.is_empty()) else { return Ok(0) };
+            let piece = self.0.drain(..=place).next_back().unwrap();
             into[..piece.len()].copy_from_slice(&piece);
             Ok(piece.len())
         }
     }
 
-    fn forwarded(pieces: &[&[u8]]) -> (Vec<u8>, usize) {
-        let (mut text, mut writes) = (Vec::new(), 0);
-        let pieces = Pieces(pieces.iter().map(|piece| piece.to_vec()).collect());
-        forward("[3] ", pieces, |bytes| {
-            writes += 1;
-            text.extend_from_slice(bytes);
+    impl Pipe for Pieces {
+        fn comes_before(&self, _: Instant) -> bool {
+            self.0.first().is_none_or(|piece| !piece.is_empty())
+        }
+    }
+
+    fn forwarded(pieces: &[&str]) -> Vec<String> {
+        let mut taken = Vec::new();
+        let pieces = Pieces(pieces.iter().map(|piece| piece.as_bytes().to_vec()).collect());
+        forward(pieces, |bytes| {
+            taken.push(String::from_utf8(bytes.to_vec()).unwrap());
             Ok(())
         })
         .unwrap();
-        (text, writes)
+        taken
     }
 
     #[test]
-    fn every_line_has_its_rank() {
-        let (text, writes) = forwarded(&[b"a\nb\nc", b"d\n", b"\n", b"last"]);
-        assert_eq!(String::from_utf8(text).unwrap(), "[3] a\n[3] b\n[3] cd\n[3] \n[3] last\n");
-        assert_eq!(writes, 4, "lines that came together stay together");
+    fn lines_are_carried_whole_and_together() {
+        assert_eq!(forwarded(&["a\nb\nc", "d\n", "\n", "last"]), ["a\nb\n", "cd\n", "\n", "last"]);
+        assert_eq!(forwarded(&[]), [""; 0]);
     }
 
     #[test]
-    fn nothing_printed_prints_nothing() {
-        assert_eq!(forwarded(&[]), (vec![], 0));
+    fn a_line_whose_end_does_not_come_is_carried_without_it() {
+        assert_eq!(forwarded(&["load", "ing", "", " done\n"]), ["loading", " done\n"]);
+        assert_eq!(forwarded(&["10%\r", "20%", "", "\r", "30%"]), ["10%\r", "20%", "\r", "30%"]);
     }
 
     #[test]
-    fn bytes_that_are_no_text_pass() {
-        assert_eq!(forwarded(&[b"\xff\x00\n"]).0, b"[3] \xff\x00\n");
-    }
-
-    #[test]
-    fn endless_lines_are_cut() {
-        let piece = vec![b'x'; 16 << 10];
-        let pieces: Vec<&[u8]> = vec![&piece; 9];
-        let (text, _) = forwarded(&pieces);
-        let lines: Vec<_> = text.split(|byte| *byte == b'\n').map(<[u8]>::len).collect();
-        assert_eq!(lines, [LONGEST_LINE + 4, LONGEST_LINE + 4, (16 << 10) + 4, 0]);
+    fn endless_lines_are_not_held_back() {
+        let piece = "x".repeat(16 << 10);
+        let lengths: Vec<_> = forwarded(&[&*piece; 9]).iter().map(String::len).collect();
+        assert_eq!(lengths, [LONGEST_LINE, LONGEST_LINE, 16 << 10]);
     }
 
     #[test]
@@ -306,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_closed_stream_ends_it() {
-        let error = forward("", Pieces(vec![b"a\n".to_vec(), b"b\n".to_vec()]), |_| Err(io::ErrorKind::BrokenPipe.into()));
+        let error = forward(Pieces(vec![b"a\n".to_vec(), b"b\n".to_vec()]), |_| Err(io::ErrorKind::BrokenPipe.into()));
         assert_eq!(error.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

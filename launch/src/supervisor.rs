@@ -3,71 +3,25 @@
 //! A rank that has ended is kept as a zombie until all have: its process group then cannot be another's by the time it
 //! is signalled.
 
-use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
-use signal_hook::consts::{SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGKILL, SIGPIPE, SIGTERM};
 
+use super::exit::{ExitReason, wait_for};
 use super::failure::{self, Failure, nanoseconds};
+use super::guardian::Guardian;
 use super::hosts::{Hosts, Settled};
-use super::{Job, child};
+use super::signals::{Interrupts, Request, ends_jobs, signal_name};
+use super::{Job, child, say};
 
 /// How long ranks have for what they want to say when one has failed: what they saw of it often names the cause.
 const LAST_WORDS: Duration = Duration::from_millis(300);
-
-/// The end of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ExitReason {
-    /// It exited with this code.
-    Exit(i32),
-    /// This signal killed it.
-    Signal(i32),
-}
-
-impl ExitReason {
-    /// What the kernel says about a process that has ended.
-    fn of(status: &WaitIdStatus) -> Self {
-        match (status.exit_status(), status.terminating_signal()) {
-            (Some(code), _) => Self::Exit(code),
-            (None, Some(signal)) => Self::Signal(signal),
-            (None, None) => Self::Exit(1),
-        }
-    }
-
-    /// Whether the rank did what it should.
-    fn is_success(self) -> bool {
-        self == Self::Exit(0)
-    }
-
-    /// As shells number it: the code, or 128 and the signal.
-    fn code(self) -> u8 {
-        match self {
-            Self::Exit(code) => code as u8,
-            Self::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX)),
-        }
-    }
-}
-
-impl fmt::Display for ExitReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exit(code) => write!(f, "exit code {code}"),
-            Self::Signal(signal) => write!(f, "signal {signal} ({})", signal_name(*signal)),
-        }
-    }
-}
-
-/// `SIGKILL` for 9.
-fn signal_name(signal: i32) -> &'static str {
-    signal_hook::low_level::signal_name(signal).unwrap_or("no name")
-}
 
 /// What the supervisor waits for.
 pub(super) enum Event {
@@ -94,45 +48,18 @@ pub(super) struct Outcome {
     pub(super) interrupted: bool,
 }
 
-/// Says something on standard error, in one piece, behind a program's name: ranks write there too.
-pub fn say(name: &str, text: &str) {
-    // There is nobody to tell that nobody listens.
-    let _ = io::stderr().write_all(format!("{name}: {text}\n").as_bytes());
-}
-
-/// Calls `heard` with each of these signals that comes, unless it was ignored when this process was started, from a thread of its own that
-/// ends when `heard` says no.
-///
-/// # Errors
-///
-/// Where a signal cannot be caught, or no thread started.
-pub fn on_signals(signals: &[i32], heard: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
-    let ignored = ignored_signals();
-    // A launcher under nohup ignores SIGHUP, and so shall it stay.
-    let wanted = signals.iter().copied().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    let mut signals = Signals::new(wanted)?;
-    thread::Builder::new().name("signals".into()).spawn(move || signals.forever().all(heard))?;
-    Ok(())
-}
-
-/// The signals that this process was started to ignore, one bit each; none where the kernel does not say.
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-}
-
 /// One rank.
 struct Watched {
     rank: usize,
     local_rank: usize,
     child: Child,
     group: Pid,
-    error_file: PathBuf,
+    error_file: Option<PathBuf>,
     exit: Option<ExitReason>,
-    /// When its end was seen, and whether it had been asked to stop by then.
+    /// When its end was seen, and whether by then it had been asked to stop, since another failed or a signal came.
     seen: u64,
     was_stopped: bool,
+    was_interrupted: bool,
 }
 
 /// All ranks of this host in one attempt.
@@ -146,14 +73,19 @@ pub(super) struct Supervisor<'a> {
     verdict: Option<ExitReason>,
     verdict_told: bool,
     ranks: Vec<Watched>,
+    guardian: Option<&'a Guardian>,
     sender: Sender<Event>,
     events: Option<Receiver<Event>>,
-    /// The exit of the rank that failed first.
+    /// The exit of the rank that was the first not to succeed.
     failure: Option<ExitReason>,
     /// How the attempt has ended for all hosts.
     settled: Option<Settled>,
-    /// The last signal that was passed on: ranks that die of it have not failed by themselves.
-    passed_on: Option<i32>,
+    settled_at: u64,
+    /// The signals that were passed on: ranks that die of one have not failed by themselves.
+    passed_on: Vec<i32>,
+    interrupts: Interrupts,
+    /// Whether ranks were killed: those that die of that have not failed by themselves either.
+    killed: bool,
     /// When ranks are asked to stop, as one has failed.
     stops_at: Option<Instant>,
     /// Whether ranks were asked to stop, and when those that do not are killed.
@@ -169,6 +101,7 @@ impl<'a> Supervisor<'a> {
         job: &'a Job,
         attempt: u32,
         hosts: Option<Hosts>,
+        guardian: Option<&'a Guardian>,
         sender: Sender<Event>,
         events: Receiver<Event>,
     ) -> Self {
@@ -181,11 +114,15 @@ impl<'a> Supervisor<'a> {
             verdict,
             verdict_told: false,
             ranks: vec![],
+            guardian,
             sender,
             events: Some(events),
             failure: None,
             settled: None,
-            passed_on: None,
+            settled_at: 0,
+            passed_on: vec![],
+            interrupts: Interrupts::default(),
+            killed: false,
             stops_at: None,
             stopping: false,
             patience_ends: None,
@@ -194,10 +131,11 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Takes charge of a rank; a thread waits for its end.
-    pub(super) fn watch(&mut self, rank: usize, local_rank: usize, error_file: PathBuf, child: Child) -> io::Result<()> {
+    pub(super) fn watch(&mut self, rank: usize, local_rank: usize, error_file: Option<PathBuf>, child: Child) -> io::Result<()> {
         let group = Pid::from_child(&child);
         let place = self.ranks.len();
-        self.ranks.push(Watched { rank, local_rank, child, group, error_file, exit: None, seen: 0, was_stopped: false });
+        let (was_stopped, was_interrupted) = (false, false);
+        self.ranks.push(Watched { rank, local_rank, child, group, error_file, exit: None, seen: 0, was_stopped, was_interrupted });
         let sender = self.sender.clone();
         thread::Builder::new().name(format!("rank {rank}")).spawn(move || {
             let _ = sender.send(Event::Ended(place, wait_for(group)));
@@ -210,7 +148,7 @@ impl<'a> Supervisor<'a> {
         while self.ranks.iter().any(|watched| watched.exit.is_none()) {
             self.handle_one();
         }
-        let succeeded = self.failure.is_none() && self.passed_on.is_none() && self.settled.is_none();
+        let succeeded = self.failure.is_none() && !self.is_interrupted() && self.settled.is_none();
         if succeeded && self.job.most_restarts > 0 {
             self.wait_for_other_hosts();
         }
@@ -251,13 +189,17 @@ impl<'a> Supervisor<'a> {
         if let Err(error) = hosts.succeed(self.attempt) {
             return self.settled = Some(Settled::Lost(error.to_string()));
         }
-        while self.settled.is_none() && self.passed_on.is_none() {
+        while self.settled.is_none() && !self.is_interrupted() {
             self.handle_one();
         }
     }
 
     /// Takes in how the attempt has ended for all hosts, and stops this one's ranks if they are not done.
     fn take(&mut self, settled: Settled) {
+        // After a signal others fail since they have lost ranks of this host.
+        if self.is_interrupted() && matches!(settled, Settled::Failed(_)) {
+            return;
+        }
         let failed = match &settled {
             Settled::Done => None,
             Settled::Failed(failure) => Some(format!("rank {} on {} failed with {}", failure.rank, failure.host, failure.ended)),
@@ -266,7 +208,7 @@ impl<'a> Supervisor<'a> {
             Settled::Lost(words) => Some(format!("the launcher that serves the store is gone: {words}")),
         };
         let is_first = self.failure.is_none();
-        self.settled = Some(settled);
+        (self.settled, self.settled_at) = (Some(settled), nanoseconds(SystemTime::now()));
         let Some(failed) = failed.filter(|_| is_first && !self.job.keep_going) else { return };
         let runs = self.ranks.iter().any(|watched| watched.exit.is_none());
         self.say(&format!("{failed}{}", if runs { "; stopping the ranks of this host" } else { "" }));
@@ -276,9 +218,10 @@ impl<'a> Supervisor<'a> {
     }
 
     fn ended(&mut self, place: usize, exit: ExitReason) {
-        let was_stopped = self.stopping;
+        let (was_stopped, was_interrupted) = (self.stopping, self.is_interrupted());
         let Some(watched) = self.ranks.get_mut(place) else { return };
-        (watched.exit, watched.seen, watched.was_stopped) = (Some(exit), nanoseconds(SystemTime::now()), was_stopped);
+        (watched.exit, watched.seen) = (Some(exit), nanoseconds(SystemTime::now()));
+        (watched.was_stopped, watched.was_interrupted) = (was_stopped, was_interrupted);
         self.verdict_told |= Some(exit) == self.verdict;
         if exit.is_success() || Some(exit) == self.verdict || (self.failure.is_some() && !self.job.keep_going) {
             return;
@@ -286,19 +229,41 @@ impl<'a> Supervisor<'a> {
         self.failure.get_or_insert(exit);
         let (rank, group) = (watched.rank, watched.group);
         let left = self.ranks.iter().filter(|watched| watched.exit.is_none()).count();
-        let by_itself = self.passed_on.is_none_or(|signal| exit != ExitReason::Signal(signal));
-        if by_itself && !was_stopped {
+        // They have been asked to end already, and have their time for it.
+        let stops = !self.job.keep_going && !was_interrupted;
+        let follows = was_stopped || (was_interrupted && self.has_ended_one());
+        if !self.is_ours(exit) && !follows {
             let stopping = match (left, self.job.keep_going) {
-                (0, _) => "",
-                (_, true) => "; the others go on",
-                (_, false) => "; stopping the others",
+                (1.., true) => "; the others go on",
+                (1.., false) if stops => "; stopping the others",
+                _ => "",
             };
             self.say(&format!("rank {rank} (pid {group}) failed with {exit}{stopping}"));
             self.tell_other_hosts();
         }
-        if !self.job.keep_going {
+        if stops {
             self.stop_soon();
         }
+    }
+
+    /// Whether a signal has asked the job to end, or nobody is there any more to see it.
+    fn is_interrupted(&self) -> bool {
+        self.ended_by().is_some()
+    }
+
+    /// The first signal that did.
+    fn ended_by(&self) -> Option<i32> {
+        self.passed_on.iter().copied().find(|signal| ends_jobs(*signal))
+    }
+
+    /// Whether an end is this launcher's doing: by a signal that was passed on, or when it killed.
+    fn is_ours(&self, exit: ExitReason) -> bool {
+        matches!(exit, ExitReason::Signal(signal) if self.passed_on.contains(&signal) || (self.killed && signal == SIGKILL))
+    }
+
+    /// Whether this launcher has ended a rank: others may have lost it then.
+    fn has_ended_one(&self) -> bool {
+        self.ranks.iter().any(|watched| watched.exit.is_some_and(|exit| self.is_ours(exit)))
     }
 
     /// Tells the other hosts of the first failure here, unless they may go on.
@@ -314,9 +279,9 @@ impl<'a> Supervisor<'a> {
     fn first_failure(&self) -> Option<Failure> {
         let failed = self.ranks.iter().filter_map(|watched| {
             let exit = watched.exit.filter(|exit| !exit.is_success() && Some(*exit) != self.verdict)?;
-            let said = failure::read(&watched.error_file);
-            let of_signal = self.passed_on.is_some_and(|signal| exit == ExitReason::Signal(signal));
-            if said.is_none() && (watched.was_stopped || of_signal) {
+            let said = watched.error_file.as_deref().and_then(failure::read);
+            let is_ours = self.is_ours(exit);
+            if (watched.was_interrupted && (is_ours || self.has_ended_one())) || (said.is_none() && (watched.was_stopped || is_ours)) {
                 return None;
             }
             let by_itself = match self.job.call_failed {
@@ -324,68 +289,108 @@ impl<'a> Supervisor<'a> {
                 None => matches!(exit, ExitReason::Exit(101) | ExitReason::Signal(_)),
             };
             let may_follow = said.is_none() && !by_itself;
-            let (cause, time) = said.map_or((None, watched.seen), |(cause, written)| (Some(cause), written));
-            let failure = Failure {
-                host: child::host_name(),
-                rank: watched.rank,
-                local_rank: watched.local_rank,
-                pid: watched.group.as_raw_nonzero().get().unsigned_abs(),
-                ended: exit.to_string(),
-                code: exit.code(),
-                time,
-                cause,
-            };
-            Some((may_follow, failure))
+            Some((may_follow, self.failure_of(watched, exit, said)))
         });
         failed.min_by_key(|(may_follow, failure)| (*may_follow, failure.time)).map(|(_, failure)| failure)
     }
 
+    /// The failure of a rank that ended so, and said why and when, if it did.
+    fn failure_of(&self, watched: &Watched, exit: ExitReason, said: Option<(String, u64)>) -> Failure {
+        let (cause, time) = said.map_or((None, watched.seen), |(cause, written)| (Some(cause), written));
+        // It said why it fails, and did not end of that.
+        let was_ended = watched.was_stopped && matches!(exit, ExitReason::Signal(SIGTERM | SIGKILL));
+        Failure {
+            host: child::host_name(),
+            rank: watched.rank,
+            local_rank: watched.local_rank,
+            pid: watched.group.as_raw_nonzero().get().unsigned_abs(),
+            ended: if was_ended { format!("{exit} when it was stopped") } else { exit.to_string() },
+            code: if was_ended { 1 } else { exit.code() },
+            time,
+            cause,
+            done_before: self.done_before(watched.seen),
+        }
+    }
+
+    /// The ranks of this host whose success had been seen by then.
+    fn done_before(&self, time: u64) -> Vec<usize> {
+        let done = self.ranks.iter().filter(|watched| watched.exit.is_some_and(ExitReason::is_success) && watched.seen <= time);
+        done.map(|watched| watched.rank).collect()
+    }
+
     /// What came of the attempt.
     fn outcome(&mut self) -> Outcome {
-        let interrupted = self.passed_on.is_some();
+        let interrupted = self.is_interrupted();
         if self.job.keep_going && self.ranks.iter().any(|watched| watched.exit.is_some_and(ExitReason::is_success)) {
             return Outcome { code: 0, failure: None, interrupted };
         }
         let is_here = |failure: &Failure| self.ranks.iter().any(|watched| watched.rank == failure.rank);
         // What another host said first is what this one's ranks died of.
         let elsewhere = match self.settled.take() {
-            Some(Settled::Failed(failure)) if !is_here(&failure) => Some(*failure),
+            Some(Settled::Failed(failure)) if !is_here(&failure) => {
+                let done = self.done_before(self.settled_at);
+                Some(failure.and_done_before(done))
+            }
             Some(Settled::Lost(_)) if self.job.most_restarts > 0 && self.failure.is_none() => {
                 return Outcome { code: 1, failure: None, interrupted };
             }
             _ => None,
         };
-        let verdict = self.verdict.filter(|_| self.verdict_told);
         let failure = elsewhere.or_else(|| self.first_failure());
-        let code = failure.as_ref().map_or_else(|| self.failure.or(verdict).map_or(0, ExitReason::code), |failure| failure.code);
-        Outcome { code, failure, interrupted }
+        Outcome { code: self.code(failure.as_ref()), failure, interrupted }
+    }
+
+    /// The exit code of a job whose first failure this is, if one failed.
+    fn code(&self, failure: Option<&Failure>) -> u8 {
+        let verdict = self.verdict.filter(|_| self.verdict_told);
+        match (failure, self.ended_by()) {
+            (Some(failure), _) => failure.code,
+            (None, Some(signal)) if self.has_ended_one() => ExitReason::Signal(signal).code(),
+            _ => self.failure.or(verdict).map_or(0, ExitReason::code),
+        }
     }
 
     fn pass_on(&mut self, signal: i32) {
-        self.passed_on = Some(signal);
+        let request = self.interrupts.heard(signal, Instant::now());
+        if request == Request::Kill {
+            return self.end_at_once(signal);
+        }
+        if !self.passed_on.contains(&signal) {
+            self.passed_on.push(signal);
+        }
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.signal_all(signal);
         }
-        // The other signals ask nobody to end.
-        if [SIGINT, SIGTERM, SIGQUIT].contains(&signal) && self.patience_ends.is_none() {
+        if request == Request::Stop && self.patience_ends.is_none() {
             self.asked = (signal, self.job.grace_after_signal);
             self.patience_ends = Some(Instant::now() + self.job.grace_after_signal);
         }
     }
 
+    /// Kills what has been asked to end and did not, since nobody wants to wait any longer.
+    fn end_at_once(&mut self, signal: i32) {
+        // The launcher that started this one has said it.
+        let running = self.running();
+        if signal != SIGKILL && !running.is_empty() {
+            self.say(&format!("asked to end once more ({}); killing rank {running}", signal_name(signal)));
+        }
+        (self.stops_at, self.patience_ends) = (None, None);
+        self.kill_all();
+    }
+
     /// Stops the ranks, and does not begin them anew: nobody sees what they do.
     fn orphaned(&mut self) {
-        self.passed_on = Some(SIGTERM);
+        self.passed_on.push(SIGTERM);
         self.stop();
     }
 
     /// Ends all ranks before any of them can complain that another is gone. The exit code is that of a program that died of it.
     fn unread(&mut self) {
         self.failure = Some(ExitReason::Signal(SIGPIPE));
-        self.passed_on = Some(SIGKILL);
+        self.passed_on.push(SIGPIPE);
         self.stopping = true;
         self.signal_all(Signal::STOP);
-        self.signal_all(Signal::KILL);
+        self.kill_all();
     }
 
     /// Lets the others say first what they have to say: they find out by themselves that a rank is gone, or calls something else.
@@ -406,12 +411,23 @@ impl<'a> Supervisor<'a> {
 
     fn lose_patience(&mut self) {
         self.patience_ends = None;
-        let late: Vec<_> = self.ranks.iter().filter(|watched| watched.exit.is_none()).map(|watched| watched.rank.to_string()).collect();
+        let late = self.running();
         if late.is_empty() {
             return;
         }
         let (grace, asked) = (self.asked.1.as_secs_f64(), signal_name(self.asked.0));
-        self.say(&format!("still running {grace} s after {asked}: rank {}; killing", late.join(", ")));
+        self.say(&format!("still running {grace} s after {asked}: rank {late}; killing"));
+        self.kill_all();
+    }
+
+    /// The ranks that have not ended.
+    fn running(&self) -> String {
+        let running = self.ranks.iter().filter(|watched| watched.exit.is_none());
+        running.map(|watched| watched.rank.to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    fn kill_all(&mut self) {
+        self.killed = true;
         self.signal_all(Signal::KILL);
     }
 
@@ -432,38 +448,9 @@ impl Drop for Supervisor<'_> {
     /// Kills what is left in the ranks' process groups, and only then lets go of their numbers.
     fn drop(&mut self) {
         self.signal_all(Signal::KILL);
+        self.guardian.iter().for_each(|guardian| guardian.forget());
         for watched in &mut self.ranks {
             let _ = watched.child.wait();
         }
-    }
-}
-
-/// Waits until a child of this process has ended, and leaves it to be reaped: until then its number is no other's.
-pub fn wait_for_end(process: Pid) {
-    wait_for(process);
-}
-
-/// Waits until a process has ended, and leaves it to be reaped.
-fn wait_for(process: Pid) -> ExitReason {
-    loop {
-        match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
-            Ok(Some(status)) => return ExitReason::of(&status),
-            Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            // Reaped behind our back; only the drop of the supervisor does that, and then nobody asks.
-            Err(_) => return ExitReason::Exit(1),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endings_are_numbered_as_shells_do() {
-        assert_eq!(ExitReason::Exit(3).code(), 3);
-        assert_eq!(ExitReason::Signal(9).code(), 137);
-        assert_eq!(ExitReason::Signal(15).to_string(), "signal 15 (SIGTERM)");
-        assert!(ExitReason::Exit(0).is_success() && !ExitReason::Exit(1).is_success() && !ExitReason::Signal(1).is_success());
     }
 }

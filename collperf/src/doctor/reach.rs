@@ -131,8 +131,10 @@ fn closed(some: &[&Place]) -> Vec<String> {
         Some(format!("rank {} at {}: {error}", place.rank, place.address))
     };
     thread::scope(|scope| {
-        let attempts: Vec<_> = some.iter().map(|place| scope.spawn(move || attempt(place))).collect();
-        attempts.into_iter().filter_map(|attempt| attempt.join().ok().flatten()).collect()
+        let start = |place| thread::Builder::new().spawn_scoped(scope, move || attempt(place)).map_err(|_| place);
+        let attempts: Vec<_> = some.iter().copied().map(start).collect();
+        // Without a thread for each they are tried one after another.
+        attempts.into_iter().filter_map(|begun| begun.map_or_else(attempt, |thread| thread.join().ok().flatten())).collect()
     })
 }
 

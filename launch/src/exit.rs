@@ -1,0 +1,79 @@
+//! How a process ended, and waiting for that.
+
+use std::fmt;
+
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, waitid};
+
+use super::signals::signal_name;
+
+/// The end of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExitReason {
+    /// It exited with this code.
+    Exit(i32),
+    /// This signal killed it.
+    Signal(i32),
+}
+
+impl ExitReason {
+    /// What the kernel says about a process that has ended.
+    fn of(status: &WaitIdStatus) -> Self {
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Self::Exit(code),
+            (None, Some(signal)) => Self::Signal(signal),
+            (None, None) => Self::Exit(1),
+        }
+    }
+
+    /// Whether the rank did what it should.
+    pub(super) fn is_success(self) -> bool {
+        self == Self::Exit(0)
+    }
+
+    /// As shells number it: the code, or 128 and the signal.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Exit(code) => code as u8,
+            Self::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX)),
+        }
+    }
+}
+
+impl fmt::Display for ExitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exit(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => write!(f, "signal {signal} ({})", signal_name(*signal)),
+        }
+    }
+}
+
+/// Waits until a child of this process has ended, and leaves it to be reaped: until then its number is no other's.
+pub fn wait_for_end(process: Pid) {
+    wait_for(process);
+}
+
+/// Waits until a process has ended, and leaves it to be reaped.
+pub(super) fn wait_for(process: Pid) -> ExitReason {
+    loop {
+        match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+            Ok(Some(status)) => return ExitReason::of(&status),
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            // Reaped behind our back; only the drop of the supervisor does that, and then nobody asks.
+            Err(_) => return ExitReason::Exit(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endings_are_numbered_as_shells_do() {
+        assert_eq!(ExitReason::Exit(3).code(), 3);
+        assert_eq!(ExitReason::Signal(9).code(), 137);
+        assert_eq!(ExitReason::Signal(15).to_string(), "signal 15 (SIGTERM)");
+        assert!(ExitReason::Exit(0).is_success() && !ExitReason::Exit(1).is_success() && !ExitReason::Signal(1).is_success());
+    }
+}

@@ -1,0 +1,87 @@
+//! Which limit kept a process, a thread or a file from being made, and what to do about it.
+
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+/// An error of the system, with the limit that it comes from where it is one.
+pub fn explained(error: &io::Error) -> String {
+    match hint(error) {
+        Some(hint) => format!("{error}: {hint}"),
+        None => error.to_string(),
+    }
+}
+
+/// The limit that an error comes from, and what to do; `None` where it comes from none.
+pub fn hint(error: &io::Error) -> Option<String> {
+    match Errno::from_io_error(error)? {
+        Errno::AGAIN => Some(of_processes()),
+        Errno::MFILE => Some(of_files()),
+        _ => None,
+    }
+}
+
+fn of_processes() -> String {
+    let group = pids_max().map(|(path, most)| format!("{path} is {most}"));
+    let user = getrlimit(Resource::Nproc).current.map(|most| format!("RLIMIT_NPROC (ulimit -u) is {most}"));
+    let limits: Vec<String> = group.into_iter().chain(user).collect();
+    let limits = if limits.is_empty() { "memory, or the kernel's threads-max or pid_max".to_owned() } else { limits.join(", ") };
+    format!(
+        "no more processes and threads can be made here ({limits}); a rank takes a process and up to three threads of its launcher, \
+         besides its own: raise the limit (of a container: --pids-limit, podPidsLimit), or start fewer ranks"
+    )
+}
+
+fn of_files() -> String {
+    let most = getrlimit(Resource::Nofile).current.map_or_else(|| "high".to_owned(), |most| most.to_string());
+    format!("RLIMIT_NOFILE (ulimit -n) is {most}, and a rank takes two to four files of its launcher: raise it, or start fewer ranks")
+}
+
+/// The least limit of the control groups that this process is in, and the file that says it.
+fn pids_max() -> Option<(String, u64)> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    groups.lines().filter_map(folder).flat_map(|(base, path)| limits(base, &path)).min_by_key(|(_, most)| *most)
+}
+
+/// Where a line of that file says that limits of processes are kept, if they are.
+fn folder(line: &str) -> Option<(&'static str, String)> {
+    let mut words = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (words.next()?, words.next()?.to_owned());
+    match controllers {
+        "" => Some(("/sys/fs/cgroup", path)),
+        names if names.split(',').any(|name| name == "pids") => Some(("/sys/fs/cgroup/pids", path)),
+        _ => None,
+    }
+}
+
+/// The limits of a group and of those around it. A container may see none but its own, at the top.
+fn limits(base: &'static str, path: &str) -> Vec<(String, u64)> {
+    let around = Path::new(path).ancestors();
+    let files = around.map(|group| format!("{base}{}/pids.max", group.to_string_lossy().trim_end_matches('/')));
+    files.filter_map(|file| Some((file.clone(), std::fs::read_to_string(&file).ok()?.trim().parse().ok()?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_limits_name_them() {
+        let again = explained(&Errno::AGAIN.into());
+        assert!(again.contains("processes and threads") && again.contains("fewer ranks"), "{again}");
+        let files = explained(&Errno::MFILE.into());
+        assert!(files.contains("RLIMIT_NOFILE (ulimit -n) is "), "{files}");
+        let absent = io::Error::from(Errno::NOENT);
+        assert_eq!(explained(&absent), absent.to_string());
+    }
+
+    #[test]
+    fn groups_of_both_versions_are_found() {
+        assert_eq!(folder("8:pids:/a/b"), Some(("/sys/fs/cgroup/pids", "/a/b".to_owned())));
+        assert_eq!(folder("4:cpu,pids:/"), Some(("/sys/fs/cgroup/pids", "/".to_owned())));
+        assert_eq!(folder("0::/user.slice"), Some(("/sys/fs/cgroup", "/user.slice".to_owned())));
+        assert_eq!([folder("1:cpu:/"), folder(""), folder("x")], [None, None, None]);
+    }
+}

@@ -1,0 +1,98 @@
+//! The signals that come to a launcher, and what they ask of its job.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// Nobody presses a key twice within this time: it is one wish that came by two ways, as from `timeout`, which signals a program and its group.
+const ONE_PRESS: Duration = Duration::from_millis(50);
+
+/// What a signal asks beside being passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Nothing.
+    Nothing,
+    /// That the ranks end, in the time that they are given.
+    Stop,
+    /// That they end at once.
+    Kill,
+}
+
+/// The requests to stop that have come.
+#[derive(Debug, Default)]
+pub struct Interrupts {
+    first: Option<Instant>,
+}
+
+impl Interrupts {
+    /// Takes in a signal. The second Ctrl-C is not asking any more. A second SIGTERM is: schedulers repeat it.
+    pub fn heard(&mut self, signal: i32, now: Instant) -> Request {
+        match (signal, self.first) {
+            (SIGKILL, _) => Request::Kill,
+            (SIGINT | SIGQUIT | SIGTERM, None) => {
+                self.first = Some(now);
+                Request::Stop
+            }
+            (SIGINT | SIGQUIT, Some(first)) if now.saturating_duration_since(first) >= ONE_PRESS => Request::Kill,
+            _ => Request::Nothing,
+        }
+    }
+}
+
+/// Whether ranks that have been passed this signal on are to end: a job does not go on after it, and is not begun anew.
+pub(super) fn ends_jobs(signal: i32) -> bool {
+    [SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE].contains(&signal)
+}
+
+/// `SIGKILL` for 9.
+pub fn signal_name(signal: i32) -> &'static str {
+    signal_hook::low_level::signal_name(signal).unwrap_or("no name")
+}
+
+/// Calls `heard` with each of these signals that comes, unless it was ignored when this process was started, from a thread of its own that
+/// ends when `heard` says no.
+///
+/// # Errors
+///
+/// Where a signal cannot be caught, or no thread started.
+pub fn on_signals(signals: &[i32], heard: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
+    let ignored = ignored_signals();
+    // A launcher under nohup ignores SIGHUP, and so shall it stay.
+    let wanted = signals.iter().copied().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut signals = Signals::new(wanted)?;
+    thread::Builder::new().name("signals".into()).spawn(move || signals.forever().all(heard))?;
+    Ok(())
+}
+
+/// The signals that this process was started to ignore, one bit each; none where the kernel does not say.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use signal_hook::consts::SIGUSR1;
+
+    use super::*;
+
+    /// What is asked by signals that come so many milliseconds after the first.
+    fn asked(signals: &[(i32, u64)]) -> Vec<Request> {
+        let (mut interrupts, start) = (Interrupts::default(), Instant::now());
+        signals.iter().map(|(signal, after)| interrupts.heard(*signal, start + Duration::from_millis(*after))).collect()
+    }
+
+    #[test]
+    fn the_second_press_asks_no_more() {
+        assert_eq!(
+            asked(&[(SIGUSR1, 0), (SIGINT, 1), (SIGINT, 2), (SIGINT, 200)]),
+            [Request::Nothing, Request::Stop, Request::Nothing, Request::Kill]
+        );
+        assert_eq!(asked(&[(SIGTERM, 0), (SIGTERM, 900), (SIGINT, 950)]), [Request::Stop, Request::Nothing, Request::Kill]);
+        assert_eq!(asked(&[(SIGHUP, 0), (SIGKILL, 0)]), [Request::Nothing, Request::Kill]);
+    }
+}
