@@ -41,7 +41,7 @@ impl Drop for KeptStore {
     fn drop(&mut self) {
         // Nobody is waited for: handles of other ranks may stay open for as long as they like.
         if let Some(server) = self.server.take() {
-            server.end_at_once();
+            server.end_within(Duration::ZERO);
         }
     }
 }

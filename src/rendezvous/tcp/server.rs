@@ -11,7 +11,7 @@ use std::{fmt, io};
 use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::daemon::{AT_ONCE, Daemon, LINGERING};
+use super::daemon::{Daemon, last_word};
 use crate::fork::Process;
 use crate::proof::Secret;
 use crate::tuning::store::{BACKLOG, LINGER};
@@ -50,8 +50,8 @@ pub struct TcpStoreServer {
     served: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
     process: Process,
-    /// How its end is told to the thread.
-    last_word: u64,
+    /// How long it waits at its end for its clients to leave.
+    linger: Duration,
 }
 
 impl TcpStoreServer {
@@ -104,16 +104,16 @@ impl TcpStoreServer {
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake_up = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
-        let daemon = Daemon::new(listener, Arc::clone(&wake_up), linger, secret.cloned()).map_err(|error| Error::io(doing, error))?;
+        let daemon = Daemon::new(listener, Arc::clone(&wake_up), secret.cloned()).map_err(|error| Error::io(doing, error))?;
         let served = daemon.served();
         let thread = std::thread::Builder::new().name("store-server".to_owned()).spawn(move || daemon.run());
         let thread = thread.map_err(|error| Error::io(doing, error))?;
-        Ok(Self { address, wake_up, served, thread: Some(thread), process: Process::this(), last_word: LINGERING })
+        Ok(Self { address, wake_up, served, thread: Some(thread), process: Process::this(), linger })
     }
 
-    /// Ends it without waiting for clients to leave: their connections are closed.
-    pub(crate) fn end_at_once(mut self) {
-        self.last_word = AT_ONCE;
+    /// Ends it, waiting no longer than this for clients to leave: then their connections are closed.
+    pub(crate) fn end_within(mut self, linger: Duration) {
+        self.linger = self.linger.min(linger);
     }
 
     /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.
@@ -142,7 +142,7 @@ impl Drop for TcpStoreServer {
             return;
         }
         // Adding to a fresh counter cannot fail; were it to, joining would wait for ever.
-        if let Err(error) = rustix::io::write(&*self.wake_up, &self.last_word.to_ne_bytes()) {
+        if let Err(error) = rustix::io::write(&*self.wake_up, &last_word(self.linger).to_ne_bytes()) {
             crate::event::warn!(address = %self.address, %error, "the store server could not be told to end");
             return;
         }
