@@ -20,4 +20,4 @@ mod tests;
 
 pub(crate) use connector::Connector;
 pub(crate) use hello::Channel;
-pub(crate) use link::Link;
+pub(crate) use link::{Link, Terms};
