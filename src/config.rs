@@ -226,7 +226,9 @@ impl Config {
         }
         self.host_identity = self.host_identity.or_else(|| read("COLLECTIVES_HOST_IDENTITY"));
         if let Some(address) = read("COLLECTIVES_LISTEN_ADDRESS").filter(|_| self.listen_address.is_none()) {
-            self.listen_address = Some(address.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
+            // Which interface it is at is looked up: it is this host's own.
+            let ip = address.split_once('%').map_or(&*address, |(ip, _)| ip);
+            self.listen_address = Some(ip.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
         }
         if self.secret.is_none() {
             self.secret = secret(read)?;
@@ -447,7 +449,7 @@ mod tests {
         let config = Config::default().with_variables(&read(&variables)).unwrap();
         assert_eq!((config.transport, config.timeout), (Transport::Tcp, Duration::from_millis(1500)));
         assert_eq!(config.listen_address, Some("::1".parse().unwrap()));
-        let linked = read(&[("COLLECTIVES_LISTEN_ADDRESS", "fe80::1"), ("COLLECTIVES_SILENCE_TIMEOUT", "90")]);
+        let linked = read(&[("COLLECTIVES_LISTEN_ADDRESS", "fe80::1%eth0"), ("COLLECTIVES_SILENCE_TIMEOUT", "90")]);
         let linked = Config::default().with_variables(&linked).unwrap();
         assert_eq!((linked.listen_address, linked.silence_timeout), (Some("fe80::1".parse().unwrap()), Duration::from_secs(90)));
         assert_eq!(Config::default().with_variables(&read(&[])).unwrap().silence_timeout, Duration::from_secs(60));

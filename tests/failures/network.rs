@@ -230,3 +230,99 @@ fn a_host_that_stays_silent_has_stopped_answering() {
     assert!(began.elapsed() < patience(30), "{:?}", began.elapsed());
     (0..2).for_each(|rank| ranks.outcome(rank).unwrap());
 }
+
+/// One of three ranks: the last one dies, the others go on without it.
+fn rank_that_may_die() {
+    let comm = Communicator::builder().configure(|config| config.timeout = patience(20)).from_env().unwrap();
+    let mut sum = [comm.rank() as u32];
+    comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    assert_eq!(sum, [3]);
+    comm.barrier().unwrap();
+    if comm.rank() == 2 {
+        std::process::exit(0);
+    }
+    while comm.barrier().is_ok() {}
+    let left = comm.shrink().unwrap();
+    let mut sum = [1];
+    left.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    println!("@{} left", sum[0]);
+    left.close().unwrap();
+}
+
+#[test]
+fn ranks_meet_at_an_address_of_their_link() {
+    const NAME: &str = "network::ranks_meet_at_an_address_of_their_link";
+    const NET: u8 = 15;
+    if is_rank_of(NAME) {
+        return rank_that_may_die();
+    }
+    let hosts = match Hosts::up(NET, 3) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    for host in 0..3 {
+        let address = format!("fe80::99:{host}/64");
+        if let Err(why) = run("ip", &["-n", &hosts.space(host), "addr", "add", &address, "dev", "eth0", "nodad"]) {
+            skip!("no address of a link can be had: {why}");
+        }
+    }
+    let spawn = |rank| on_host(&hosts, NET, NAME, rank).env("MASTER_ADDR", "fe80::99:0%eth0").spawn().unwrap();
+    let mut ranks = Ranks::of((0..3).map(spawn).collect());
+    (0..2).for_each(|_| assert_eq!(ranks.next("it goes on without the dead").1, "2 left"));
+    (0..3).for_each(|rank| ranks.outcome(rank).unwrap());
+}
+
+/// One of three ranks, which are all linked with each other, until the parent has looked at them.
+fn rank_that_is_looked_at() {
+    let comm = Communicator::builder().configure(|config| config.timeout = patience(60)).from_env().unwrap();
+    comm.barrier().unwrap();
+    println!("@ready");
+    let looked = PathBuf::from(std::env::var_os(BACK).unwrap());
+    wait_until("the parent has looked", || looked.exists());
+    comm.close().unwrap();
+}
+
+#[test]
+fn connections_within_a_host_are_not_paced_by_bbr() {
+    const NAME: &str = "network::connections_within_a_host_are_not_paced_by_bbr";
+    const NET: u8 = 16;
+    if is_rank_of(NAME) {
+        return rank_that_is_looked_at();
+    }
+    let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap_or_default();
+    if !known.split_whitespace().any(|name| name == "bbr") {
+        skip!("this kernel has no bbr: {known}");
+    }
+    let hosts = match Hosts::up(NET, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    for host in 0..2 {
+        let bbr = "echo bbr > /proc/sys/net/ipv4/tcp_congestion_control";
+        run("ip", &["netns", "exec", &hosts.space(host), "sh", "-c", bbr]).unwrap();
+    }
+    run("ip", &["-n", &hosts.space(0), "addr", "add", &format!("10.99.{NET}.101/24"), "dev", "eth0"]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let looked = folder.path().join("looked");
+    // Two ranks of host 0, each with an address of its own, and one of host 1.
+    let spawn = |(rank, address): (usize, &str)| {
+        let mut command = on_host(&hosts, NET, NAME, usize::from(rank == 2));
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "3").env(BACK, &looked).env("COLLECTIVES_TRANSPORT", "tcp");
+        command.env("COLLECTIVES_LISTEN_ADDRESS", format!("10.99.{NET}.{address}")).spawn().unwrap()
+    };
+    let mut ranks = Ranks::of([(0, "1"), (1, "101"), (2, "2")].map(spawn).into_iter().collect());
+    (0..3).for_each(|_| assert_eq!(ranks.next("it has begun").1, "ready"));
+    let listed = Command::new("ip").args(["netns", "exec", &hosts.space(0), "ss", "-tniHO", "state", "established"]).output();
+    let listed = match listed {
+        Ok(listed) if listed.status.success() => String::from_utf8(listed.stdout).unwrap(),
+        other => skip!("connections cannot be listed: {other:?}"),
+    };
+    std::fs::write(&looked, b"").unwrap();
+    let is_remote = |line: &str| line.contains(&format!("10.99.{NET}.2:"));
+    // Those to the store, which moves little, may be as the system has it.
+    let links: Vec<&str> = listed.lines().filter(|line| !line.contains(":29512")).collect();
+    let (remote, local): (Vec<&str>, Vec<&str>) = links.into_iter().partition(|line| is_remote(line));
+    assert!(local.len() >= 2 && local.iter().all(|line| !line.contains(" bbr ")), "within the host: {local:#?}");
+    assert!(remote.len() >= 2 && remote.iter().all(|line| line.contains(" bbr ")), "between hosts: {remote:#?}");
+    (0..3).for_each(|rank| ranks.outcome(rank).unwrap());
+}

@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::communicator::bootstrap::PeerWatch;
 use crate::error::{Error, Result};
 use crate::event;
+use crate::host::net::own_address::to_listen_on;
 use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
 use crate::tuning::recovery::{ANSWER, LINGER, PROBE};
@@ -23,7 +24,7 @@ pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListe
 impl RecoveryListener {
     /// Listens at a port of the system's choice on this address. Where that fails, the reason is kept for whoever asks.
     pub(in crate::communicator) fn new(listen: IpAddr) -> Self {
-        Self(rendezvous::listen(SocketAddr::new(listen, 0)).map_err(|error| format!("listening on {listen}: {error}")))
+        Self(rendezvous::listen(to_listen_on(listen)).map_err(|error| format!("listening on {listen}: {error}")))
     }
 
     /// Where it is.
@@ -86,7 +87,12 @@ impl RecoveryListeners {
     }
 
     fn connect(&self, address: SocketAddr, patience: Duration) -> Result<Arc<TcpStore>> {
-        let (host, port) = (address.ip().to_string(), address.port());
+        let (mut host, port) = (address.ip().to_string(), address.port());
+        if let SocketAddr::V6(address) = address
+            && address.scope_id() != 0
+        {
+            host += &format!("%{}", address.scope_id());
+        }
         match &self.secret {
             Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
             None => TcpStore::connect(&host, port, patience),

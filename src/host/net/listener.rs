@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, is_hello, quote};
 use super::link::{Link, Terms};
-use super::tcp;
+use super::{own_address, tcp};
 use crate::host::link::ByteLink;
 use crate::proof::{self, Admission, Cipher, Purpose, Responder, Secret, Unproven};
 use crate::tuning::{admission, net::BACKLOG};
@@ -22,6 +22,8 @@ pub(super) struct Acceptor {
     listener: TcpListener,
     /// Readable when there is something to do: a new connection, or words on one that is not a link yet.
     readiness: Arc<OwnedFd>,
+    /// The system's choice, for connections to other hosts.
+    congestion_control: Option<Vec<u8>>,
     me: Membership,
     terms: Terms,
     /// Connections that have not said hello.
@@ -38,11 +40,11 @@ type Caller = (Channel, u32);
 impl Acceptor {
     /// Listens on `ip`, and on no other address, at a port that the system chooses.
     pub(super) fn bind(ip: IpAddr, me: Membership, terms: Terms) -> io::Result<Self> {
-        let address = SocketAddr::new(ip, 0);
+        let address = own_address::to_listen_on(ip);
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
-        if ip.is_loopback() {
-            tcp::prefer_unpaced(SockRef::from(&socket));
-        }
+        // What comes of it begins so: a connection that was paced once stays paced.
+        let congestion_control = SockRef::from(&socket).tcp_congestion().ok();
+        tcp::prefer_unpaced(SockRef::from(&socket));
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         let listener = TcpListener::from(socket);
@@ -51,6 +53,7 @@ impl Acceptor {
         Ok(Self {
             listener,
             readiness: Arc::new(readiness),
+            congestion_control,
             me,
             terms,
             pending: Admission::new(admission::LINKS),
@@ -157,8 +160,10 @@ impl Acceptor {
     fn prepare(&self, stream: &TcpStream, from: SocketAddr) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         tcp::prepare(SockRef::from(stream), self.terms.silence_timeout)?;
-        if stream.local_addr()?.ip() == from.ip() || from.ip().is_loopback() {
+        if stream.local_addr()?.ip() == from.ip() || own_address::is_own(from) {
             tcp::prefer_unpaced(SockRef::from(stream));
+        } else if let Some(name) = &self.congestion_control {
+            tcp::choose(SockRef::from(stream), name);
         }
         Ok(epoll::add(&self.readiness, stream, EventData::new_u64(0), EventFlags::IN)?)
     }

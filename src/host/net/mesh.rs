@@ -12,6 +12,7 @@ use super::connector::Connector;
 use super::hello::{Hello, Membership, REFUSAL_TEXT_BYTES, quote};
 use super::link::{Link, Terms};
 use super::listener::Acceptor;
+use super::own_address;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
@@ -70,6 +71,7 @@ impl Mesh {
         let listening =
             acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Arc::new(Mutex::new(acceptor)) });
         let addresses = read_addresses(&gathered?, world_size, deadline)?;
+        let addresses = addresses.into_iter().map(|address| Some(own_address::seen_from(listen, address?))).collect();
         Ok(Self { me, terms: terms.clone(), addresses, listening })
     }
 
@@ -91,7 +93,7 @@ impl Mesh {
             return failed;
         }
         let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
-        let same_host = address.ip().is_loopback() || my_ip == Some(address.ip());
+        let same_host = my_ip == Some(address.ip()) || own_address::is_own(address);
         let collective = self.listening.as_ref().filter(|_| channel == Channel::Collective);
         let acceptor = collective.map(|listening| Arc::clone(&listening.acceptor));
         Ok(Connector::new(address, hello, self.terms.clone(), same_host, acceptor))

@@ -144,6 +144,13 @@ pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
     }
 }
 
+/// Gives a connection this congestion control, which the system has chosen before: it is slower or quicker without.
+pub(super) fn choose(socket: SockRef<'_>, congestion_control: &[u8]) {
+    if let Err(error) = socket.set_tcp_congestion(congestion_control) {
+        crate::event::debug!("the system's congestion control cannot be chosen: {error}");
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests {

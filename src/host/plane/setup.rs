@@ -17,6 +17,7 @@ use crate::host::health::Health;
 use crate::host::net::Terms;
 use crate::host::net::identity::{host_identity, host_name};
 use crate::host::net::mesh::Mesh;
+use crate::host::net::own_address::seen_from;
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Channel, Group};
 #[cfg(feature = "cuda")]
@@ -128,7 +129,7 @@ impl HostPlane {
             scratch: Scratch::default(),
             joined: Scratch::default(),
             id: facts[0].nonce,
-            recovery_listeners: facts.iter().map(|facts| facts.recovery_listener.parse().ok()).collect(),
+            recovery_listeners: facts.iter().map(|facts| Some(seen_from(listen, facts.recovery_listener.parse().ok()?))).collect(),
             has_left: false,
         };
         Ok((plane, MessageConnector { rings, mesh }))
