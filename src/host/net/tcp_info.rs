@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
         let quiet = read(stream.as_fd()).unwrap();
         assert!(quiet.since_acknowledgement < Duration::from_secs(2), "{quiet:?}");
-        assert!(!Watch::new(None).silence(stream.as_fd()).unwrap().is_some());
+        assert!(Watch::new(None).silence(stream.as_fd()).unwrap().is_none());
     }
 
     #[test]
