@@ -41,7 +41,8 @@ fn a_start_goes_on_when_its_store_does() {
     assert_eq!(server.next("it serves").1, "serving");
     let mut first = Ranks::of(vec![spawn_rank(NAME, 0, 2, port, std::slice::from_ref(&agent))]);
     let store = TcpStore::connect("127.0.0.1", port, patience(20)).unwrap();
-    store.wait(&["collectives/1/collectives/who/0"], patience(20)).unwrap();
+    // It has said what it has to say, and waits for the other.
+    store.wait(&["collectives/1/collectives/0/0"], patience(20)).unwrap();
     let process = Pid::from_child(&server.children[0]);
     kill_process(process, Signal::STOP).unwrap();
     // This is no wait for anything: it is how long the store is held up.
