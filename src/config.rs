@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::nccl_config::{CheckDeviceCalls, NcclConfig, NcclLibrary};
 use crate::observe::Observer;
 use crate::proof::Secret;
+use crate::tuning::net::SILENCE_TIMEOUT;
 
 /// Which links the host plane may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,7 +53,7 @@ impl fmt::Display for Transport {
 ///
 /// What is left at its default is taken from the environment where a communicator is made: `COLLECTIVES_ALGORITHM`,
 /// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
-/// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
+/// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for ever), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
 /// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), `COLLECTIVES_TRACE` (a folder),
 /// `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file), and `COLLECTIVES_ENCRYPT` (`0` or `1`); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
 /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, also where the program asks for fewer).
@@ -93,6 +94,10 @@ impl fmt::Display for Transport {
 pub struct Config {
     /// How long any one wait may take before it ends in an error. Default: 30 minutes, as torch.distributed has it.
     pub timeout: Duration,
+    /// How long the host of a peer may leave unanswered what it is sent over TCP, before the peer is lost. Zero: for ever, so that only `timeout`
+    /// ends such a wait. A process that ends is noticed at once all the same, where its host still tells. Counted in whole seconds, of which there
+    /// are at least 2 on an idle connection. Default: 60 seconds, which outlives the failover of a switch and the move of a virtual machine.
+    pub silence_timeout: Duration,
     /// Which links to use. Default: `Auto`.
     pub transport: Transport,
     /// Fold in rank order only: the same bits whatever the transport, algorithm and number of hosts. Costs bandwidth: each rank
@@ -179,6 +184,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(30 * 60),
+            silence_timeout: SILENCE_TIMEOUT,
             transport: Transport::Auto,
             reproducible: false,
             host_identity: None,
@@ -220,7 +226,9 @@ impl Config {
         }
         self.host_identity = self.host_identity.or_else(|| read("COLLECTIVES_HOST_IDENTITY"));
         if let Some(address) = read("COLLECTIVES_LISTEN_ADDRESS").filter(|_| self.listen_address.is_none()) {
-            self.listen_address = Some(address.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
+            // Which interface it is at is looked up: it is this host's own.
+            let ip = address.split_once('%').map_or(&*address, |(ip, _)| ip);
+            self.listen_address = Some(ip.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
         }
         if self.secret.is_none() {
             self.secret = secret(read)?;
@@ -262,7 +270,20 @@ impl Config {
         if self.timeout == default.timeout {
             self.timeout = seconds(read, "COLLECTIVES_TIMEOUT")?.unwrap_or(self.timeout);
         }
+        if self.silence_timeout == default.silence_timeout {
+            self.silence_timeout = silence_timeout(read)?;
+        }
         Ok(self)
+    }
+
+    /// Reads how long launchers, which have no communicator, bear the silence of a host: [`silence_timeout`](Self::silence_timeout) as
+    /// `COLLECTIVES_SILENCE_TIMEOUT` says it, or its default.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] where the variable is no number of seconds.
+    pub fn silence_timeout_from_env() -> Result<Duration> {
+        silence_timeout(&environment)
     }
 
     /// The most calls that a recorder may keep: a gigabyte of them.
@@ -277,6 +298,11 @@ fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<D
     let Some(seconds) = read(name) else { return Ok(None) };
     let duration = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| wrong(name, &seconds, "a number of seconds")).map(Some)
+}
+
+/// How long silence is borne where the program does not say.
+fn silence_timeout(read: &dyn Fn(&str) -> Option<String>) -> Result<Duration> {
+    Ok(seconds(read, "COLLECTIVES_SILENCE_TIMEOUT")?.unwrap_or(SILENCE_TIMEOUT))
 }
 
 impl Secret {
@@ -423,6 +449,10 @@ mod tests {
         let config = Config::default().with_variables(&read(&variables)).unwrap();
         assert_eq!((config.transport, config.timeout), (Transport::Tcp, Duration::from_millis(1500)));
         assert_eq!(config.listen_address, Some("::1".parse().unwrap()));
+        let linked = read(&[("COLLECTIVES_LISTEN_ADDRESS", "fe80::1%eth0"), ("COLLECTIVES_SILENCE_TIMEOUT", "90")]);
+        let linked = Config::default().with_variables(&linked).unwrap();
+        assert_eq!((linked.listen_address, linked.silence_timeout), (Some("fe80::1".parse().unwrap()), Duration::from_secs(90)));
+        assert_eq!(Config::default().with_variables(&read(&[])).unwrap().silence_timeout, Duration::from_secs(60));
         assert_eq!(config.algorithms, "ring:16K-".parse().unwrap());
         let algorithms = AlgorithmRanges::new().with(Algorithm::Direct, ..).unwrap();
         let set = Config { transport: Transport::Shm, timeout: Duration::from_secs(3), algorithms, ..Config::default() };

@@ -23,6 +23,11 @@ impl Deadline {
         Self { limit, began: OnceLock::new() }
     }
 
+    /// The same wait, which may take longer by so much.
+    pub(crate) fn later(&self, by: Duration) -> Self {
+        Self { limit: self.limit.saturating_add(by), began: self.began.clone() }
+    }
+
     /// How long the wait may take in all.
     pub(crate) fn limit(&self) -> Duration {
         self.limit

@@ -33,12 +33,17 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A list of peers in words: "rank 1 (host a, pid 7), rank 2".
+/// A list of peers in words: "rank 1 (host a, pid 7), rank 2". Of very many the first.
 pub(crate) fn list_peers(peers: &[Peer]) -> String {
     if peers.is_empty() {
         return "none".to_owned();
     }
-    peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
+    const NAMED: usize = 32;
+    let named = peers.iter().take(NAMED).map(Peer::to_string).collect::<Vec<_>>().join(", ");
+    match peers.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
 }
 
 /// Who is missing and who has arrived, in words; nothing where the wait was not for ranks.

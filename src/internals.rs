@@ -160,8 +160,9 @@ impl Link {
 
     fn tcp_with(secret: Option<&Secret>) -> Result<Vec<Self>> {
         let listen = Ipv4Addr::LOCALHOST.into();
+        let terms = &net::Terms { secret: secret.cloned(), silence_timeout: LIMIT };
         let meshes =
-            exchanging(2, |rank, exchange| Mesh::exchange(exchange, rank, 2, true, listen, [7; 16], 0, secret, &Deadline::after(LIMIT)))?;
+            exchanging(2, |rank, exchange| Mesh::exchange(exchange, rank, 2, true, listen, [7; 16], 0, terms, &Deadline::after(LIMIT)))?;
         let deadline = Deadline::after(LIMIT);
         let stopped = |stop: crate::host::abort_reason::Interrupted| stop.to_error("opening a link", &Deadline::after(LIMIT), &[]);
         let mut connector = meshes[0].connecting(net::Channel::PointToPoint, 1).map_err(stopped)?;

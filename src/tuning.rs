@@ -143,16 +143,19 @@ pub(crate) mod net {
     pub(crate) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
     /// The longest wait for a link without a look at whether it still makes sense.
     pub(crate) const OPENING_SLICE: Duration = Duration::from_millis(20);
-    /// Idle time after which the kernel asks whether a peer's host is still there.
-    pub(crate) const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(3);
-    /// How long the kernel waits for each answer.
-    pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
-    /// How often the kernel asks before it gives the connection up: 11 s in all.
-    pub(crate) const KEEP_ALIVE_RETRIES: u32 = 4;
+    /// How long a peer's host may leave unanswered what it was sent, unless `Config::silence_timeout` says otherwise. All that takes a host for
+    /// lost goes by this.
+    ///
+    /// TCP sends again after 0.2 s, and waits twice as long each time: again after 0.6, 1.4, 3, 6.2, 12.6, 25.4 and 51 s. A line that
+    /// is back is first heard of then. The failover of a switch takes up to 30 s, the move of a virtual machine as long: over after 51 s. A dead
+    /// process is noticed by its kernel's word, and does not wait for this.
+    pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+    /// One part in so many of that time a connection is idle before the kernel asks whether the peer's host is still there.
+    pub(crate) const IDLE_SHARE: u64 = 4;
+    /// How often the kernel asks in the rest of it.
+    pub(crate) const KEEP_ALIVE_PROBES: u64 = 9;
     /// Time between two looks of a link that cannot move at whether the peer's host still answers.
     pub(crate) const SILENCE_INTERVAL: Duration = Duration::from_secs(1);
-    /// How long a peer's host may leave what was sent to it unanswered.
-    pub(crate) const SILENCE_LIMIT: Duration = Duration::from_secs(12);
     /// How many records of an encrypted link go in one write, and how many are read at once.
     pub(crate) const RECORDS_WRITTEN: usize = 4;
     pub(crate) const RECORDS_READ: usize = 2;
@@ -182,14 +185,14 @@ pub(crate) mod store {
     pub(crate) const LONGEST_POLL: Duration = Duration::from_secs(3600);
     /// Time without a connection after which a failed attempt is logged, and again after twice that, and so on.
     pub(crate) const REPORT_AFTER: Duration = Duration::from_secs(10);
-    /// How long a server may close every connection that asks for a proof, before it is taken for one that knows none.
-    pub(crate) const CLOSING_GRACE: Duration = Duration::from_secs(5);
-    /// How long a server may take to confirm that a wait was cancelled, where the handle's own timeout is no shorter.
-    pub(crate) const CANCEL: Duration = Duration::from_secs(5);
-    /// The same where that timeout is shorter: without the answer the connection is lost, and a busy server needs a moment.
-    pub(crate) const LEAST_CANCEL: Duration = Duration::from_millis(500);
-    /// Keys of a failed wait of which it is asked whether they are there. The others are reported missing too.
-    pub(crate) const NAMED_KEYS: usize = 256;
+    /// How long a server may close every connection that asks for a proof, before it is taken for one that knows none. So does what stands in for
+    /// a server that has not started yet (a proxy), so it is as long as silence is borne.
+    pub(crate) const CLOSING_GRACE: Duration = super::net::SILENCE_TIMEOUT;
+    /// How long a wait that is cancelled waits for the server to say so. Where it takes longer, the next request hears it first.
+    pub(crate) const CANCEL: Duration = Duration::from_millis(400);
+    /// How often, and for how long, a failed wait asks which keys are missing. Those it does not come to are reported missing too.
+    pub(crate) const QUESTIONS: usize = 64;
+    pub(crate) const ASKING: Duration = Duration::from_millis(200);
     /// How long a name is waited for although the deadline is shorter: it may be in a file of this host.
     pub(crate) const LEAST_RESOLVE: Duration = Duration::from_millis(20);
 }
@@ -202,7 +205,8 @@ pub(crate) mod recovery {
     pub(crate) const PROBE: Duration = Duration::from_millis(500);
     /// How long a rank that serves may take to answer. One that does not serve takes all of it.
     pub(crate) const ANSWER: Duration = Duration::from_millis(200);
-    /// How long this rank's own server may take to answer this rank.
+    /// How long the server of a rank that leads may take to answer the others, before they look for another leader; less where the shrink has
+    /// less than four times as much.
     pub(crate) const SERVICE: Duration = Duration::from_secs(30);
     /// How long a server that is no longer needed waits for its last clients.
     pub(crate) const LINGER: Duration = Duration::from_secs(1);
@@ -523,6 +527,14 @@ pub(crate) mod bootstrap {
     pub(crate) const SLICE: Duration = Duration::from_millis(100);
     /// The same for each rank where there are many. A look costs the store four requests: all ranks together ask no more often than this.
     pub(crate) const SLICE_PER_RANK: Duration = Duration::from_micros(250);
+    /// How long after its deadline a start may still ask the store who has not come: its error comes within a second of it.
+    pub(crate) const LAST_QUESTIONS: Duration = Duration::from_millis(800);
+    /// How long the rank that finds that out for all may take, and how long the others wait for it.
+    pub(crate) const FINDING_OUT: Duration = Duration::from_millis(300);
+    /// Ranks of which an error of the start says host and process. The others are numbers.
+    pub(crate) const INTRODUCED: usize = 32;
+    /// How long rank 0 serves the store after its own deadline, for those who came a little later than it did.
+    pub(crate) const LATE_LINGER: Duration = Duration::from_millis(500);
     /// Ranks that one root of NCCL's bootstrap serves, where the library can have several roots.
     #[cfg(feature = "cuda")]
     pub(crate) const RANKS_PER_ROOT: usize = 256;

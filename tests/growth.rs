@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use collectives::{
-    Communicator, Transport,
+    Communicator, Error, Transport,
     store::{Store, TcpStore, TcpStoreServer},
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -63,6 +63,42 @@ fn start(n: usize, transport: Transport) -> Cost {
         counted
     });
     Cost { requests, sockets: sockets - before, elapsed }
+}
+
+/// Starts `n` ranks of which one does not come, and counts.
+fn start_without_one(n: usize, absent: usize, limit: Duration) -> (u64, Duration) {
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let connect = |_| TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
+    let stores: Vec<Arc<TcpStore>> = (0..n).map(connect).collect();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for (rank, store) in stores.iter().enumerate().filter(|(rank, _)| *rank != absent) {
+            scope.spawn(move || {
+                let started =
+                    Communicator::builder().configure(|config| config.timeout = limit).with_store(Arc::clone(store) as _, rank, n);
+                let error = started.map(drop).unwrap_err();
+                let Error::Timeout { missing, arrived, .. } = &error else { panic!("{error}") };
+                let numbers = |peers: &[collectives::Peer]| peers.iter().map(|peer| peer.rank).collect::<Vec<_>>();
+                assert_eq!(numbers(missing), [absent], "rank {rank}: {error}");
+                assert!(numbers(arrived).into_iter().eq((0..n).filter(|rank| *rank != absent)), "rank {rank}: {error}");
+            });
+        }
+    });
+    (server.requests_served(), began.elapsed())
+}
+
+#[test]
+fn what_it_costs_to_say_who_did_not_come_grows_with_the_ranks_and_not_with_their_square() {
+    const LIMIT: Duration = Duration::from_secs(2);
+    let _alone = alone();
+    for n in [16, 64, 256] {
+        let (requests, elapsed) = start_without_one(n, 7, LIMIT);
+        let slices = elapsed.as_millis() as u64 / SLICE.as_millis() as u64 + 1;
+        println!("{n} ranks, one of them absent: {requests} requests in {elapsed:?}");
+        // Of each rank: its start, a look in each slice, and the last questions. Rank 0 also asks which of all keys it lacks, each time.
+        let most = n as u64 * (20 + slices * REQUESTS_PER_SLICE) + slices * 64;
+        assert!(requests <= most, "{n} ranks cost {requests} requests in {elapsed:?}, which is more than {most}");
+    }
 }
 
 fn open_sockets() -> usize {

@@ -341,7 +341,8 @@ fn named(variables: &[Variable], reason: String) -> String {
 
 /// `HOST`, `HOST:PORT`, and `[V6]:PORT`.
 fn address_and_port(endpoint: &str, port: Option<u16>) -> Result<(String, u16), String> {
-    let is_bare = endpoint.parse::<std::net::Ipv6Addr>().is_ok();
+    // An address of a link has its interface behind it, as fe80::1%eth0.
+    let is_bare = endpoint.split('%').next().is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok());
     // The last colon of an address in brackets stands inside of them, where no port follows.
     let is_whole = |address: &str| !address.starts_with('[') || address.ends_with(']');
     match endpoint.rsplit_once(':').filter(|(address, _)| !is_bare && is_whole(address)) {

@@ -9,7 +9,7 @@ mod common;
 use std::path::Path;
 use std::process::Output;
 
-use common::hosts::{Hosts, skip};
+use common::hosts::{Hosts, run, skip};
 use common::programs::{example, program};
 
 fn printed(what: &str, output: Output) -> String {
@@ -20,12 +20,17 @@ fn printed(what: &str, output: Output) -> String {
 
 /// Runs a program under one collrun on each host.
 fn on_hosts(hosts: &Hosts, net: u8, per_host: usize, program: &Path, arguments: &[&str]) -> Vec<String> {
+    on_hosts_that_meet_at(&format!("10.99.{net}.1"), hosts, per_host, program, arguments)
+}
+
+/// The same at an address of the first host.
+fn on_hosts_that_meet_at(address: &str, hosts: &Hosts, per_host: usize, program: &Path, arguments: &[&str]) -> Vec<String> {
     let launchers: Vec<_> = (0..hosts.count)
         .map(|host| {
             hosts
                 .command(host, env!("CARGO_BIN_EXE_collrun"))
                 .args(["--nproc-per-node", &per_host.to_string(), "--nnodes", &hosts.count.to_string()])
-                .args(["--node-rank", &host.to_string(), "--master-addr", &format!("10.99.{net}.1"), "--master-port", "29511"])
+                .args(["--node-rank", &host.to_string(), "--master-addr", address, "--master-port", "29511"])
                 .args(["--rdzv-conf", "join_timeout=60", "--"])
                 .arg(program)
                 .args(arguments)
@@ -47,6 +52,26 @@ fn gradient_averaging_learns_on_two_hosts_under_two_launchers() {
         Err(why) => skip!("network namespaces cannot be made: {why}"),
     };
     let output = on_hosts(&hosts, 1, 2, &averaging, &[]);
+    assert!(output[0].contains("parameters alike on all 4 ranks, bit for bit: true"), "{output:?}");
+}
+
+#[test]
+fn hosts_meet_at_an_address_of_their_link() {
+    let averaging = match example("gradient_averaging") {
+        Ok(averaging) => averaging,
+        Err(why) => skip!("{why}"),
+    };
+    let hosts = match Hosts::up(3, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    for host in 0..2 {
+        let address = format!("fe80::99:{host}/64");
+        if let Err(why) = run("ip", &["-n", &hosts.space(host), "addr", "add", &address, "dev", "eth0", "nodad"]) {
+            skip!("no address of a link can be had: {why}");
+        }
+    }
+    let output = on_hosts_that_meet_at("fe80::99:0%eth0", &hosts, 2, &averaging, &[]);
     assert!(output[0].contains("parameters alike on all 4 ranks, bit for bit: true"), "{output:?}");
 }
 

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use collectives::store::{Store, TcpStore};
-use collectives::{Error, Result, Secret};
+use collectives::{Config, Error, Result, Secret};
 
 use crate::Found;
 
-/// How long the store may take to answer once it has been reached.
-pub(super) const ANSWER: Duration = Duration::from_secs(10);
+/// How long the store may take to hear of a failure. Whoever is not told finds out by what its ranks lose.
+pub(super) const TELLING: Duration = Duration::from_secs(10);
 /// The shortest time that is given to one connection.
 const LEAST_LIMIT: Duration = Duration::from_millis(500);
 
@@ -22,6 +22,13 @@ pub(super) const SILENCE: Duration = Duration::from_secs(10);
 const LONGEST_SILENCE: Duration = Duration::from_secs(300);
 /// The missing hosts that are named; the others are counted.
 const NAMED: usize = 8;
+
+/// How long the store may take to answer once it has been reached: as long as ranks bear the silence of a host, which may be for ever.
+pub(super) fn answer() -> Duration {
+    // A variable that cannot be read is for the ranks to refuse.
+    let borne = Config::silence_timeout_from_env().unwrap_or(Config::default().silence_timeout);
+    if borne.is_zero() { Duration::MAX } else { borne }
+}
 
 /// When the next line is due.
 #[derive(Debug)]
@@ -150,7 +157,7 @@ impl Place {
         let reached = retried(patience, say, || began.elapsed(), next, |limit| self.connect(limit.max(LEAST_LIMIT)))?;
         // Its time to answer is no longer that of the attempt, which may have been short.
         Ok(match reached {
-            ControlFlow::Continue(_) => ControlFlow::Continue(self.connect(ANSWER)?),
+            ControlFlow::Continue(_) => ControlFlow::Continue(self.connect(answer())?),
             ControlFlow::Break(end) => ControlFlow::Break(end),
         })
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use collectives::store::Store as _;
 
-use super::arrivals::{ANSWER, Arrivals, Place, SILENCE};
+use super::arrivals::{Arrivals, Place, SILENCE, TELLING, answer};
 use super::failure::Failure;
 use super::supervisor::Event;
 
@@ -57,12 +57,12 @@ impl Hosts {
     /// Tells all hosts that a rank has failed in this attempt; the first failure of all is what counts.
     pub(super) fn fail(&self, attempt: u32, failure: &Failure) {
         // Who cannot be told finds out by what its ranks lose.
-        let _ = self.place.connect(ANSWER).and_then(|store| store.compare_set(&end(attempt), b"", &failure.to_json()));
+        let _ = self.place.connect(TELLING).and_then(|store| store.compare_set(&end(attempt), b"", &failure.to_json()));
     }
 
     /// Tells all hosts that this one's ranks have succeeded.
     pub(super) fn succeed(&self, attempt: u32) -> collectives::Result<()> {
-        let store = self.place.connect(ANSWER)?;
+        let store = self.place.connect(answer())?;
         if store.add(&format!("collrun/{attempt}/succeeded"), 1)? as usize == self.count {
             store.compare_set(&end(attempt), b"", DONE)?;
         }

@@ -44,7 +44,7 @@ impl Drop for KeptStore {
     fn drop(&mut self) {
         // Nobody is waited for: handles of other ranks may stay open for as long as they like.
         if let Some(server) = self.server.take() {
-            server.end_at_once();
+            server.end_within(Duration::ZERO);
         }
         // A store may be the program's, and so its drop.
         let reach = self.reach.take();

@@ -126,7 +126,13 @@ impl Shared {
     pub(super) fn write_unwritten(&self) {
         let by_trouble = matches!(
             self.health.abort_reason(),
-            Some(AbortReason::Mismatch { .. } | AbortReason::Lost { .. } | AbortReason::TimedOut { .. } | AbortReason::Aborted { .. })
+            Some(
+                AbortReason::Mismatch { .. }
+                    | AbortReason::Lost { .. }
+                    | AbortReason::Silent { .. }
+                    | AbortReason::TimedOut { .. }
+                    | AbortReason::Aborted { .. }
+            )
         );
         if let Some(error) = self.health.refusal(|| "dropping the communicator".to_owned(), &self.peers).filter(|_| by_trouble) {
             self.recorder.write_after(&error);

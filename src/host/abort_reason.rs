@@ -3,6 +3,7 @@
 use crate::call::Call;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
+use crate::host::link::Silence;
 
 /// The end of a communicator, as one rank tells the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +19,13 @@ pub(crate) enum AbortReason {
     Lost {
         /// Who is gone.
         rank: u32,
+    },
+    /// A rank's host has stopped answering.
+    Silent {
+        /// Whose.
+        rank: u32,
+        /// For how long, in seconds.
+        seconds: u32,
     },
     /// A rank closed its communicator while others were still in a call.
     Left {
@@ -97,6 +105,14 @@ impl Interrupted {
 }
 
 impl AbortReason {
+    /// What the error of a link to a rank means, which brought no reason.
+    pub(crate) fn of_link(rank: u32, silence: Option<Silence>) -> Self {
+        match silence {
+            Some(Silence(time)) => Self::Silent { rank, seconds: u32::try_from(time.as_secs()).unwrap_or(u32::MAX) },
+            None => Self::Lost { rank },
+        }
+    }
+
     /// Length of the encoded form in bytes.
     pub(crate) const BYTES: usize = 80;
 
@@ -118,6 +134,7 @@ impl AbortReason {
                 bytes[16..24].copy_from_slice(&header.to_le_bytes());
                 (7, rank, 0)
             }
+            AbortReason::Silent { rank, seconds } => (8, rank, seconds),
         };
         bytes[0] = kind;
         bytes[8..12].copy_from_slice(&u32::to_le_bytes(first));
@@ -138,6 +155,7 @@ impl AbortReason {
             5 => AbortReason::Aborted { by: first },
             6 => AbortReason::Failed { rank: first },
             7 => AbortReason::Garbled { rank: first, header: bytes[16..].first_chunk().map(|chunk| u64::from_le_bytes(*chunk))? },
+            8 => AbortReason::Silent { rank: first, seconds: second },
             _ => return None,
         };
         (abort_reason.to_bytes() == *bytes).then_some(abort_reason)
@@ -158,6 +176,19 @@ impl AbortReason {
             AbortReason::Lost { rank } => {
                 Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "its process ended or its connection broke".to_owned() }
             }
+            AbortReason::Silent { rank, seconds } => Error::PeerLost {
+                doing,
+                peer: peer(rank),
+                elapsed,
+                reason: match seconds {
+                    // By the kernel's word, which does not say for how long.
+                    0 => "its host has stopped answering".to_owned(),
+                    _ => format!(
+                        "its host has stopped answering: nothing came back for {seconds} s. It is down, or the network to it; raise \
+                         silence_timeout (COLLECTIVES_SILENCE_TIMEOUT) for a network that may be away for longer"
+                    ),
+                },
+            },
             AbortReason::Left { rank } => Error::PeerLost {
                 doing,
                 peer: peer(rank),
@@ -213,6 +244,7 @@ mod tests {
             AbortReason::Aborted { by: 3 },
             AbortReason::Failed { rank: 4 },
             AbortReason::Garbled { rank: 5, header: 0x0102_0304_0506_0708 },
+            AbortReason::Silent { rank: 6, seconds: 61 },
         ] {
             let bytes = abort_reason.to_bytes();
             assert_eq!(AbortReason::from_bytes(&bytes), Some(abort_reason));

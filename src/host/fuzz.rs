@@ -54,6 +54,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         AbortReason::TimedOut { waiting: 1, missing: 2 },
         AbortReason::Garbled { rank: 1, header: 0x0102_0304_0506_0708 },
         AbortReason::Lost { rank: 7 },
+        AbortReason::Silent { rank: 5, seconds: 60 },
     ];
     let mut seeds: Vec<(&'static str, Vec<u8>)> = vec![("fingerprints", call.to_bytes().to_vec())];
     seeds.extend(abort_reasons.iter().map(|abort_reason| ("fingerprints", abort_reason.to_bytes().to_vec())));

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 /// A reliable, ordered stream of bytes in each direction between this rank and one peer.
 ///
@@ -9,7 +10,8 @@ use std::os::fd::BorrowedFd;
 /// writes the rest next, or nothing more.
 ///
 /// Every call returns `WouldBlock` where nothing can move now. Any other error means that the peer is gone:
-/// `UnexpectedEof` where it closed its end, `ConnectionReset` or `BrokenPipe` where it died.
+/// `UnexpectedEof` where it closed its end, `ConnectionReset` or `BrokenPipe` where it died, [`Silence`] where its host has stopped answering. That
+/// alone may be over at the next call.
 pub(crate) trait ByteLink {
     /// Writes what fits of `parts`, in order, and says how many bytes that was (never `Ok(0)`, unless all parts are empty).
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
@@ -41,6 +43,24 @@ pub(crate) trait ByteLink {
 
     /// What a poll can wait on; `None` where a poll does not see all that can be read: a stream in shared memory, or one that has read ahead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// What a link says of a peer whose host has stopped answering: for how long nothing came back. It may be heard again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer's host has not answered for {:.0} s", .0.as_secs_f64())]
+pub(crate) struct Silence(pub(crate) Duration);
+
+impl Silence {
+    /// That of a link's error, where it is one.
+    pub(crate) fn of(error: &io::Error) -> Option<Self> {
+        error.get_ref()?.downcast_ref().copied()
+    }
+}
+
+impl From<Silence> for io::Error {
+    fn from(silence: Silence) -> Self {
+        Self::new(io::ErrorKind::TimedOut, silence)
+    }
 }
 
 /// How a frame begins, as words that move without being copied from place to place.

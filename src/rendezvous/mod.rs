@@ -26,6 +26,7 @@ pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use store::Store;
+pub(crate) use store::{Missing, missing};
 pub use tcp::{TcpStore, TcpStoreServer};
 
 pub(crate) use launcher::Launch;
@@ -34,6 +35,7 @@ pub(crate) use url::{Method, Rendezvous};
 
 use crate::deadline::Deadline;
 use crate::proof::Secret;
+use crate::tuning::bootstrap::LAST_QUESTIONS;
 use crate::{Error, Result};
 
 /// The store at which the ranks of a job meet, and who this process is among them.
@@ -82,17 +84,17 @@ impl fmt::Debug for JobStore {
     }
 }
 
-/// Connects to the store that `rendezvous` names, within `timeout`. `secret` is what the other end of a connection must know. `environment`
+/// Connects to the store that `rendezvous` names, until `deadline`, as long as which its requests may take. `secret` is what the other end of a connection must know. `environment`
 /// reads one variable, and `parent_process` is the id of the process that started this one: both matter only where launchers do.
 pub(crate) fn connect(
     rendezvous: &Rendezvous,
-    timeout: Duration,
+    deadline: &Deadline,
     secret: Option<&Secret>,
     environment: &dyn Fn(&str) -> Option<String>,
     parent_process: u32,
 ) -> Result<JobStore> {
     match &rendezvous.method {
-        Method::Env => connect_to_server(&from_env(rendezvous, environment, parent_process)?, timeout, secret),
+        Method::Env => connect_to_server(&from_env(rendezvous, environment, parent_process)?, deadline, secret),
         Method::Tcp { host, port } => {
             let (rank, world_size) = numbers(rendezvous, "tcp://")?;
             let agent_store = launcher::serves_store(environment, host, *port);
@@ -107,11 +109,11 @@ pub(crate) fn connect(
                 prefix: launcher::prefix(environment)?,
                 launcher: "tcp://",
             };
-            connect_to_server(&launch, timeout, secret)
+            connect_to_server(&launch, deadline, secret)
         }
         Method::File { path } => {
             let (rank, world_size) = numbers(rendezvous, "file://")?;
-            connect_to_file(path, rank, world_size, timeout, &launcher::prefix(environment)?)
+            connect_to_file(path, rank, world_size, deadline.remaining(), &launcher::prefix(environment)?)
         }
     }
 }
@@ -143,7 +145,7 @@ fn numbers(rendezvous: &Rendezvous, scheme: &str) -> Result<(usize, usize)> {
 }
 
 /// Serves the store where that is this process's part, and connects to it.
-fn connect_to_server(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<JobStore> {
+fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secret>) -> Result<JobStore> {
     let Launch { rank, world_size, ref address, mut port, .. } = *launch;
     if port == 0 && world_size > 1 {
         let reason = format!("the other {} ranks cannot know the port that would be chosen; name one", world_size - 1);
@@ -151,7 +153,7 @@ fn connect_to_server(launch: &Launch, timeout: Duration, secret: Option<&Secret>
     }
     let serves = rank == 0 && !launch.agent_store;
     let server = if serves {
-        let addresses = tcp::resolve(address, port, &Deadline::after(timeout));
+        let addresses = tcp::resolve(address, port, deadline);
         let addresses = addresses.map_err(|error| Error::io(format!("looking up {address}, the address of the store"), error))?;
         Some(TcpStoreServer::open(addresses.as_slice(), secret)?)
     } else {
@@ -161,7 +163,7 @@ fn connect_to_server(launch: &Launch, timeout: Duration, secret: Option<&Secret>
         port = server.local_addr().port();
         check_reachable(launch, server.local_addr().ip())?;
     }
-    let store = TcpStore::open(address, port, timeout, secret)?;
+    let store = TcpStore::until(address, port, secret, deadline, LAST_QUESTIONS)?;
     store.join()?;
     let local_address = Some(store.local_address());
     crate::event::debug!(launcher = launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");

@@ -182,6 +182,65 @@ pub(super) fn barrier_timeout(key: &str, world_size: usize, arrived: Option<i64>
     timeout(format!("waiting at the store's barrier {key:?}, to which {arrived} of {world_size} have come"), deadline)
 }
 
+/// What a store lacks of some keys.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Missing<'a> {
+    /// Those that are not there, in order.
+    pub(crate) absent: Vec<&'a str>,
+    /// Those of which that was not found out, in order.
+    pub(crate) unknown: Vec<&'a str>,
+}
+
+impl<'a> Missing<'a> {
+    /// Both, in order of the keys if all of one kind come first.
+    pub(super) fn in_order(self) -> Vec<&'a str> {
+        [self.absent, self.unknown].concat()
+    }
+}
+
+/// Finds out which of `keys` are missing by asking whether all of several are there: of `n` keys that lack one it asks 2 log₂ `n` times. It
+/// stops asking once `may_ask` says so.
+pub(crate) fn missing<'a>(
+    keys: &[&'a str],
+    may_ask: &mut dyn FnMut() -> bool,
+    all_there: &mut dyn FnMut(&[&str]) -> Result<bool>,
+) -> Result<Missing<'a>> {
+    let mut missing = Missing::default();
+    find_missing(keys, false, &mut missing, may_ask, all_there)?;
+    Ok(missing)
+}
+
+/// [`missing`] for one part of the keys, which may be known to lack one.
+fn find_missing<'a>(
+    keys: &[&'a str],
+    lacks_one: bool,
+    missing: &mut Missing<'a>,
+    may_ask: &mut dyn FnMut() -> bool,
+    all_there: &mut dyn FnMut(&[&str]) -> Result<bool>,
+) -> Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    if !lacks_one {
+        if !may_ask() {
+            missing.unknown.extend(keys);
+            return Ok(());
+        }
+        if all_there(keys)? {
+            return Ok(());
+        }
+    }
+    if let [key] = keys {
+        missing.absent.push(key);
+        return Ok(());
+    }
+    let (left, right) = keys.split_at(keys.len() / 2);
+    let before = missing.absent.len() + missing.unknown.len();
+    find_missing(left, false, missing, may_ask, all_there)?;
+    let is_left_whole = missing.absent.len() + missing.unknown.len() == before;
+    find_missing(right, is_left_whole, missing, may_ask, all_there)
+}
+
 /// The error of a wait whose time has run out, naming what is still missing of `keys` keys.
 pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -> Error {
     const NAMED: usize = 16;
@@ -202,4 +261,44 @@ pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -
 /// A timeout of a store: it knows keys, not ranks.
 pub(super) fn timeout(doing: String, deadline: &Deadline) -> Error {
     Error::Timeout { doing, elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    /// What is found of keys of which some are there, and how often it was asked.
+    fn found(there: &[bool], most: usize) -> (Vec<usize>, Vec<usize>, usize) {
+        let names: Vec<String> = (0..there.len()).map(|key| key.to_string()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (mut left, mut asked) = (most, 0);
+        let mut may_ask = || left.checked_sub(1).map(|rest| left = rest).is_some();
+        let mut all_there = |keys: &[&str]| {
+            asked += 1;
+            Ok(keys.iter().all(|key| there[key.parse::<usize>().unwrap()]))
+        };
+        let Missing { absent, unknown } = missing(&names, &mut may_ask, &mut all_there).unwrap();
+        let numbers = |keys: Vec<&str>| keys.into_iter().map(|key| key.parse().unwrap()).collect();
+        (numbers(absent), numbers(unknown), asked)
+    }
+
+    #[test]
+    fn what_is_missing_is_found_by_few_questions() {
+        let mut random = Random(7);
+        for keys in [0, 1, 2, 3, 64, 1000] {
+            for of in [1, 2, 10, 1000] {
+                let there: Vec<bool> = (0..keys).map(|_| random.below(of) != 0).collect();
+                let expected: Vec<usize> = (0..keys).filter(|key| !there[*key]).collect();
+                let (absent, unknown, asked) = found(&there, usize::MAX);
+                assert_eq!((&absent, unknown.len()), (&expected, 0), "{keys} keys, one of {of} missing");
+                let most = 1 + 2 * expected.len() * (keys.max(1).ilog2() as usize + 1);
+                assert!(asked <= most.min(2 * keys + 1), "{asked} questions for {} of {keys} keys", expected.len());
+                // Stopped at any moment, what it says is true.
+                let (absent, unknown, asked) = found(&there, random.below(40));
+                assert!(asked < 40 && absent.iter().all(|key| !there[*key]));
+                assert!(expected.iter().all(|key| absent.contains(key) || unknown.contains(key)));
+            }
+        }
+    }
 }

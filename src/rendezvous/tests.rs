@@ -137,7 +137,7 @@ fn start(size: usize, open: impl Fn(usize) -> Result<JobStore> + Sync) -> Vec<us
 fn ranks_meet_by_tcp_url() {
     let port = free_port();
     let servers = start(5, |rank| {
-        let met = connect(&format!("tcp://127.0.0.1:{port}?rank={rank}&world_size=5").parse()?, LONG, None, &nothing, 1)?;
+        let met = connect(&format!("tcp://127.0.0.1:{port}?rank={rank}&world_size=5").parse()?, &Deadline::after(LONG), None, &nothing, 1)?;
         assert_eq!(met.local_address, Some("127.0.0.1".parse().unwrap()));
         Ok(met)
     });
@@ -146,10 +146,10 @@ fn ranks_meet_by_tcp_url() {
 
 #[test]
 fn one_rank_needs_no_port() {
-    let met = connect(&"tcp://127.0.0.1:0?rank=0&world_size=1".parse().unwrap(), LONG, None, &nothing, 1).unwrap();
+    let met = connect(&"tcp://127.0.0.1:0?rank=0&world_size=1".parse().unwrap(), &Deadline::after(LONG), None, &nothing, 1).unwrap();
     met.store.set("k", b"").unwrap();
     assert!(met.server.is_some());
-    let error = connect(&"tcp://127.0.0.1:0?rank=0&world_size=2".parse().unwrap(), LONG, None, &nothing, 1).unwrap_err();
+    let error = connect(&"tcp://127.0.0.1:0?rank=0&world_size=2".parse().unwrap(), &Deadline::after(LONG), None, &nothing, 1).unwrap_err();
     assert!(error.to_string().contains("port 0"), "{error}");
 }
 
@@ -159,7 +159,7 @@ fn ranks_meet_by_file_url() {
     let path = folder.path().join("store");
     let servers = start(3, |rank| {
         let url = format!("file://{}?rank={rank}&world_size=3&timeout=15", path.display());
-        let met = connect(&url.parse()?, LONG, None, &nothing, 1)?;
+        let met = connect(&url.parse()?, &Deadline::after(LONG), None, &nothing, 1)?;
         assert_eq!(met.local_address, None);
         Ok(met)
     });
@@ -178,12 +178,14 @@ fn ranks_meet_by_variables() {
             ("MASTER_ADDR", "localhost".to_owned()),
             ("MASTER_PORT", port.to_string()),
         ];
-        connect(&Rendezvous::env(), LONG, None, &reader(&variables), 1)
+        connect(&Rendezvous::env(), &Deadline::after(LONG), None, &reader(&variables), 1)
     });
     assert_eq!(servers, [0]);
     // The URL may say what the variables do not.
     let variables = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", free_port().to_string())];
-    let servers = start(2, |rank| connect(&format!("env://?rank={rank}&world_size=2").parse()?, LONG, None, &reader(&variables), 1));
+    let servers = start(2, |rank| {
+        connect(&format!("env://?rank={rank}&world_size=2").parse()?, &Deadline::after(LONG), None, &reader(&variables), 1)
+    });
     assert_eq!(servers, [0]);
 }
 
@@ -202,14 +204,14 @@ fn nobody_binds_where_the_agent_serves_and_a_restart_does_not_read_old_keys() {
         ])
     };
     for attempt in 0..2 {
-        let met = connect(&Rendezvous::env(), LONG, None, &variables(0, attempt), 1).unwrap();
+        let met = connect(&Rendezvous::env(), &Deadline::after(LONG), None, &variables(0, attempt), 1).unwrap();
         assert!(!met.store.check(&["rank/0"]).unwrap() && met.store.list_keys().unwrap().is_empty(), "attempt {attempt}");
         drop(met);
-        assert!(start(2, |rank| connect(&Rendezvous::env(), LONG, None, &variables(rank, attempt), 1)).is_empty());
+        assert!(start(2, |rank| connect(&Rendezvous::env(), &Deadline::after(LONG), None, &variables(rank, attempt), 1)).is_empty());
     }
     // By URL it is the same store, and the same keys.
     let url = format!("tcp://127.0.0.1:{port}?rank=0&world_size=2").parse().unwrap();
-    let met = connect(&url, LONG, None, &variables(0, 1), 1).unwrap();
+    let met = connect(&url, &Deadline::after(LONG), None, &variables(0, 1), 1).unwrap();
     assert!(met.server.is_none());
     assert_eq!(met.store.get("rank/1", Duration::ZERO).unwrap(), [1]);
     let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
@@ -225,10 +227,10 @@ fn what_a_url_lacks_is_said() {
         ("env://?rank=0", "WORLD_SIZE"),
         ("tcp://192.0.2.1?rank=0&world_size=2", "rank 0 must run on the host"),
     ] {
-        let error = connect(&url.parse().unwrap(), SHORT, None, &nothing, 1).unwrap_err();
+        let error = connect(&url.parse().unwrap(), &Deadline::after(SHORT), None, &nothing, 1).unwrap_err();
         assert!(matches!(error, Error::Config { .. }) && error.to_string().contains(word), "{url}: {error}");
     }
     let slurm = [("SLURM_PROCID", "0".to_owned()), ("SLURM_NTASKS", "1".to_owned())];
-    let error = connect(&"env://?rank=1".parse().unwrap(), SHORT, None, &reader(&slurm), 1).unwrap_err();
+    let error = connect(&"env://?rank=1".parse().unwrap(), &Deadline::after(SHORT), None, &reader(&slurm), 1).unwrap_err();
     assert!(error.to_string().contains("neither") || error.to_string().contains("WORLD_SIZE"), "{error}");
 }

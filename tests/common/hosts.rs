@@ -25,11 +25,13 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
 }
 
 /// Hosts that vanish with this value.
+#[allow(dead_code, reason = "each test program uses what it needs")]
 pub struct Hosts {
     tag: String,
     pub count: usize,
 }
 
+#[allow(dead_code, reason = "each test program uses what it needs")]
 impl Hosts {
     /// `count` namespaces on one bridge, with the addresses 10.99.`net`.1 and up.
     pub fn up(net: u8, count: usize) -> Result<Self, String> {
@@ -49,6 +51,16 @@ impl Hosts {
             run("ip", &["-n", &space, "link", "set", "eth0", "up"])?;
         }
         Ok(hosts)
+    }
+
+    /// Lets nothing through to a host or from it any more, without a word to either end.
+    pub fn cut(&self, host: usize) {
+        run("ip", &["link", "set", &format!("{}v{host}", self.tag), "nomaster"]).unwrap();
+    }
+
+    /// Lets it through again.
+    pub fn heal(&self, host: usize) {
+        run("ip", &["link", "set", &format!("{}v{host}", self.tag), "master", &format!("{}br", self.tag)]).unwrap();
     }
 
     /// The namespace of a host.

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod held_up_store;
 mod kills;
 mod network;
 mod processes;

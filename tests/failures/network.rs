@@ -1,12 +1,14 @@
 //! Networks that are cut, whole or in one direction, and healed. Needs root and `ip`: without, one line says so and the test counts as
 //! skipped.
 
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Error, ReduceOp};
 
-use crate::common::hosts::{Hosts, run};
+use crate::common::hosts::{Hosts, run, skip};
+use crate::common::meeting::wait_until;
 use crate::common::ranks::{is_rank_of, patience};
 use crate::processes::Ranks;
 
@@ -51,15 +53,20 @@ fn rank_on_a_host() {
     }
 }
 
-/// The rank of this number on the host of this number.
-fn spawn(hosts: &Hosts, net: u8, name: &str, rank: usize) -> Child {
+/// What makes the rank of this number, of as many as there are hosts, on the host of this number.
+fn on_host(hosts: &Hosts, net: u8, name: &str, rank: usize) -> Command {
     let mut command: Command = hosts.command(rank, std::env::current_exe().unwrap().to_str().unwrap());
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
     command.env("COLLECTIVES_TEST_CHILD", name).env("RANK", rank.to_string()).env("WORLD_SIZE", hosts.count.to_string());
     command.env("MASTER_ADDR", format!("10.99.{net}.1")).env("MASTER_PORT", "29512");
     // All hosts have one name and one boot id here.
     command.env("COLLECTIVES_HOST_IDENTITY", format!("host {rank}"));
-    command.spawn().unwrap()
+    command
+}
+
+/// The rank of this number on the host of this number.
+fn spawn(hosts: &Hosts, net: u8, name: &str, rank: usize) -> Child {
+    on_host(hosts, net, name, rank).spawn().unwrap()
 }
 
 /// Cuts rank 2's host off in some way: it and the others fail in time, the others go on, and it is left behind once it is back.
@@ -124,4 +131,198 @@ fn a_host_that_hears_and_is_not_heard_is_left_behind() {
         |hosts| [0, 1].into_iter().for_each(|host| neighbour(hosts, host, &["replace", "lladdr", "02:00:00:00:00:99", "nud", "permanent"])),
         |hosts| [0, 1].into_iter().for_each(|host| neighbour(hosts, host, &["del"])),
     );
+}
+
+/// Where the parent says that the network is back.
+const BACK: &str = "COLLECTIVES_TEST_BACK";
+
+/// Two communicators of all ranks: one that is used while the network is away, and one that is idle.
+fn busy_and_idle() -> [Communicator; 2] {
+    let busy = Communicator::builder().configure(|config| config.timeout = patience(60)).from_env().unwrap();
+    let idle = busy.split(Some(0), 0).unwrap().unwrap();
+    [&busy, &idle].into_iter().for_each(|comm| comm.barrier().unwrap());
+    println!("@ready");
+    [busy, idle]
+}
+
+/// Calls on both until the network has been away and is back, and then once more.
+fn rank_that_sits_it_out() {
+    let [busy, idle] = busy_and_idle();
+    let back = PathBuf::from(std::env::var_os(BACK).unwrap());
+    loop {
+        let mut is_back = [u8::from(back.exists())];
+        busy.all_reduce(&mut is_back, ReduceOp::Min).unwrap();
+        if is_back[0] == 1 {
+            break;
+        }
+    }
+    for comm in [&busy, &idle] {
+        let mut sum = [1];
+        comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [2]);
+    }
+    println!("@well");
+    [busy, idle].into_iter().for_each(|comm| comm.close().unwrap());
+}
+
+#[test]
+fn a_network_that_is_away_for_a_while_ends_nothing() {
+    const NAME: &str = "network::a_network_that_is_away_for_a_while_ends_nothing";
+    const NET: u8 = 13;
+    /// TCP tries again after 6.2 s and 12.6 s.
+    const AWAY: Duration = Duration::from_secs(10);
+    if is_rank_of(NAME) {
+        return rank_that_sits_it_out();
+    }
+    let hosts = match Hosts::up(NET, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let back = folder.path().join("back");
+    let mut ranks = Ranks::of((0..2).map(|rank| on_host(&hosts, NET, NAME, rank).env(BACK, &back).spawn().unwrap()).collect());
+    (0..2).for_each(|_| assert_eq!(ranks.next("it has begun").1, "ready"));
+    hosts.cut(1);
+    // This is no wait for anything: it is how long the network is away.
+    std::thread::sleep(AWAY);
+    hosts.heal(1);
+    std::fs::write(&back, b"").unwrap();
+    (0..2).for_each(|_| assert_eq!(ranks.next("its calls succeed").1, "well"));
+    (0..2).for_each(|rank| ranks.outcome(rank).unwrap());
+}
+
+/// Calls until the peer's host is silent for too long, and says with what both communicators end.
+fn rank_that_loses_the_other() {
+    let communicators = busy_and_idle();
+    for comm in &communicators {
+        let error = loop {
+            match comm.all_reduce(&mut [1], ReduceOp::Sum) {
+                Ok(()) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(error.is_peer_lost(), "{error}");
+        println!("@{error}");
+    }
+}
+
+#[test]
+fn a_host_that_stays_silent_has_stopped_answering() {
+    const NAME: &str = "network::a_host_that_stays_silent_has_stopped_answering";
+    const NET: u8 = 14;
+    if is_rank_of(NAME) {
+        return rank_that_loses_the_other();
+    }
+    let hosts = match Hosts::up(NET, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let spawn = |rank| on_host(&hosts, NET, NAME, rank).env("COLLECTIVES_SILENCE_TIMEOUT", "3").spawn().unwrap();
+    let mut ranks = Ranks::of((0..2).map(spawn).collect());
+    (0..2).for_each(|_| assert_eq!(ranks.next("it has begun").1, "ready"));
+    hosts.cut(1);
+    let began = Instant::now();
+    for _ in 0..4 {
+        let (rank, said) = ranks.next("it has lost the other");
+        assert!(said.contains(&format!("rank {}", 1 - rank)) && said.contains("stopped answering"), "rank {rank}: {said}");
+        assert!(!said.contains("process ended") && said.contains("COLLECTIVES_SILENCE_TIMEOUT"), "rank {rank}: {said}");
+    }
+    assert!(began.elapsed() < patience(30), "{:?}", began.elapsed());
+    (0..2).for_each(|rank| ranks.outcome(rank).unwrap());
+}
+
+/// One of three ranks: the last one dies, the others go on without it.
+fn rank_that_may_die() {
+    let comm = Communicator::builder().configure(|config| config.timeout = patience(20)).from_env().unwrap();
+    let mut sum = [comm.rank() as u32];
+    comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    assert_eq!(sum, [3]);
+    comm.barrier().unwrap();
+    if comm.rank() == 2 {
+        std::process::exit(0);
+    }
+    while comm.barrier().is_ok() {}
+    let left = comm.shrink().unwrap();
+    let mut sum = [1];
+    left.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    println!("@{} left", sum[0]);
+    left.close().unwrap();
+}
+
+#[test]
+fn ranks_meet_at_an_address_of_their_link() {
+    const NAME: &str = "network::ranks_meet_at_an_address_of_their_link";
+    const NET: u8 = 15;
+    if is_rank_of(NAME) {
+        return rank_that_may_die();
+    }
+    let hosts = match Hosts::up(NET, 3) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    for host in 0..3 {
+        let address = format!("fe80::99:{host}/64");
+        if let Err(why) = run("ip", &["-n", &hosts.space(host), "addr", "add", &address, "dev", "eth0", "nodad"]) {
+            skip!("no address of a link can be had: {why}");
+        }
+    }
+    let spawn = |rank| on_host(&hosts, NET, NAME, rank).env("MASTER_ADDR", "fe80::99:0%eth0").spawn().unwrap();
+    let mut ranks = Ranks::of((0..3).map(spawn).collect());
+    (0..2).for_each(|_| assert_eq!(ranks.next("it goes on without the dead").1, "2 left"));
+    (0..3).for_each(|rank| ranks.outcome(rank).unwrap());
+}
+
+/// One of three ranks, which are all linked with each other, until the parent has looked at them.
+fn rank_that_is_looked_at() {
+    let comm = Communicator::builder().configure(|config| config.timeout = patience(60)).from_env().unwrap();
+    comm.barrier().unwrap();
+    println!("@ready");
+    let looked = PathBuf::from(std::env::var_os(BACK).unwrap());
+    wait_until("the parent has looked", || looked.exists());
+    comm.close().unwrap();
+}
+
+#[test]
+fn connections_within_a_host_are_not_paced_by_bbr() {
+    const NAME: &str = "network::connections_within_a_host_are_not_paced_by_bbr";
+    const NET: u8 = 16;
+    if is_rank_of(NAME) {
+        return rank_that_is_looked_at();
+    }
+    let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap_or_default();
+    if !known.split_whitespace().any(|name| name == "bbr") {
+        skip!("this kernel has no bbr: {known}");
+    }
+    let hosts = match Hosts::up(NET, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    for host in 0..2 {
+        let bbr = "echo bbr > /proc/sys/net/ipv4/tcp_congestion_control";
+        run("ip", &["netns", "exec", &hosts.space(host), "sh", "-c", bbr]).unwrap();
+    }
+    run("ip", &["-n", &hosts.space(0), "addr", "add", &format!("10.99.{NET}.101/24"), "dev", "eth0"]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let looked = folder.path().join("looked");
+    // Two ranks of host 0, each with an address of its own, and one of host 1.
+    let spawn = |(rank, address): (usize, &str)| {
+        let mut command = on_host(&hosts, NET, NAME, usize::from(rank == 2));
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "3").env(BACK, &looked).env("COLLECTIVES_TRANSPORT", "tcp");
+        command.env("COLLECTIVES_LISTEN_ADDRESS", format!("10.99.{NET}.{address}")).spawn().unwrap()
+    };
+    let mut ranks = Ranks::of([(0, "1"), (1, "101"), (2, "2")].map(spawn).into_iter().collect());
+    (0..3).for_each(|_| assert_eq!(ranks.next("it has begun").1, "ready"));
+    let listed = Command::new("ip").args(["netns", "exec", &hosts.space(0), "ss", "-tniHO", "state", "established"]).output();
+    let listed = match listed {
+        Ok(listed) if listed.status.success() => String::from_utf8(listed.stdout).unwrap(),
+        other => skip!("connections cannot be listed: {other:?}"),
+    };
+    std::fs::write(&looked, b"").unwrap();
+    let is_remote = |line: &str| line.contains(&format!("10.99.{NET}.2:"));
+    // Those to the store, which moves little, may be as the system has it.
+    let links: Vec<&str> = listed.lines().filter(|line| !line.contains(":29512")).collect();
+    let (remote, local): (Vec<&str>, Vec<&str>) = links.into_iter().partition(|line| is_remote(line));
+    assert!(local.len() >= 2 && local.iter().all(|line| !line.contains(" bbr ")), "within the host: {local:#?}");
+    assert!(remote.len() >= 2 && remote.iter().all(|line| line.contains(" bbr ")), "between hosts: {remote:#?}");
+    (0..3).for_each(|rank| ranks.outcome(rank).unwrap());
 }

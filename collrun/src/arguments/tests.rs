@@ -54,6 +54,8 @@ fn endpoints_are_hosts_and_ports() {
     assert_eq!(read("[::1]:7"), Ok(("::1".into(), 7)));
     assert_eq!(read("[::1]"), Ok(("::1".into(), 29500)));
     assert_eq!(read("fe80::1"), Ok(("fe80::1".into(), 29500)));
+    assert_eq!(read("fe80::1%eth0"), Ok(("fe80::1%eth0".into(), 29500)));
+    assert_eq!(read("[fe80::1%eth0]:7"), Ok(("fe80::1%eth0".into(), 7)));
     assert_eq!(address_and_port("a", Some(4)), Ok(("a".into(), 4)));
     assert!(place("--nnodes 2 --rdzv-endpoint a:0").unwrap_err().contains("name one"));
     assert_eq!(place("--rdzv-endpoint a:0"), Ok(Place::Alone { address: Some("a".into()), port: Some(0) }));

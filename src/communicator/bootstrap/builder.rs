@@ -22,6 +22,7 @@ use crate::event;
 #[cfg(feature = "cuda")]
 use crate::observe::LIFE;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
+use crate::tuning::bootstrap::LATE_LINGER;
 
 /// Describes a communicator before it is made: its settings, each a field of [`Config`], and whether it has a device. See
 /// [`Communicator::builder`].
@@ -197,7 +198,7 @@ impl Builder {
         self.config.timeout = timeout;
         let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
-        let job = rendezvous::connect(&rendezvous, timeout, self.config.secret.as_ref(), &environment, parent)?;
+        let job = rendezvous::connect(&rendezvous, &deadline, self.config.secret.as_ref(), &environment, parent)?;
         let JobStore { store, rank, world_size, agent, address, server, local_address } = job;
         let reach = address.map_or_else(|| Reach::Shared(Arc::clone(&store)), Reach::Address);
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(rendezvous_prefix(agent, rank), store)));
@@ -205,6 +206,8 @@ impl Builder {
         let comm = self.connect(store, rank, world_size, local_address, &deadline);
         match &comm {
             Ok(comm) if keeps => comm.keep_store(Some(Arc::new(KeptStore::new(reach, server)))),
+            // The others are as late.
+            Err(error) if error.is_timeout() => drop(server.map(|server| server.end_within(LATE_LINGER))),
             // Lingers until the last rank has what it needs of the store.
             _ => drop(server),
         }

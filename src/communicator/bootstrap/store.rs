@@ -2,6 +2,8 @@
 //!
 //! No value is ever empty: PyTorch's server without libuv sends an empty value so that the kernel holds it back, 200 ms for each.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,14 +11,17 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
 use crate::host::net::identity::host_name;
-use crate::rendezvous::Store;
-use crate::tuning::bootstrap::{SLICE, SLICE_PER_RANK};
+use crate::rendezvous::{self, Missing, Store};
+use crate::tuning::bootstrap::{FINDING_OUT, INTRODUCED, SLICE, SLICE_PER_RANK};
 
 /// Where contradictions are written.
 const CONFLICT: &str = "collectives/conflict";
 
 /// Where the first rank writes how many ranks there are, and by whose word.
 const WORLD: &str = "collectives/world";
+
+/// Where ranks are counted as they come.
+const COME: &str = "collectives/come";
 
 /// The most ranks that a world may have; more is a mistake in a variable.
 const MAX_WORLD: usize = 1 << 20;
@@ -65,6 +70,7 @@ impl StoreExchange {
             return Err(exchange.contradict(&format!("rank {rank} is claimed by two processes: {other}; and {me}")));
         }
         exchange.store.set(&who_key(rank), me.as_bytes())?;
+        exchange.store.add(COME, 1)?;
         let mine = format!("{world_size} ranks, says rank {rank} ({me})");
         let first = exchange.store.compare_set(WORLD, b"", mine.as_bytes())?;
         let first = String::from_utf8_lossy(&first).into_owned();
@@ -104,17 +110,50 @@ impl StoreExchange {
         }
     }
 
-    /// The error of a deadline: who came, with host and process, and who did not.
+    /// The error of a deadline: who came, and who did not.
     fn late(&self, deadline: &Deadline) -> Error {
-        let (mut missing, mut arrived) = (Vec::new(), Vec::new());
-        for rank in 0..self.world_size {
-            match self.store.check(&[&who_key(rank)]) {
-                Ok(true) => arrived.push(self.introduction(rank, SLICE).map_or_else(|| Peer::unknown(rank), |said| peer(rank, &said))),
-                _ => missing.push(Peer::unknown(rank)),
-            }
-        }
-        let doing = format!("rank {} waiting for the {} ranks of the job to come", self.rank, self.world_size);
+        let mut doing = format!("rank {} waiting for the {} ranks of the job to come", self.rank, self.world_size);
+        let attendance = self.attendance().unwrap_or_else(|error| {
+            doing += &format!(" (who has not come cannot be told: {error})");
+            Attendance::default()
+        });
+        let Attendance { missing, arrived } = attendance;
         Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
+    }
+
+    /// Who came, and who did not. Deadlines pass on all ranks at once, so one finds it out for all, and writes it down. It holds until another
+    /// rank comes.
+    fn attendance(&self) -> Result<Attendance> {
+        let come = self.store.add(COME, 0)?;
+        let (key, me) = (format!("collectives/late/{come}"), self.rank.to_string());
+        let finds_out = self.store.compare_set(&format!("{key}/by"), b"", me.as_bytes())?;
+        if finds_out != me.as_bytes()
+            && let Ok(text) = self.store.get(&key, FINDING_OUT)
+            && let Some(attendance) = Attendance::parse(&String::from_utf8_lossy(&text), self.world_size)
+        {
+            return Ok(attendance);
+        }
+        let attendance = self.find_out()?;
+        // Where that fails, the others find out for themselves.
+        let _ = self.store.set(&key, attendance.to_string().as_bytes());
+        Ok(attendance)
+    }
+
+    /// Asks the store who came, and some of those who they are.
+    fn find_out(&self) -> Result<Attendance> {
+        let keys: Vec<String> = (0..self.world_size).map(who_key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let limit = Deadline::after(FINDING_OUT);
+        let Missing { absent, unknown } = rendezvous::missing(&keys, &mut || !limit.has_passed(), &mut |keys| self.store.check(keys))?;
+        let [absent, unknown] = [absent, unknown].map(BTreeSet::from_iter);
+        let came: Vec<usize> =
+            (0..self.world_size).filter(|rank| !absent.contains(keys[*rank]) && !unknown.contains(keys[*rank])).collect();
+        let introduced: Vec<&str> = came.iter().take(INTRODUCED).map(|rank| keys[*rank]).collect();
+        let said = self.store.multi_get(&introduced, SLICE).unwrap_or_default();
+        let mut said = said.iter().map(|said| String::from_utf8_lossy(said));
+        let arrived = came.into_iter().map(|rank| said.next().map_or_else(|| Peer::unknown(rank), |said| peer(rank, &said)));
+        let missing = (0..self.world_size).filter(|rank| absent.contains(keys[*rank])).map(Peer::unknown);
+        Ok(Attendance { missing: missing.collect(), arrived: arrived.collect() })
     }
 
     /// What a rank said of itself: host and process.
@@ -141,6 +180,42 @@ impl StoreExchange {
 
     fn all_key(&self) -> String {
         format!("collectives/{}/all", self.round)
+    }
+}
+
+/// Who has come to a start, and who has not. A rank of which that was not found out is neither.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Attendance {
+    missing: Vec<Peer>,
+    arrived: Vec<Peer>,
+}
+
+impl Attendance {
+    /// The reverse of what it is written as; `None` for anything else.
+    fn parse(text: &str, world_size: usize) -> Option<Self> {
+        let mut attendance = Self::default();
+        for line in text.lines() {
+            let (kind, rest) = line.split_at_checked(1)?;
+            let (rank, said) = rest.split_once(' ').unwrap_or((rest, ""));
+            let rank = rank.parse().ok().filter(|rank| *rank < world_size)?;
+            match kind {
+                "-" => attendance.missing.push(Peer::unknown(rank)),
+                "+" => attendance.arrived.push(peer(rank, said)),
+                _ => return None,
+            }
+        }
+        Some(attendance)
+    }
+}
+
+/// A line for each rank: a sign, its number, and how it introduced itself where that is known.
+impl fmt::Display for Attendance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.missing.iter().try_for_each(|peer| writeln!(f, "-{}", peer.rank))?;
+        self.arrived.iter().try_for_each(|peer| match peer {
+            Peer { rank, host, .. } if host.is_empty() => writeln!(f, "+{rank}"),
+            Peer { rank, host, pid } => writeln!(f, "+{rank} host {host}, pid {pid}"),
+        })
     }
 }
 
@@ -208,6 +283,35 @@ mod tests {
         let mut exchange = StoreExchange::new(Arc::new(store), 1, 3, None, &deadline).unwrap();
         let error = exchange.all_gather(b"facts", &deadline).unwrap_err();
         assert!(matches!(error, Error::Conflict { .. }) && error.to_string().contains("no more threads"), "{error}");
+    }
+
+    #[test]
+    fn who_came_is_found_out_once_for_all_who_ask_and_anew_when_another_comes() {
+        let store = MemoryStore::new();
+        let now = Deadline::after(Duration::ZERO);
+        let join = |rank| StoreExchange::new(Arc::new(store.clone()), rank, 5, None, &now).unwrap();
+        let numbers = |peers: &[Peer]| peers.iter().map(|peer| peer.rank).collect::<Vec<_>>();
+        let seen = |exchange: &StoreExchange| {
+            let Attendance { missing, arrived } = exchange.attendance().unwrap();
+            assert!(arrived.iter().all(|peer| peer.pid == std::process::id()), "{arrived:?}");
+            (numbers(&missing), numbers(&arrived))
+        };
+        let [first, second] = [3, 1].map(join);
+        assert_eq!(seen(&first), (vec![0, 2, 4], vec![1, 3]));
+        assert_eq!(seen(&second), seen(&first));
+        assert!(store.check(&["collectives/late/2"]).unwrap());
+        let third = join(0);
+        assert_eq!([&first, &second, &third].map(seen), std::array::from_fn(|_| (vec![2, 4], vec![0, 1, 3])));
+        assert!(first.late(&now).to_string().contains("still missing: rank 2, rank 4; arrived: rank 0 (host "));
+    }
+
+    #[test]
+    fn nonsense_in_place_of_who_came_is_not_believed() {
+        for nonsense in ["x", "-", "-5", "+a host h, pid 1", "\u{fc}1", "+1\n?2"] {
+            assert_eq!(Attendance::parse(nonsense, 5), None, "{nonsense:?}");
+        }
+        let attendance = Attendance { missing: vec![Peer::unknown(4)], arrived: vec![Peer::unknown(0), peer(2, "host a b, pid 7")] };
+        assert_eq!(Attendance::parse(&attendance.to_string(), 5), Some(attendance));
     }
 
     #[test]

@@ -111,7 +111,11 @@ impl PeerLiveness {
         let ends = |abort_reason: &&AbortReason| {
             matches!(
                 abort_reason,
-                AbortReason::Lost { .. } | AbortReason::Left { .. } | AbortReason::Aborted { .. } | AbortReason::Failed { .. }
+                AbortReason::Lost { .. }
+                    | AbortReason::Silent { .. }
+                    | AbortReason::Left { .. }
+                    | AbortReason::Aborted { .. }
+                    | AbortReason::Failed { .. }
             )
         };
         self.health.abort_reason().filter(ends).copied()

@@ -111,7 +111,7 @@ impl Communicator {
         let mut left = BTreeSet::new();
         match health.abort_reason() {
             Some(AbortReason::TimedOut { missing, .. }) => drop(doubts.insert(*missing as usize)),
-            Some(AbortReason::Lost { rank }) => drop(doubts.insert(*rank as usize)),
+            Some(AbortReason::Lost { rank } | AbortReason::Silent { rank, .. }) => drop(doubts.insert(*rank as usize)),
             Some(AbortReason::Left { rank }) => drop(left.insert(*rank as usize)),
             _ => {}
         }
@@ -166,7 +166,7 @@ impl World for Communicator {
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {
-        self.core.shared.recovery.listeners.host()
+        self.core.shared.recovery.listeners.host(self.timeout())
     }
 
     fn pause(&self, limit: Duration) {

@@ -13,9 +13,10 @@ use std::time::Duration;
 use crate::communicator::bootstrap::PeerWatch;
 use crate::error::{Error, Result};
 use crate::event;
+use crate::host::net::own_address::to_listen_on;
 use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
-use crate::tuning::recovery::{ANSWER, LINGER, PROBE, SERVICE};
+use crate::tuning::recovery::{ANSWER, LINGER, PROBE};
 
 /// A rank's own recovery listener, before the others know of it.
 pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListener, String>);
@@ -23,7 +24,7 @@ pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListe
 impl RecoveryListener {
     /// Listens at a port of the system's choice on this address. Where that fails, the reason is kept for whoever asks.
     pub(in crate::communicator) fn new(listen: IpAddr) -> Self {
-        Self(rendezvous::listen(SocketAddr::new(listen, 0)).map_err(|error| format!("listening on {listen}: {error}")))
+        Self(rendezvous::listen(to_listen_on(listen)).map_err(|error| format!("listening on {listen}: {error}")))
     }
 
     /// Where it is.
@@ -86,16 +87,22 @@ impl RecoveryListeners {
     }
 
     fn connect(&self, address: SocketAddr, patience: Duration) -> Result<Arc<TcpStore>> {
-        let (host, port) = (address.ip().to_string(), address.port());
+        let (mut host, port) = (address.ip().to_string(), address.port());
+        if let SocketAddr::V6(address) = address
+            && address.scope_id() != 0
+        {
+            host += &format!("%{}", address.scope_id());
+        }
         match &self.secret {
             Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
             None => TcpStore::connect(&host, port, patience),
         }
     }
 
-    /// The store behind this rank's recovery listener, which is opened where it is not open yet.
-    pub(in crate::communicator) fn host(&self) -> Result<Arc<dyn Store>> {
-        Ok(self.connect(self.open()?, SERVICE)?)
+    /// The store behind this rank's recovery listener, which is opened where it is not open yet. A request may take as long as `patience`: a
+    /// process that was stopped finds all its time gone when it goes on.
+    pub(in crate::communicator) fn host(&self, patience: Duration) -> Result<Arc<dyn Store>> {
+        Ok(self.connect(self.open()?, patience)?)
     }
 
     /// Where this rank's recovery listener is, opened where it is not open yet.
@@ -226,6 +233,7 @@ pub(super) fn parse(text: &str) -> Option<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tuning::recovery::SERVICE;
 
     #[test]
     fn a_recovery_listener_tells_who_lives_before_it_opens() {
@@ -237,18 +245,18 @@ mod tests {
         assert!(listeners.visit(0, SERVICE).is_none() && listeners.visit(2, SERVICE).is_none());
         drop(theirs);
         assert_eq!(listeners.probe(1), Probe::Gone);
-        listeners.host().unwrap().set("key", b"value").unwrap();
+        listeners.host(SERVICE).unwrap().set("key", b"value").unwrap();
         let store = listeners.visit(0, SERVICE).unwrap();
         assert_eq!(store.get("key", Duration::ZERO).unwrap(), b"value");
         // It stays open, with what was said there.
-        assert_eq!(listeners.host().unwrap().get("key", Duration::ZERO).unwrap(), b"value");
+        assert_eq!(listeners.host(SERVICE).unwrap().get("key", Duration::ZERO).unwrap(), b"value");
     }
 
     #[test]
     fn a_rank_without_a_recovery_listener_says_why() {
         let recovery_listener = RecoveryListener::new(IpAddr::from([192, 0, 2, 1]));
         assert_eq!(recovery_listener.address(), None);
-        let error = RecoveryListeners::new(recovery_listener, vec![None], None).host().map(drop).unwrap_err();
+        let error = RecoveryListeners::new(recovery_listener, vec![None], None).host(SERVICE).map(drop).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("192.0.2.1"), "{error}");
     }
 

@@ -6,6 +6,7 @@ use super::memory::Context;
 use super::peer::{PeerState, Trouble};
 use super::{End, Engine, Execution, Health, Links, wire};
 use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::host::link::Silence;
 use crate::tuning::engine::{LONG_SHUTDOWN, SHUTDOWN, SHUTDOWN_INTERVAL};
 
 impl Engine {
@@ -39,7 +40,7 @@ impl Engine {
             Some(abort_reason) => End { stop: abort_reason.into(), told_by: Some(rank) },
             None => {
                 crate::event::warn!(rank = self.rank, peer = rank, %error, "the link to a peer broke");
-                AbortReason::Lost { rank: rank as u32 }.into()
+                AbortReason::of_link(rank as u32, Silence::of(&error)).into()
             }
         }
     }

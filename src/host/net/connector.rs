@@ -14,13 +14,13 @@ use rustix::event::{PollFd, PollFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::hello::{Answer, CONFIRM, Hello, Refusal};
-use super::link::Link;
+use super::link::{Link, Terms};
 use super::listener::Acceptor;
 use super::tcp;
 use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
-use crate::proof::{Initiator, Purpose, Reason, Secret, Step, Unproven};
+use crate::proof::{Initiator, Purpose, Reason, Step, Unproven};
 use crate::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 
 /// A link that is being opened. Dropping it gives up.
@@ -28,8 +28,7 @@ use crate::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 pub(crate) struct Connector {
     address: SocketAddr,
     hello: Hello,
-    /// What the peer has to know.
-    secret: Option<Secret>,
+    terms: Terms,
     /// Whether the peer runs on this host.
     same_host: bool,
     /// This rank's own listener, which is served meanwhile. `None` where somebody else serves it.
@@ -92,16 +91,10 @@ impl From<ConnectError> for Interrupted {
 
 impl Connector {
     /// Nothing happens before the first [`Connector::advance`].
-    pub(super) fn new(
-        address: SocketAddr,
-        hello: Hello,
-        secret: Option<Secret>,
-        same_host: bool,
-        acceptor: Option<Arc<Mutex<Acceptor>>>,
-    ) -> Self {
+    pub(super) fn new(address: SocketAddr, hello: Hello, terms: Terms, same_host: bool, acceptor: Option<Arc<Mutex<Acceptor>>>) -> Self {
         let now = Instant::now();
         let (begin, pause) = if hello.is_opened_by_receiver() { (now + FIRST_PROBE, FIRST_PROBE) } else { (now, FIRST_PAUSE) };
-        Self { address, hello, secret, same_host, acceptor, stage: Stage::Pausing(begin), pause, trouble: None }
+        Self { address, hello, terms, same_host, acceptor, stage: Stage::Pausing(begin), pause, trouble: None }
     }
 
     /// Goes on as far as it can without waiting, and hands over the link once it is open. To be called again when
@@ -197,7 +190,7 @@ impl Connector {
     /// A socket that is connecting.
     fn connect(&self) -> Result<Socket, Trouble> {
         let socket = Socket::new(Domain::for_address(self.address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
-        tcp::prepare(SockRef::from(&socket))?;
+        tcp::prepare(SockRef::from(&socket), self.terms.silence_timeout)?;
         if self.same_host {
             tcp::prefer_unpaced(SockRef::from(&socket));
         }
@@ -220,9 +213,9 @@ impl Connector {
     /// Sends the first words: of a proof where there is a secret, else the hello.
     fn greet(&self, mut stream: TcpStream) -> Result<Stage, Trouble> {
         let hello = self.hello.to_bytes();
-        let Some(secret) = &self.secret else {
+        let Some(secret) = &self.terms.secret else {
             send(&mut stream, &hello)?;
-            return Ok(Stage::Greeting(Link::new(stream, None), Vec::new()));
+            return Ok(Stage::Greeting(Link::new(stream, None, &self.terms), Vec::new()));
         };
         let initiator = Initiator::new(secret, Purpose::Link, &hello)?;
         send(&mut stream, &initiator.opening())?;
@@ -246,7 +239,7 @@ impl Connector {
                 Ok(Step::Listen) => {}
                 Ok(Step::Send(tag)) => send(&mut stream, &tag)?,
                 Ok(Step::Done) => {
-                    let link = Link::new(stream, initiator.into_cipher());
+                    let link = Link::new(stream, initiator.into_cipher(), &self.terms);
                     return Ok(Turn::Goes(Stage::Greeting(link, Vec::new())));
                 }
                 Err(why @ Unproven::Told(Reason::Busy)) => return Err(Trouble::Passing(why.to_string())),

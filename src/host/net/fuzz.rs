@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, Reason, Refusal};
+use super::link::Terms;
 use super::listener::Acceptor;
 use super::mesh::Address;
 
@@ -52,7 +53,8 @@ fn settled<T: PartialEq + std::fmt::Debug>(data: &[u8], decode: impl Fn(&[u8]) -
 /// Any bytes on a connection to a listening rank: it ends up a link, refused or dropped, and a peer that greets as it should becomes a
 /// link all the same.
 pub fn acceptor(data: &[u8]) {
-    let mut acceptor = Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, None).expect("a port of this host");
+    let mut acceptor =
+        Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, Terms { secret: None, silence_timeout: LIMIT }).expect("a port of this host");
     let address = acceptor.address().expect("bound");
     let mut pending = TcpStream::connect(address).expect("connected");
     // Not left to the system to remember, or a run would use up its ports.

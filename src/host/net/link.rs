@@ -3,11 +3,21 @@
 use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use super::tcp::TcpLink;
 use crate::host::encrypted::EncryptedLink;
 use crate::host::link::ByteLink;
-use crate::proof::Cipher;
+use crate::proof::{Cipher, Secret};
+
+/// What all connections of a rank to its peers keep to.
+#[derive(Debug, Clone)]
+pub(crate) struct Terms {
+    /// What peers have to know.
+    pub(crate) secret: Option<Secret>,
+    /// How long a peer's host may leave what it is sent unanswered; zero: for ever.
+    pub(crate) silence_timeout: Duration,
+}
 
 /// A connection to a peer. It never blocks.
 #[derive(Debug)]
@@ -18,8 +28,8 @@ pub(crate) enum Link {
 
 impl Link {
     /// Takes over a connection that was prepared ([`super::tcp::prepare`]) and does not block, encrypted where there are keys.
-    pub(super) fn new(stream: TcpStream, cipher: Option<Cipher>) -> Self {
-        let link = TcpLink::new(stream);
+    pub(super) fn new(stream: TcpStream, cipher: Option<Cipher>, terms: &Terms) -> Self {
+        let link = TcpLink::new(stream, terms.silence_timeout);
         match cipher {
             None => Self::Plain(link),
             Some(cipher) => Self::Encrypted(Box::new(EncryptedLink::new(link, cipher))),

@@ -10,8 +10,8 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, is_hello, quote};
-use super::link::Link;
-use super::tcp;
+use super::link::{Link, Terms};
+use super::{own_address, tcp};
 use crate::host::link::ByteLink;
 use crate::proof::{self, Admission, Cipher, Purpose, Responder, Secret, Unproven};
 use crate::tuning::{admission, net::BACKLOG};
@@ -22,9 +22,10 @@ pub(super) struct Acceptor {
     listener: TcpListener,
     /// Readable when there is something to do: a new connection, or words on one that is not a link yet.
     readiness: Arc<OwnedFd>,
+    /// The system's choice, for connections to other hosts.
+    congestion_control: Option<Vec<u8>>,
     me: Membership,
-    /// What callers have to know.
-    secret: Option<Secret>,
+    terms: Terms,
     /// Connections that have not said hello.
     pending: Admission<PendingConnection>,
     /// Connections that have been welcomed and have not confirmed: at most one for each channel and rank, so they need no limit in time.
@@ -38,12 +39,12 @@ type Caller = (Channel, u32);
 
 impl Acceptor {
     /// Listens on `ip`, and on no other address, at a port that the system chooses.
-    pub(super) fn bind(ip: IpAddr, me: Membership, secret: Option<Secret>) -> io::Result<Self> {
-        let address = SocketAddr::new(ip, 0);
+    pub(super) fn bind(ip: IpAddr, me: Membership, terms: Terms) -> io::Result<Self> {
+        let address = own_address::to_listen_on(ip);
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
-        if ip.is_loopback() {
-            tcp::prefer_unpaced(SockRef::from(&socket));
-        }
+        // What comes of it begins so: a connection that was paced once stays paced.
+        let congestion_control = SockRef::from(&socket).tcp_congestion().ok();
+        tcp::prefer_unpaced(SockRef::from(&socket));
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         let listener = TcpListener::from(socket);
@@ -52,8 +53,9 @@ impl Acceptor {
         Ok(Self {
             listener,
             readiness: Arc::new(readiness),
+            congestion_control,
             me,
-            secret,
+            terms,
             pending: Admission::new(admission::LINKS),
             welcomed: Vec::new(),
             ready: Vec::new(),
@@ -147,18 +149,23 @@ impl Acceptor {
 
     /// Adds a new connection to the unproven connections.
     fn take_in(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
-        let prepared = stream.set_nonblocking(true).and_then(|()| tcp::prepare(SockRef::from(&stream))).and_then(|()| {
-            let same_host = stream.local_addr()?.ip() == from.ip() || from.ip().is_loopback();
-            if same_host {
-                tcp::prefer_unpaced(SockRef::from(&stream));
-            }
-            Ok(epoll::add(&self.readiness, &stream, EventData::new_u64(0), EventFlags::IN)?)
-        });
-        if let Err(error) = prepared {
+        if let Err(error) = self.prepare(&stream, from) {
             crate::event::debug!("a connection from {from}: {error}");
             return;
         }
-        self.pending.add(PendingConnection::new(stream, from, self.secret.as_ref()), now);
+        self.pending.add(PendingConnection::new(stream, from, self.terms.secret.as_ref()), now);
+    }
+
+    /// Sets the options of a connection that has come, and has it end waits.
+    fn prepare(&self, stream: &TcpStream, from: SocketAddr) -> io::Result<()> {
+        stream.set_nonblocking(true)?;
+        tcp::prepare(SockRef::from(stream), self.terms.silence_timeout)?;
+        if stream.local_addr()?.ip() == from.ip() || own_address::is_own(from) {
+            tcp::prefer_unpaced(SockRef::from(stream));
+        } else if let Some(name) = &self.congestion_control {
+            tcp::choose(SockRef::from(stream), name);
+        }
+        Ok(epoll::add(&self.readiness, stream, EventData::new_u64(0), EventFlags::IN)?)
     }
 
     /// Reports that a connection is dropped.
@@ -174,7 +181,7 @@ impl Acceptor {
     fn refuse(&mut self, pending: PendingConnection, refusal: Refusal) {
         self.drop_junk(&pending, &refusal.to_string());
         // An answer fits into an empty send buffer; where the connection is broken there is nobody to tell.
-        let _ = pending.into_link().say(&Answer::Refused(refusal).to_bytes());
+        let _ = pending.into_link(&self.terms).say(&Answer::Refused(refusal).to_bytes());
     }
 
     /// Tells the other end what it lacks, in the words that it can understand.
@@ -200,7 +207,7 @@ impl Acceptor {
             let _ = epoll::delete(&self.readiness, &link);
         }
         let from = pending.from;
-        let mut link = pending.into_link();
+        let mut link = pending.into_link(&self.terms);
         match link.say(&Answer::Welcome.to_bytes()) {
             Ok(()) => self.welcomed.push((caller, link)),
             // It will try again.
@@ -317,8 +324,8 @@ impl PendingConnection {
     }
 
     /// The connection as a link, encrypted where that was agreed on.
-    fn into_link(self) -> Link {
-        Link::new(self.stream, self.cipher)
+    fn into_link(self, terms: &Terms) -> Link {
+        Link::new(self.stream, self.cipher, terms)
     }
 
     /// Reads what is left of a few words: bytes that nobody has read would take the words of a refusal with them.

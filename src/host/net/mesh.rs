@@ -10,14 +10,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::Channel;
 use super::connector::Connector;
 use super::hello::{Hello, Membership, REFUSAL_TEXT_BYTES, quote};
-use super::link::Link;
+use super::link::{Link, Terms};
 use super::listener::Acceptor;
+use super::own_address;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::exchange::Exchange;
-use crate::proof::Secret;
 use crate::tuning::net::OPENING_SLICE;
 
 /// What is being done, in errors of [`Mesh::exchange`].
@@ -27,8 +27,7 @@ const DOING: &str = "opening links between hosts";
 #[derive(Debug)]
 pub(crate) struct Mesh {
     me: Membership,
-    /// What peers have to know.
-    secret: Option<Secret>,
+    terms: Terms,
     /// By rank; `None` for those who do not listen.
     addresses: Vec<Option<SocketAddr>>,
     /// `None` where this rank does not listen.
@@ -54,14 +53,14 @@ impl Mesh {
         listen: IpAddr,
         job_nonce: [u8; 16],
         communicator: u64,
-        secret: Option<&Secret>,
+        terms: &Terms,
         deadline: &Deadline,
     ) -> Result<Self> {
         let me = match (u32::try_from(rank), u32::try_from(world_size)) {
             (Ok(rank), Ok(world_size)) if rank < world_size => Membership { job_nonce, communicator, rank, world_size },
             _ => return Err(Error::config(format!("rank {rank} of {world_size}"), "ranks are numbered from 0 to world size - 1")),
         };
-        let acceptor = needs_listener.then(|| start_listening(listen, me, secret)).transpose();
+        let acceptor = needs_listener.then(|| start_listening(listen, me, terms)).transpose();
         let mine = match &acceptor {
             Ok(Some((_, address))) => Address::At(*address),
             Ok(None) => Address::None,
@@ -72,7 +71,8 @@ impl Mesh {
         let listening =
             acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Arc::new(Mutex::new(acceptor)) });
         let addresses = read_addresses(&gathered?, world_size, deadline)?;
-        Ok(Self { me, secret: secret.cloned(), addresses, listening })
+        let addresses = addresses.into_iter().map(|address| Some(own_address::seen_from(listen, address?))).collect();
+        Ok(Self { me, terms: terms.clone(), addresses, listening })
     }
 
     /// A link to `peer` that is to be opened; an error where it never can be. Whoever opens one for messages calls [`Mesh::accepted`] now and
@@ -93,10 +93,10 @@ impl Mesh {
             return failed;
         }
         let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
-        let same_host = address.ip().is_loopback() || my_ip == Some(address.ip());
+        let same_host = my_ip == Some(address.ip()) || own_address::is_own(address);
         let collective = self.listening.as_ref().filter(|_| channel == Channel::Collective);
         let acceptor = collective.map(|listening| Arc::clone(&listening.acceptor));
-        Ok(Connector::new(address, hello, self.secret.clone(), same_host, acceptor))
+        Ok(Connector::new(address, hello, self.terms.clone(), same_host, acceptor))
     }
 
     /// Opens the links to `peers`, all at once, and waits for them. `interrupted` is asked now and then whether to give up.
@@ -193,14 +193,14 @@ impl Mesh {
 }
 
 /// An acceptor and where peers reach it.
-fn start_listening(listen: IpAddr, me: Membership, secret: Option<&Secret>) -> Result<(Acceptor, SocketAddr)> {
+fn start_listening(listen: IpAddr, me: Membership, terms: &Terms) -> Result<(Acceptor, SocketAddr)> {
     if listen.is_unspecified() {
         return Err(Error::config(format!("listen address {listen}"), "peers cannot connect to it; name one address of this host"));
     }
     let doing = |source: io::Error| Error::io(format!("listening for peers on {listen}"), source);
-    let acceptor = Acceptor::bind(listen, me, secret.cloned()).map_err(doing)?;
+    let acceptor = Acceptor::bind(listen, me, terms.clone()).map_err(doing)?;
     let address = acceptor.address().map_err(doing)?;
-    if secret.is_none() && !listen.is_loopback() {
+    if terms.secret.is_none() && !listen.is_loopback() {
         event::warn!(%address, "no secret is set: whoever can reach this address can pose as a rank (COLLECTIVES_SECRET)");
     }
     Ok((acceptor, address))

@@ -12,7 +12,8 @@ pub(crate) mod identity;
 mod link;
 mod listener;
 pub(crate) mod mesh;
-pub(crate) mod tcp;
+pub(crate) mod own_address;
+mod tcp;
 mod tcp_info;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails says where")]
@@ -20,4 +21,4 @@ mod tests;
 
 pub(crate) use connector::Connector;
 pub(crate) use hello::Channel;
-pub(crate) use link::Link;
+pub(crate) use link::{Link, Terms};

@@ -3,47 +3,66 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
 
 use super::tcp_info::Watch;
-use crate::host::link::ByteLink;
-use crate::tuning::net::{KEEP_ALIVE_AFTER, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_RETRIES, SILENCE_INTERVAL};
+use crate::host::link::{ByteLink, Silence};
+use crate::tuning::net::{IDLE_SHARE, KEEP_ALIVE_PROBES, SILENCE_INTERVAL};
 
 /// A connection to a peer that has been greeted. It never blocks.
 ///
-/// The next call notices that a peer's process died. Of a cut network the kernel tells after 11 s where nothing is under way. Where something
-/// is, [`ByteLink::try_write`] and [`ByteLink::try_read`] notice it 12 s to 14 s after it was first sent in vain. So whoever waits for a link
-/// must call one of them about once a second, though nothing is ready.
+/// The next call notices that a peer's process died. Of a cut network the kernel tells after the time for which silence is borne, where nothing
+/// is under way. Where something is, [`ByteLink::try_write`] and [`ByteLink::try_read`] notice it so long, and up to 2 s, after it was first sent
+/// in vain, and take that back where an answer comes after all. So whoever waits for a link must call one of them about once a second, though nothing
+/// is ready.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     stream: TcpStream,
     watch: Watch,
     /// When the watch was last asked.
     checked: Instant,
+    /// Whether it said then that the peer is silent: it is asked each time until it takes that back.
+    is_silent: bool,
+    /// That the kernel has given the peer up. It says so once, and then that the stream has ended.
+    given_up: Option<Silence>,
+    silence_timeout: Duration,
 }
 
 impl TcpLink {
-    /// Takes over a connection that was prepared with [`prepare`] and does not block.
-    pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, watch: Watch::default(), checked: Instant::now() }
+    /// Takes over a connection that was prepared with [`prepare`] and does not block. Silence is borne for so long; zero: for ever.
+    pub(super) fn new(stream: TcpStream, silence_timeout: Duration) -> Self {
+        let watch = Watch::new(Some(silence_timeout).filter(|limit| !limit.is_zero()));
+        Self { stream, watch, checked: Instant::now(), is_silent: false, given_up: None, silence_timeout }
     }
 
     /// What a call returns that found nothing to do: `WouldBlock`, or that the peer's host has stopped answering.
     ///
     /// `TCP_USER_TIMEOUT` would let the kernel do this, but Linux then also ends the connection to a peer that is alive and
-    /// merely does not read for that long, which a rank that computes between two calls is free to do.
+    /// merely does not read for that long, which a rank that computes between two calls is free to do. Nor could it be taken back.
     fn blocked(&mut self) -> io::Error {
-        if self.checked.elapsed() < SILENCE_INTERVAL {
+        if !self.is_silent && self.checked.elapsed() < SILENCE_INTERVAL {
             return ErrorKind::WouldBlock.into();
         }
         self.checked = Instant::now();
-        match self.watch.is_silent(self.stream.as_fd()) {
-            Ok(true) => io::Error::new(ErrorKind::TimedOut, "the peer's host has stopped answering"),
-            Ok(false) => ErrorKind::WouldBlock.into(),
+        match self.watch.silence(self.stream.as_fd()) {
+            Ok(silence) => {
+                self.is_silent = silence.is_some();
+                silence.map_or(ErrorKind::WouldBlock.into(), |time| Silence(time).into())
+            }
             Err(error) => error,
         }
+    }
+
+    /// What ended the connection, as links say it: where the kernel gave the peer's host up, or has no way to it, that is silence, not an end.
+    #[cold]
+    fn ended(&mut self, error: io::Error) -> io::Error {
+        let no_answer = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EHOSTDOWN, libc::ENETDOWN];
+        if error.raw_os_error().is_some_and(|code| no_answer.contains(&code)) {
+            self.given_up = Some(Silence(self.silence_timeout));
+        }
+        self.given_up.map_or(error, Silence::into)
     }
 }
 
@@ -59,11 +78,11 @@ impl ByteLink for TcpLink {
         let Some(first) = parts.iter().position(|part| !part.is_empty()) else { return Ok(0) };
         loop {
             match self.stream.write_vectored(&parts[first..]) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(0) => return Err(self.ended(ErrorKind::WriteZero.into())),
                 Ok(written) => return Ok(written),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(self.blocked()),
-                Err(error) => return Err(error),
+                Err(error) => return Err(self.ended(error)),
             }
         }
     }
@@ -74,11 +93,11 @@ impl ByteLink for TcpLink {
         }
         loop {
             match self.stream.read(into) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(0) => return Err(self.ended(ErrorKind::UnexpectedEof.into())),
                 Ok(read) => return Ok(read),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(self.blocked()),
-                Err(error) => return Err(error),
+                Err(error) => return Err(self.ended(error)),
             }
         }
     }
@@ -88,19 +107,33 @@ impl ByteLink for TcpLink {
     }
 }
 
-/// Sets the options of every link: no waiting for full segments, and probes of an idle peer.
+/// Sets the options of every link: no waiting for full segments, and probes of an idle peer, unless silence is borne for ever.
 ///
 /// Buffer sizes are left alone: the kernel grows them as needed, and a small send buffer stalls loopback for 40 ms at a time.
-pub(super) fn prepare(socket: SockRef<'_>) -> io::Result<()> {
+pub(super) fn prepare(socket: SockRef<'_>, silence_timeout: Duration) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
-    let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE_AFTER).with_interval(KEEP_ALIVE_INTERVAL).with_retries(KEEP_ALIVE_RETRIES);
-    socket.set_tcp_keepalive(&keep_alive)
+    if silence_timeout.is_zero() {
+        return Ok(());
+    }
+    let [idle, interval, probes] = keep_alive(silence_timeout);
+    let of = Duration::from_secs;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(of(idle)).with_interval(of(interval)).with_retries(probes as u32))
+}
+
+/// For how many seconds a connection is idle before the kernel asks, how long it waits for each answer, and how often it asks: it gives up after
+/// the time for which silence is borne. Each is what the kernel takes.
+fn keep_alive(silence_timeout: Duration) -> [u64; 3] {
+    let seconds = silence_timeout.as_secs() + u64::from(silence_timeout.subsec_nanos() > 0);
+    let seconds = seconds.clamp(2, 1 << 16);
+    let idle = (seconds / IDLE_SHARE).max(1);
+    let interval = (seconds - idle).div_ceil(KEEP_ALIVE_PROBES);
+    [idle, interval, (seconds - idle).div_ceil(interval)]
 }
 
 /// Chooses the congestion control for a peer on this very host, before the connection is made.
 ///
 /// Inside a host no network is shared, and bbr, which some systems choose, paces itself to half the speed of the older ones. Users without
-/// privileges may only be allowed reno. Where neither can be chosen, the default stays.
+/// privileges may only be allowed reno, which every kernel has. Where neither can be chosen after all, the default stays.
 pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
     let is_cubic = |name: Vec<u8>| name.split(|&byte| byte == 0).next() == Some(b"cubic");
     if socket.tcp_congestion().is_ok_and(is_cubic) {
@@ -111,12 +144,20 @@ pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
     }
 }
 
+/// Gives a connection this congestion control, which the system has chosen before: it is slower or quicker without.
+pub(super) fn choose(socket: SockRef<'_>, congestion_control: &[u8]) {
+    if let Err(error) = socket.set_tcp_congestion(congestion_control) {
+        crate::event::debug!("the system's congestion control cannot be chosen: {error}");
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::tuning::net::SILENCE_TIMEOUT;
 
     /// Two ends of a connection.
     fn pair() -> (TcpLink, TcpLink) {
@@ -125,9 +166,9 @@ mod tests {
         let (right, _) = listener.accept().unwrap();
         for stream in [&left, &right] {
             stream.set_nonblocking(true).unwrap();
-            prepare(SockRef::from(stream)).unwrap();
+            prepare(SockRef::from(stream), SILENCE_TIMEOUT).unwrap();
         }
-        (TcpLink::new(left), TcpLink::new(right))
+        (TcpLink::new(left, SILENCE_TIMEOUT), TcpLink::new(right, SILENCE_TIMEOUT))
     }
 
     /// Reads until `into` is full.
@@ -209,12 +250,36 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_asks_until_silence_is_borne_no_longer() {
+        for seconds in (1..200).chain([3600, u64::MAX]) {
+            let [idle, interval, probes] = keep_alive(Duration::from_secs(seconds));
+            let (in_all, wanted) = (idle + interval * probes, seconds.clamp(2, 1 << 16));
+            assert!(in_all >= wanted && in_all < wanted + interval, "{seconds} s: {idle} s and {probes} times {interval} s");
+            // More than this the kernel refuses.
+            assert!((1..=32767).contains(&idle) && (1..=32767).contains(&interval) && (1..=127).contains(&probes), "{seconds} s");
+        }
+        assert_eq!(keep_alive(Duration::from_millis(2500)), keep_alive(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn a_host_that_the_kernel_gave_up_is_silent_and_stays_so() {
+        let (mut left, _right) = pair();
+        let said = left.ended(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+        assert_eq!(Silence::of(&said), Some(Silence(SILENCE_TIMEOUT)));
+        assert!(Silence::of(&left.ended(ErrorKind::UnexpectedEof.into())).is_some(), "the end of the stream says nothing new");
+        let (mut left, _right) = pair();
+        assert!(Silence::of(&left.ended(io::Error::from_raw_os_error(libc::ECONNRESET))).is_none());
+    }
+
+    #[test]
     fn the_options_are_set() {
         let (left, _right) = pair();
         let socket = SockRef::from(&left.stream);
         assert!(socket.tcp_nodelay().unwrap());
         assert!(socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEP_ALIVE_AFTER);
+        let asked =
+            (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap(), socket.tcp_keepalive_retries().unwrap());
+        assert_eq!(asked, (Duration::from_secs(15), Duration::from_secs(5), 9));
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
         prefer_unpaced(SockRef::from(&left.stream));
         let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control").unwrap_or_default();

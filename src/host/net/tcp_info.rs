@@ -5,8 +5,6 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use crate::tuning::net::SILENCE_LIMIT;
-
 /// The start of the kernel's `struct tcp_info`, up to and including `tcpi_last_ack_recv`; it only ever grows at its end.
 const INFO_BYTES: usize = 60;
 
@@ -23,15 +21,22 @@ struct Quiet {
 
 /// Watches for a peer that has stopped answering although something was sent to it. (An idle connection is kept alive by the
 /// kernel's own probes.)
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Watch {
+    /// How long it may leave it unanswered; `None`: for ever.
+    limit: Option<Duration>,
     /// Since when something is known to be unanswered.
     since: Option<Instant>,
 }
 
 impl Watch {
-    /// Whether the peer has been silent for too long. To be asked again and again while the connection cannot move.
-    pub(super) fn is_silent(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+    pub(super) fn new(limit: Option<Duration>) -> Self {
+        Self { limit, since: None }
+    }
+
+    /// For how long the peer has been silent, where that is too long. To be asked again and again while the connection cannot move: an answer that
+    /// comes takes it back.
+    pub(super) fn silence(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<Duration>> {
         Ok(self.observe(read(socket)?, Instant::now()))
     }
 
@@ -39,17 +44,17 @@ impl Watch {
     ///
     /// How long ago the last acknowledgement came says little: probes of a peer that is alive and does not read are up to two minutes apart.
     /// So the time runs from when something unanswered was first seen, and begins anew with each answer.
-    fn observe(&mut self, seen: Quiet, now: Instant) -> bool {
+    fn observe(&mut self, seen: Quiet, now: Instant) -> Option<Duration> {
         if seen.retransmits == 0 && seen.probes == 0 {
             self.since = None;
-            return false;
+            return None;
         }
         let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
         if seen.since_acknowledgement < waited {
             self.since = Some(now);
-            return false;
+            return None;
         }
-        waited >= SILENCE_LIMIT
+        self.limit.filter(|limit| waited >= *limit).map(|_| waited)
     }
 }
 
@@ -84,10 +89,14 @@ mod tests {
         Quiet { retransmits, probes, since_acknowledgement: Duration::from_secs(since_acknowledgement) }
     }
 
-    /// What a watch says of things seen at certain seconds.
+    /// Whether a watch for silence of 12 s says of things seen at certain seconds that there was one.
     fn watch(seen: impl IntoIterator<Item = (u64, Quiet)>) -> Vec<bool> {
-        let (mut watch, start) = (Watch::default(), Instant::now());
-        seen.into_iter().map(|(second, quiet)| watch.observe(quiet, start + Duration::from_secs(second))).collect()
+        watch_for(Some(Duration::from_secs(12)), seen)
+    }
+
+    fn watch_for(limit: Option<Duration>, seen: impl IntoIterator<Item = (u64, Quiet)>) -> Vec<bool> {
+        let (mut watch, start) = (Watch::new(limit), Instant::now());
+        seen.into_iter().map(|(second, quiet)| watch.observe(quiet, start + Duration::from_secs(second)).is_some()).collect()
     }
 
     #[test]
@@ -97,6 +106,19 @@ mod tests {
             let said = watch((0..14).map(|second| (second, Quiet { since_acknowledgement: Duration::from_secs(second), ..cut })));
             assert_eq!(said.iter().position(|&silent| silent), Some(12), "{cut:?}");
         }
+        let cut = (0..1000).map(|second| (second, quiet(1, 0, second)));
+        assert!(!watch_for(None, cut).contains(&true), "silence is borne for ever");
+    }
+
+    #[test]
+    fn an_answer_takes_back_what_was_said() {
+        // Dead for 20 s, and heard again.
+        let dead = (0..30).map(|second| if second < 20 { (second, quiet(5, 0, second)) } else { (second, quiet(0, 0, second - 20)) });
+        let said = watch(dead);
+        assert!(said[12..20].iter().all(|silent| *silent) && !said[20..].contains(&true), "{said:?}");
+        // Also where more was lost in the meantime: it is the answer that counts.
+        let still_lossy = (0..30).map(|second| (second, quiet(5, 0, if second < 20 { second } else { second - 20 })));
+        assert!(!watch(still_lossy)[20..].contains(&true));
     }
 
     #[test]
@@ -132,12 +154,12 @@ mod tests {
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
         let quiet = read(stream.as_fd()).unwrap();
         assert!(quiet.since_acknowledgement < Duration::from_secs(2), "{quiet:?}");
-        assert!(!Watch::default().is_silent(stream.as_fd()).unwrap());
+        assert!(Watch::new(None).silence(stream.as_fd()).unwrap().is_none());
     }
 
     #[test]
     fn what_is_no_connection_is_an_error() {
         let file = tempfile::tempfile().unwrap();
-        assert!(Watch::default().is_silent(file.as_fd()).is_err());
+        assert!(Watch::new(None).silence(file.as_fd()).is_err());
     }
 }

@@ -10,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
-use crate::host::link::{ByteLink, Head};
+use crate::host::link::{ByteLink, Head, Silence};
 use crate::host::net::mesh::Mesh;
 use crate::host::net::{self, Connector};
 use crate::host::point_to_point;
@@ -20,8 +20,15 @@ use crate::tuning::net::BROKEN_GRACE;
 /// A stream to a rank of this host or of another.
 pub(crate) struct PlaneLink {
     stream: Stream,
-    /// Since when it is known to be broken.
-    broken: Option<Instant>,
+    broken: Option<Broken>,
+}
+
+/// How a stream broke.
+#[derive(Debug, Clone, Copy)]
+struct Broken {
+    since: Instant,
+    /// The peer's host has stopped answering. That is taken back when anything comes from it before it ended anything.
+    by_silence: bool,
 }
 
 /// What carries it.
@@ -73,10 +80,31 @@ impl PlaneLink {
     #[cold]
     fn softened(&mut self, error: io::Error) -> io::Error {
         if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
+            if self.broken.is_some() {
+                self.heard();
+            }
             return error;
         }
-        let is_early = self.broken.get_or_insert_with(Instant::now).elapsed() < BROKEN_GRACE;
-        if is_early { io::ErrorKind::WouldBlock.into() } else { error }
+        let since = self.broken.map_or_else(Instant::now, |broken| broken.since);
+        self.broken = Some(Broken { since, by_silence: Silence::of(&error).is_some() });
+        if since.elapsed() < BROKEN_GRACE { io::ErrorKind::WouldBlock.into() } else { error }
+    }
+
+    /// A link that was silent works.
+    #[cold]
+    fn heard(&mut self) {
+        self.broken = self.broken.filter(|broken| !broken.by_silence);
+    }
+
+    /// A call on the link of TCP, after which it is not silent where that went well.
+    #[inline]
+    fn on_tcp(&mut self, call: impl FnOnce(&mut net::Link) -> io::Result<usize>) -> io::Result<usize> {
+        let Stream::Tcp(link) = &mut self.stream else { return Err(io::ErrorKind::WouldBlock.into()) };
+        let moved = call(link);
+        if self.broken.is_some() && moved.is_ok() {
+            self.heard();
+        }
+        moved
     }
 }
 
@@ -84,9 +112,9 @@ impl ByteLink for PlaneLink {
     #[inline]
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let written = match &mut self.stream {
-            _ if self.broken.is_some() => Err(io::ErrorKind::BrokenPipe.into()),
+            _ if self.broken.is_some_and(|broken| !broken.by_silence) => Err(io::ErrorKind::BrokenPipe.into()),
             Stream::Ring(link) => link.try_write(parts),
-            Stream::Tcp(link) => link.try_write(parts),
+            Stream::Tcp(_) => self.on_tcp(|link| link.try_write(parts)),
             Stream::Opening(_) => self.open().and(Err(io::ErrorKind::WouldBlock.into())),
         };
         written.map_err(|error| self.softened(error))
@@ -97,7 +125,7 @@ impl ByteLink for PlaneLink {
         // Also when it is broken: what the peer has said before may still be there.
         let read = match &mut self.stream {
             Stream::Ring(link) => link.try_read(into),
-            Stream::Tcp(link) => link.try_read(into),
+            Stream::Tcp(_) => self.on_tcp(|link| link.try_read(into)),
             Stream::Opening(_) => self.open().and(Err(io::ErrorKind::WouldBlock.into())),
         };
         read.map_err(|error| self.softened(error))
@@ -226,5 +254,75 @@ impl point_to_point::Connector for MessageConnector {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.mesh.listener_descriptor()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails says where")]
+mod tests {
+    use std::io::ErrorKind;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::host::exchange::local;
+
+    /// Both ends of a link over TCP.
+    fn pair() -> [PlaneLink; 2] {
+        let limit = Deadline::after(Duration::from_secs(20));
+        let terms = net::Terms { secret: None, silence_timeout: Duration::from_secs(60) };
+        let mesh = |(rank, mut exchange): (usize, local::LocalExchange)| {
+            Mesh::exchange(&mut exchange, rank, 2, true, [127, 0, 0, 1].into(), [7; 16], 0, &terms, &limit).unwrap()
+        };
+        let meshes: Vec<Mesh> = std::thread::scope(|scope| {
+            let mesh = &mesh;
+            let ranks = local::exchanges(2).into_iter().enumerate().map(|exchange| scope.spawn(move || mesh(exchange)));
+            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let mut connector = meshes[0].connecting(net::Channel::PointToPoint, 1).unwrap();
+        let (mut near, mut far) = (None, None);
+        while near.is_none() || far.is_none() {
+            assert!(!limit.has_passed(), "no link");
+            near = near.or_else(|| connector.advance().unwrap());
+            far = far.or_else(|| meshes[1].accepted(net::Channel::PointToPoint).pop());
+        }
+        [near.unwrap(), far.unwrap().1].map(PlaneLink::tcp)
+    }
+
+    fn read(link: &mut PlaneLink) -> u8 {
+        let (mut byte, limit) = ([0], Deadline::after(Duration::from_secs(20)));
+        while let Err(error) = link.try_read(&mut byte) {
+            assert!(error.kind() == ErrorKind::WouldBlock && !limit.has_passed(), "{error}");
+        }
+        byte[0]
+    }
+
+    #[test]
+    fn a_silent_link_works_again_once_anything_moves() {
+        let [mut near, mut far] = pair();
+        let silence = || Silence(Duration::from_secs(60)).into();
+        assert_eq!(near.softened(silence()).kind(), ErrorKind::WouldBlock);
+        assert!(near.broken.is_some() && near.descriptor().is_none());
+        // The kernel has nothing against it any more.
+        assert_eq!(near.try_read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(near.broken.is_none() && near.descriptor().is_some());
+        // Nor does a write that goes through wait for anything.
+        assert_eq!(near.softened(silence()).kind(), ErrorKind::WouldBlock);
+        assert_eq!(near.try_write(&[IoSlice::new(b"x")]).unwrap(), 1);
+        assert!(near.broken.is_none());
+        assert_eq!(read(&mut far), b'x');
+    }
+
+    #[test]
+    fn silence_that_lasts_is_told_and_a_link_that_broke_stays_broken() {
+        let [mut near, mut far] = pair();
+        near.softened(Silence(Duration::from_secs(60)).into());
+        near.broken = near.broken.map(|broken| Broken { since: broken.since.checked_sub(BROKEN_GRACE).unwrap(), ..broken });
+        assert!(Silence::of(&near.softened(Silence(Duration::from_secs(61)).into())).is_some());
+        far.try_write(&[IoSlice::new(b"x")]).unwrap();
+        near.broken = None;
+        near.softened(ErrorKind::ConnectionReset.into());
+        assert_eq!(read(&mut near), b'x', "what was sent before still comes");
+        assert_eq!(near.try_write(&[IoSlice::new(b"y")]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(near.broken.is_some());
     }
 }

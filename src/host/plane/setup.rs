@@ -14,8 +14,10 @@ use crate::flight::{Flight, Orders};
 use crate::host::engine::Engine;
 use crate::host::exchange::Exchange;
 use crate::host::health::Health;
+use crate::host::net::Terms;
 use crate::host::net::identity::{host_identity, host_name};
 use crate::host::net::mesh::Mesh;
+use crate::host::net::own_address::seen_from;
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Channel, Group};
 #[cfg(feature = "cuda")]
@@ -93,8 +95,9 @@ impl HostPlane {
             exchange.all_gather(&[], deadline)?;
             None
         };
+        let terms = Terms { secret: config.secret.clone(), silence_timeout: config.silence_timeout };
         let needs_listener = !topology.is_one_host() && world_size > 1;
-        let mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, secret, deadline)?;
+        let mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, &terms, deadline)?;
         let mesh = Arc::new(mesh);
         let chooser = Chooser::new(config, local.1 == world_size);
         let mut rings = Vec::new();
@@ -126,7 +129,7 @@ impl HostPlane {
             scratch: Scratch::default(),
             joined: Scratch::default(),
             id: facts[0].nonce,
-            recovery_listeners: facts.iter().map(|facts| facts.recovery_listener.parse().ok()).collect(),
+            recovery_listeners: facts.iter().map(|facts| Some(seen_from(listen, facts.recovery_listener.parse().ok()?))).collect(),
             has_left: false,
         };
         Ok((plane, MessageConnector { rings, mesh }))
@@ -146,7 +149,7 @@ fn place_on_host(identities: &[String], rank: usize) -> (usize, usize) {
 }
 
 /// The version of the facts and of everything that follows them.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// One rank's facts.
 #[derive(Debug, Clone, PartialEq, Eq)]

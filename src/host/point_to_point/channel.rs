@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::host::abort_reason::AbortReason;
-use crate::host::link::ByteLink;
+use crate::host::link::{ByteLink, Silence};
 use crate::tuning::point_to_point::LAST_READS;
 
 use super::incoming::{Incoming, ReadEnd};
@@ -15,8 +15,8 @@ use super::outgoing::Outgoing;
 pub(super) enum End {
     /// The peer left in order, having opened so many links to this rank.
     Left { opened: u32 },
-    /// The peer died, the link broke, or the peer sent nonsense.
-    Broken,
+    /// The peer died, its host has stopped answering, the link broke, or the peer sent nonsense.
+    Broken(Option<Silence>),
 }
 
 /// What is known of a peer: its links, by number, and whether it is gone.
@@ -45,7 +45,7 @@ impl End {
         let rank = peer as u32;
         match self {
             End::Left { .. } => AbortReason::Left { rank },
-            End::Broken => AbortReason::Lost { rank },
+            End::Broken(silence) => AbortReason::of_link(rank, silence),
         }
     }
 }
@@ -106,6 +106,7 @@ impl<L: ByteLink> Channel<L> {
     /// How it ended; tells `tracing` why.
     fn explain(&self, end: ReadEnd) -> End {
         let peer = self.peer;
+        let silence = if let ReadEnd::Failed(error) = &end { Silence::of(error) } else { None };
         match end {
             ReadEnd::Left { opened } => return End::Left { opened },
             ReadEnd::Malformed(reason) => crate::event::warn!(peer, "a peer's messages cannot be understood, giving it up: {reason}"),
@@ -114,6 +115,6 @@ impl<L: ByteLink> Channel<L> {
             }
             ReadEnd::Failed(error) => crate::event::debug!(peer, "a link for messages failed: {error}"),
         }
-        End::Broken
+        End::Broken(silence)
     }
 }

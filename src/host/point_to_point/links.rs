@@ -82,11 +82,12 @@ impl<C: Connector> Messages<C> {
         let peer = channel.peer;
         // A link that the peer opened may be waiting at the listener with its last messages.
         self.take_links();
-        if self.ends_of(peer).any(|end| end == Some(End::Broken)) {
+        let broken = self.ends_of(peer).flatten().find(|end| matches!(end, End::Broken(_)));
+        if let Some(broken) = broken {
             self.read_last(peer);
             // A peer that leaves says nothing on a link that it has not accepted yet.
             let left = self.ends_of(peer).flatten().find(|end| matches!(end, End::Left { .. }));
-            self.end_peer(peer, left.unwrap_or(End::Broken).abort_reason(peer));
+            self.end_peer(peer, left.unwrap_or(broken).abort_reason(peer));
             return;
         }
         let announces_another = |end| matches!(end, Some(End::Left { opened: 1.. }));

@@ -48,6 +48,7 @@ fn to_word(abort_reason: AbortReason) -> u64 {
         AbortReason::TimedOut { waiting, missing } => (3, waiting, missing),
         AbortReason::Aborted { by } => (4, by, 0),
         AbortReason::Failed { rank } | AbortReason::Garbled { rank, .. } => (5, rank, 0),
+        AbortReason::Silent { rank, seconds } => (6, rank, seconds.min(RANK as u32)),
         AbortReason::Mismatch { first: (rank, _), .. } => (5, rank, 0),
     };
     kind << (2 * RANK_BITS) | (u64::from(first) & RANK) << RANK_BITS | u64::from(second) & RANK
@@ -62,6 +63,7 @@ fn from_word(word: u64) -> Option<AbortReason> {
         3 => Some(AbortReason::TimedOut { waiting: first, missing: second }),
         4 => Some(AbortReason::Aborted { by: first }),
         5 => Some(AbortReason::Failed { rank: first }),
+        6 => Some(AbortReason::Silent { rank: first, seconds: second }),
         _ => None,
     }
 }
@@ -84,11 +86,12 @@ mod tests {
             AbortReason::TimedOut { waiting: 1, missing: last },
             AbortReason::Aborted { by: 3 },
             AbortReason::Failed { rank: 4 },
+            AbortReason::Silent { rank: 5, seconds: 60 },
         ] {
             assert_eq!(from_word(to_word(abort_reason)), Some(abort_reason));
         }
         assert_eq!(from_word(to_word(AbortReason::Garbled { rank: 9, header: u64::MAX })), Some(AbortReason::Failed { rank: 9 }));
-        assert_eq!([from_word(0), from_word(6 << 56), from_word(u64::MAX)], [None; 3]);
+        assert_eq!([from_word(0), from_word(7 << 56), from_word(u64::MAX)], [None; 3]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::proof::Secret;
 use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair};
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
 use crate::rendezvous::store::{self, Store};
-use crate::tuning::store::{CANCEL, LEAST_CANCEL, NAMED_KEYS};
+use crate::tuning::store::{ASKING, CANCEL, QUESTIONS};
 use crate::{Error, Result};
 
 /// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer), or of PyTorch's `TCPStore`: 2.6 and later for most calls, 2.8 for queues,
@@ -27,7 +27,7 @@ use crate::{Error, Result};
 /// Where the connection is lost it stays lost, and every later call fails with [`Error::Io`].
 pub struct TcpStore {
     server: String,
-    timeout: Duration,
+    patience: Patience,
     link: Mutex<Link>,
     local: IpAddr,
 }
@@ -36,6 +36,38 @@ pub struct TcpStore {
 struct Link {
     connection: Connection,
     lost: Option<String>,
+    /// Whether a wait was cancelled, and the server has not said so yet.
+    cancelling: bool,
+}
+
+/// How long requests may take that have no limit of their own.
+#[derive(Debug)]
+enum Patience {
+    /// So long each.
+    Each(Duration),
+    /// All of them until this.
+    Until(Deadline),
+}
+
+impl Patience {
+    /// Of a request that begins now.
+    fn deadline(&self) -> Deadline {
+        Deadline::after(match self {
+            Self::Each(timeout) => *timeout,
+            Self::Until(deadline) => deadline.remaining(),
+        })
+    }
+}
+
+/// How a WAIT or a BARRIER ended that the server parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parked {
+    /// With what it was for.
+    Ended,
+    /// By its deadline.
+    Late,
+    /// By its deadline, and the server does not answer.
+    Unanswered,
 }
 
 impl TcpStore {
@@ -63,8 +95,13 @@ impl TcpStore {
     }
 
     /// With a secret or without.
-    pub(crate) fn open(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>) -> Result<Self> {
-        Self::of(Connection::open(host, port, secret, &Deadline::after(timeout))?, host, port, timeout)
+    fn open(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>) -> Result<Self> {
+        Self::of(Connection::open(host, port, secret, &Deadline::after(timeout))?, host, port, Patience::Each(timeout))
+    }
+
+    /// Connects until `deadline`, for requests that go on no longer than `grace` behind it.
+    pub(crate) fn until(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline, grace: Duration) -> Result<Self> {
+        Self::of(Connection::open(host, port, secret, deadline)?, host, port, Patience::Until(deadline.later(grace)))
     }
 
     /// Connects to a server that was there before, and that `served` says something of for errors. Where it is gone, that is said at once.
@@ -73,16 +110,17 @@ impl TcpStore {
             Error::Io { doing, error } => Error::Io { doing: format!("{doing}, {served}"), error },
             other => other,
         })?;
-        let mut store = Self::of(connection, host, port, timeout)?;
+        let mut store = Self::of(connection, host, port, Patience::Each(timeout))?;
         store.server = format!("{}, {served}", store.server);
         Ok(store)
     }
 
     /// Of a connection that was opened.
-    fn of(connection: Connection, host: &str, port: u16, timeout: Duration) -> Result<Self> {
+    fn of(connection: Connection, host: &str, port: u16, patience: Patience) -> Result<Self> {
         let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let local = connection.local_addr().map_err(|error| Error::io(format!("connecting to the store at {server}"), error))?.ip();
-        Ok(Self { server, timeout, link: Mutex::new(Link { connection, lost: None }), local })
+        let link = Mutex::new(Link { connection, lost: None, cancelling: false });
+        Ok(Self { server, patience, link, local })
     }
 
     /// The address by which this host reached the server.
@@ -139,7 +177,10 @@ impl TcpStore {
                 format!("the request of {doing} has {} bytes, the limit is {MESSAGE_BYTES}; ask for less at a time", message.len());
             return Err(Error::argument("store", reason));
         }
-        let deadline = Deadline::after(self.timeout);
+        let deadline = self.patience.deadline();
+        if !self.is_settled(link, doing, &deadline)? {
+            return Err(self.lose(link, doing, Failure::Late, &deadline));
+        }
         let outcome = link.connection.send(message, &deadline).and_then(|()| match expect {
             Some(expect) => link.connection.receive(expect, &deadline).map(Some),
             None => Ok(None),
@@ -173,33 +214,51 @@ impl TcpStore {
         Error::Protocol { with: format!("the store server {}", self.server), reason: format!("{reply:?} in answer to {doing}") }
     }
 
-    /// Sends a WAIT or a BARRIER and says whether it ended before the deadline; if not, it has been cancelled.
-    fn park(&self, link: &mut Link, doing: &str, message: &[u8], deadline: &Deadline) -> Result<bool> {
+    /// Sends a WAIT or a BARRIER and says how it ended. One that was late has been cancelled.
+    fn park(&self, link: &mut Link, doing: &str, message: &[u8], deadline: &Deadline) -> Result<Parked> {
         self.alive(link, doing)?;
+        if !self.is_settled(link, doing, deadline)? {
+            return Ok(Parked::Unanswered);
+        }
         let connection = &mut link.connection;
-        let outcome = connection.send(message, &Deadline::after(self.timeout)).and_then(|()| connection.receive(Expect::Flag, deadline));
+        let outcome = connection.send(message, &self.patience.deadline()).and_then(|()| connection.receive(Expect::Flag, deadline));
         match outcome {
-            Ok(Reply::Flag(STOP_WAITING)) => Ok(true),
+            Ok(Reply::Flag(STOP_WAITING)) => Ok(Parked::Ended),
             Ok(other) => Err(self.lose(link, doing, Failure::Malformed(format!("{other:?} in answer to a wait")), deadline)),
             Err(Failure::Late) => self.cancel(link, doing, deadline),
             Err(failure) => Err(self.lose(link, doing, failure, deadline)),
         }
     }
 
-    /// Cancels a wait. It may have ended at the same moment: then its answer comes first, and it has not failed.
-    fn cancel(&self, link: &mut Link, doing: &str, deadline: &Deadline) -> Result<bool> {
-        let limit = Deadline::after(CANCEL.min(self.timeout).max(LEAST_CANCEL));
-        let connection = &mut link.connection;
-        let mut outcome = connection.send(&[query::CANCEL_WAIT], &limit).and_then(|()| connection.receive(Expect::Flag, &limit));
-        let ended = matches!(outcome, Ok(Reply::Flag(STOP_WAITING)));
-        if ended {
-            outcome = connection.receive(Expect::Flag, &limit);
+    /// Cancels a wait. It may have ended at the same moment: then its answer comes first, and it has not failed. A server that is held up
+    /// does not keep the caller: its answer is heard later.
+    fn cancel(&self, link: &mut Link, doing: &str, deadline: &Deadline) -> Result<Parked> {
+        let limit = Deadline::after(CANCEL);
+        link.connection.send(&[query::CANCEL_WAIT], &limit).map_err(|failure| self.lose(link, doing, failure, deadline))?;
+        link.cancelling = true;
+        self.hear_cancelled(link, doing, &limit)
+    }
+
+    /// Waits for the answer to a cancelled wait: how that ended. Where it does not come in time, the next request waits for it first.
+    fn hear_cancelled(&self, link: &mut Link, doing: &str, limit: &Deadline) -> Result<Parked> {
+        let mut parked = Parked::Late;
+        loop {
+            match link.connection.receive(Expect::Flag, limit) {
+                Ok(Reply::Flag(STOP_WAITING)) if parked == Parked::Late => parked = Parked::Ended,
+                Ok(Reply::Flag(WAIT_CANCELED)) => {
+                    link.cancelling = false;
+                    return Ok(parked);
+                }
+                Ok(other) => return Err(self.lose(link, doing, Failure::Malformed(format!("{other:?} in answer to CANCEL_WAIT")), limit)),
+                Err(Failure::Late) => return Ok(Parked::Unanswered),
+                Err(failure) => return Err(self.lose(link, doing, failure, limit)),
+            }
         }
-        match outcome {
-            Ok(Reply::Flag(WAIT_CANCELED)) => Ok(ended),
-            Ok(other) => Err(self.lose(link, doing, Failure::Malformed(format!("{other:?} in answer to CANCEL_WAIT")), deadline)),
-            Err(failure) => Err(self.lose(link, doing, failure, deadline)),
-        }
+    }
+
+    /// Whether the server has answered everything that it was asked before; waits for that.
+    fn is_settled(&self, link: &mut Link, doing: &str, deadline: &Deadline) -> Result<bool> {
+        Ok(!link.cancelling || self.hear_cancelled(link, doing, deadline)? != Parked::Unanswered)
     }
 
     /// Waits for keys.
@@ -207,16 +266,22 @@ impl TcpStore {
         if keys.is_empty() {
             return Ok(());
         }
-        if self.park(link, "waiting for keys", &encode_wire_keys(query::WAIT, keys), deadline)? {
-            return Ok(());
-        }
-        let mut missing = Vec::new();
-        for (index, key) in keys.iter().enumerate() {
-            if index >= NAMED_KEYS || !self.is_there(link, &[key])? {
-                missing.push(*key);
+        match self.park(link, "waiting for keys", &encode_wire_keys(query::WAIT, keys), deadline)? {
+            Parked::Ended => Ok(()),
+            Parked::Late => {
+                let (asking, mut asked) = (Deadline::after(ASKING), 0);
+                let mut may_ask = || {
+                    asked += 1;
+                    asked <= QUESTIONS && !asking.has_passed()
+                };
+                let missing = store::missing(keys, &mut may_ask, &mut |keys| self.is_there(link, keys))?;
+                Err(store::wait_timeout(&missing.in_order(), keys.len(), deadline))
+            }
+            Parked::Unanswered => {
+                let doing = format!("waiting for {} keys at the store {}: the server does not answer", keys.len(), self.server);
+                Err(store::timeout(doing, deadline))
             }
         }
-        Err(store::wait_timeout(&missing, keys.len(), deadline))
     }
 
     /// Asks whether keys are there.
@@ -231,7 +296,7 @@ impl TcpStore {
 
 impl fmt::Debug for TcpStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpStore").field("server", &self.server).field("timeout", &self.timeout).finish_non_exhaustive()
+        f.debug_struct("TcpStore").field("server", &self.server).field("patience", &self.patience).finish_non_exhaustive()
     }
 }
 
@@ -360,10 +425,12 @@ impl Store for TcpStore {
         let deadline = Deadline::after(timeout);
         let message = encode(query::BARRIER, &[&wire(key)], Some(i64::try_from(world_size).unwrap_or(i64::MAX)));
         let mut link = self.link();
-        if self.park(&mut link, &format!("waiting at the barrier {key:?}"), &message, &deadline)? {
-            return Ok(());
-        }
+        let parked = self.park(&mut link, &format!("waiting at the barrier {key:?}"), &message, &deadline)?;
         drop(link);
-        Err(store::barrier_timeout(key, world_size, self.add(key, 0).ok(), &deadline))
+        match parked {
+            Parked::Ended => Ok(()),
+            Parked::Late => Err(store::barrier_timeout(key, world_size, self.add(key, 0).ok(), &deadline)),
+            Parked::Unanswered => Err(store::barrier_timeout(key, world_size, None, &deadline)),
+        }
     }
 }

@@ -17,9 +17,15 @@ use crate::rendezvous::service::{ClientId, Service};
 use crate::tuning::admission::{Limits, STORE};
 use crate::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
 
-/// What the wake-up event counts when the server goes on until its clients have left, and when it does not wait for them.
-pub(super) const LINGERING: u64 = 1;
-pub(super) const AT_ONCE: u64 = 2;
+/// What the wake-up event counts when the server is to end once its clients have left, for which it waits so long at most.
+pub(super) fn last_word(linger: Duration) -> u64 {
+    u64::try_from(linger.as_millis()).unwrap_or(u64::MAX).min(u64::MAX - 2) + 1
+}
+
+/// The reverse.
+fn linger(last_word: u64) -> Duration {
+    Duration::from_millis(last_word.saturating_sub(1))
+}
 
 /// The wake-up event and the listener, among the numbers of clients, which never get so large.
 const WAKE_UP: ClientId = ClientId::MAX;
@@ -39,7 +45,6 @@ pub(super) struct Daemon {
     epoll: OwnedFd,
     listener: TcpListener,
     wake_up: Arc<OwnedFd>,
-    linger: Duration,
     /// Set once the server is being dropped.
     shutdown: Option<Deadline>,
     service: Service,
@@ -60,7 +65,7 @@ struct Found {
 
 impl Daemon {
     /// For a listener that does not block.
-    pub(super) fn new(listener: TcpListener, wake_up: Arc<OwnedFd>, linger: Duration, secret: Option<Secret>) -> io::Result<Self> {
+    pub(super) fn new(listener: TcpListener, wake_up: Arc<OwnedFd>, secret: Option<Secret>) -> io::Result<Self> {
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let share = descriptors.map_or(STORE.most, |most| usize::try_from(most / 4).unwrap_or(STORE.most));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -70,7 +75,6 @@ impl Daemon {
             epoll,
             listener,
             wake_up,
-            linger,
             shutdown: None,
             service: Service::new(secret),
             clients: HashMap::new(),
@@ -92,8 +96,8 @@ impl Daemon {
             let found = self.wait(&mut events);
             if found.wake_up {
                 let mut word = [0; 8];
-                let is_at_once = rustix::io::read(&*self.wake_up, &mut word).is_ok() && u64::from_ne_bytes(word) == AT_ONCE;
-                self.shutdown = Some(Deadline::after(if is_at_once { Duration::ZERO } else { self.linger }));
+                let linger = rustix::io::read(&*self.wake_up, &mut word).map_or(Duration::ZERO, |_| linger(u64::from_ne_bytes(word)));
+                self.shutdown = Some(Deadline::after(linger));
                 // It has been seen, and would end every wait at once.
                 let _ = epoll::delete(&self.epoll, &*self.wake_up);
             }

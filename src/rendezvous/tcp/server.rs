@@ -10,7 +10,7 @@ use std::{fmt, io};
 use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::daemon::{AT_ONCE, Daemon, LINGERING};
+use super::daemon::{Daemon, last_word};
 use crate::event;
 use crate::fork::Process;
 use crate::own_thread::{OwnThread, is_own};
@@ -51,11 +51,9 @@ pub struct TcpStoreServer {
     wake_up: Arc<OwnedFd>,
     served: Arc<AtomicU64>,
     thread: OwnThread,
-    /// How long it may go on for its clients when it is told to end.
+    /// How long it waits at its end for its clients to leave.
     linger: Duration,
     process: Process,
-    /// How its end is told to the thread.
-    last_word: u64,
 }
 
 impl TcpStoreServer {
@@ -108,18 +106,18 @@ impl TcpStoreServer {
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake_up = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
-        let daemon = Daemon::new(listener, Arc::clone(&wake_up), linger, secret.cloned()).map_err(|error| Error::io(doing, error))?;
+        let daemon = Daemon::new(listener, Arc::clone(&wake_up), secret.cloned()).map_err(|error| Error::io(doing, error))?;
         let served = daemon.served();
         let thread = OwnThread::spawn("store-server".to_owned(), move || {
             event::caught("the thread of a store server", || daemon.run());
         });
         let thread = thread.map_err(|error| Error::io(doing, error))?;
-        Ok(Self { address, wake_up, served, thread, linger, process: Process::this(), last_word: LINGERING })
+        Ok(Self { address, wake_up, served, thread, linger, process: Process::this() })
     }
 
-    /// Ends it without waiting for clients to leave: their connections are closed.
-    pub(crate) fn end_at_once(mut self) {
-        (self.last_word, self.linger) = (AT_ONCE, Duration::ZERO);
+    /// Ends it, waiting no longer than this for clients to leave: then their connections are closed.
+    pub(crate) fn end_within(mut self, linger: Duration) {
+        self.linger = self.linger.min(linger);
     }
 
     /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.
@@ -148,7 +146,7 @@ impl Drop for TcpStoreServer {
             return;
         }
         // Adding to a fresh counter cannot fail.
-        if let Err(error) = rustix::io::write(&*self.wake_up, &self.last_word.to_ne_bytes()) {
+        if let Err(error) = rustix::io::write(&*self.wake_up, &last_word(self.linger).to_ne_bytes()) {
             event::warn!(address = %self.address, %error, "the store server could not be told to end");
             return;
         }

@@ -338,15 +338,70 @@ fn mute() -> (u16, std::thread::JoinHandle<()>) {
 }
 
 #[test]
-fn a_wait_at_a_server_that_hangs_is_cancelled_for_no_longer_than_the_handle_waits_for_anything() {
+fn waits_at_a_server_that_hangs_end_in_time_and_do_not_lose_it() {
     let (port, mute) = mute();
     let store = TcpStore::connect("127.0.0.1", port, Duration::from_millis(600)).unwrap();
-    let error = store.wait(&["k"], SHORT).unwrap_err();
-    let Error::Timeout { elapsed, .. } = &error else { panic!("{error}") };
-    assert!(*elapsed < Duration::from_secs(4), "{error}");
+    for _ in 0..3 {
+        let error = store.wait(&["k"], SHORT).unwrap_err();
+        let Error::Timeout { elapsed, .. } = &error else { panic!("{error}") };
+        assert!(*elapsed < Duration::from_secs(4) && error.to_string().contains("does not answer"), "{error}");
+    }
+    // A request that wants an answer waits for as long as the handle waits for any.
+    let error = store.set("k", b"").unwrap_err();
+    assert!(error.is_timeout(), "{error}");
     assert!(store.set("k", b"").unwrap_err().to_string().contains("lost earlier"));
     drop(store);
     mute.join().unwrap();
+}
+
+#[test]
+fn a_server_that_was_held_up_serves_on() {
+    let (port, held_up, go_on) = held_up();
+    let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+    for key in ["a", "b", "a"] {
+        assert!(store.wait(&[key], SHORT).unwrap_err().is_timeout());
+    }
+    go_on.send(()).unwrap();
+    // What was cancelled is heard first, and then the answers come in the order of the questions.
+    store.set("a", b"1").unwrap();
+    assert_eq!(store.get("a", LONG).unwrap(), b"1");
+    assert!(store.wait(&["b"], SHORT).unwrap_err().to_string().contains("\"b\""));
+    drop(store);
+    held_up.join().unwrap();
+}
+
+#[test]
+fn a_wait_that_ended_while_its_server_was_held_up_is_not_heard_for_another() {
+    let (port, held_up, go_on) = held_up();
+    let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+    store.set("there", b"1").unwrap();
+    assert!(store.wait(&["there"], SHORT).unwrap_err().is_timeout(), "the server has not read the question");
+    go_on.send(()).unwrap();
+    assert!(store.wait(&["not there"], SHORT).unwrap_err().is_timeout());
+    assert_eq!(store.get("there", LONG).unwrap(), b"1");
+    drop(store);
+    held_up.join().unwrap();
+}
+
+/// A server that answers the greeting, and then carries nothing on, either way, before it is told to.
+fn held_up() -> (u16, std::thread::JoinHandle<()>, std::sync::mpsc::Sender<()>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (go_on, told) = std::sync::mpsc::channel();
+    let held_up = std::thread::spawn(move || {
+        let server = server();
+        let (mut client, _) = listener.accept().unwrap();
+        let greeting: [u8; 10] = read(&mut client);
+        client.write_all(&greeting[6..]).unwrap();
+        let mut behind = raw(&server);
+        told.recv_timeout(LONG).unwrap();
+        let (mut there, mut back) = (client.try_clone().unwrap(), behind.try_clone().unwrap());
+        let answers = std::thread::spawn(move || std::io::copy(&mut back, &mut client));
+        std::io::copy(&mut there, &mut behind).unwrap();
+        behind.shutdown(Shutdown::Both).unwrap();
+        let _ = answers.join().unwrap();
+    });
+    (port, held_up, go_on)
 }
 
 #[test]

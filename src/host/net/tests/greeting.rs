@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::{LOCALHOST, hello, is_closed, membership, read_exactly, soon, wait_for_descriptor, write_all};
+use super::{LOCALHOST, hello, is_closed, membership, read_exactly, soon, terms, wait_for_descriptor, write_all};
 use crate::host::net::connector::{ConnectError, Connector};
 use crate::host::net::hello::{Answer, CONFIRM, Hello, Reason};
 use crate::host::net::listener::Acceptor;
@@ -17,7 +17,7 @@ use crate::proof::{self, Secret, Unproven};
 
 /// What a connection attempt ends in, with `acceptor` serving meanwhile.
 fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<Link, ConnectError> {
-    let mut connector = Connector::new(acceptor.address().unwrap(), hello, None, true, None);
+    let mut connector = Connector::new(acceptor.address().unwrap(), hello, terms(None), true, None);
     let deadline = soon();
     loop {
         if let Some(link) = connector.advance()? {
@@ -30,7 +30,7 @@ fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<Link, C
 
 #[test]
 fn a_refused_hello_tells_why() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), terms(None)).unwrap();
     let mut refused = |change: &dyn Fn(&mut Hello)| {
         let mut hello = hello(0, 1);
         change(&mut hello);
@@ -56,7 +56,7 @@ fn serve_once(acceptor: &mut Acceptor) {
 
 #[test]
 fn a_link_that_waits_is_not_replaced_by_another() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), terms(None)).unwrap();
     let mut first = attempt(&mut acceptor, hello(0, 1)).unwrap();
     serve_once(&mut acceptor);
     match attempt(&mut acceptor, hello(0, 1)) {
@@ -89,7 +89,7 @@ fn welcomed(acceptor: &mut Acceptor) -> TcpStream {
 
 #[test]
 fn an_attempt_that_was_given_up_leaves_no_link() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), terms(None)).unwrap();
     let abandoned = welcomed(&mut acceptor);
     assert!(acceptor.take(Channel::PointToPoint, 0).is_none(), "not confirmed");
     drop(abandoned);
@@ -110,7 +110,7 @@ fn an_attempt_that_was_given_up_leaves_no_link() {
 
 #[test]
 fn silent_unproven_connections_are_few_and_do_not_stay() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), terms(None)).unwrap();
     let address = acceptor.address().unwrap();
     let begun = Instant::now();
     let mut pending: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
@@ -137,7 +137,7 @@ fn silent_unproven_connections_are_few_and_do_not_stay() {
 
 #[test]
 fn a_welcomed_peer_may_take_its_time() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), terms(None)).unwrap();
     let mut peer = welcomed(&mut acceptor);
     acceptor.poll_at(Instant::now() + Duration::from_secs(3600));
     peer.write_all(&[CONFIRM]).unwrap();
@@ -148,7 +148,7 @@ fn a_welcomed_peer_may_take_its_time() {
 #[test]
 fn junk_for_an_answer_is_quoted() {
     let listener = TcpListener::bind((LOCALHOST, 0)).unwrap();
-    let mut connector = Connector::new(listener.local_addr().unwrap(), hello(0, 1), None, true, None);
+    let mut connector = Connector::new(listener.local_addr().unwrap(), hello(0, 1), terms(None), true, None);
     let talker = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"220 mail.example ESMTP\r\n").unwrap();
@@ -167,9 +167,9 @@ fn junk_for_an_answer_is_quoted() {
 
 #[test]
 fn a_connection_that_is_dropped_without_an_answer_is_tried_again() {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), None).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), terms(None)).unwrap();
     let address = acceptor.address().unwrap();
-    let mut connector = Connector::new(address, hello(0, 1), None, true, None);
+    let mut connector = Connector::new(address, hello(0, 1), terms(None), true, None);
     while !connector.progress().contains("not answered") {
         assert!(connector.advance().unwrap().is_none());
     }
@@ -195,7 +195,7 @@ fn a_black_hole_does_not_hold_the_connector() {
     listener.listen(0).unwrap();
     let address = listener.local_addr().unwrap().as_socket().unwrap();
     let began = Instant::now();
-    let mut connectors: Vec<_> = (0..4).map(|_| Connector::new(address, hello(0, 1), None, true, None)).collect();
+    let mut connectors: Vec<_> = (0..4).map(|_| Connector::new(address, hello(0, 1), terms(None), true, None)).collect();
     for _ in 0..50 {
         for connector in &mut connectors {
             assert!(connector.advance().unwrap().is_none());
@@ -212,8 +212,8 @@ fn proving(mine: Option<u8>, theirs: Option<u8>, hello: Hello) -> std::result::R
 }
 
 fn proving_with(mine: Option<Secret>, theirs: Option<Secret>, hello: Hello) -> std::result::Result<(), ConnectError> {
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), theirs).unwrap();
-    let mut connector = Connector::new(acceptor.address().unwrap(), hello, mine, true, None);
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), terms(theirs)).unwrap();
+    let mut connector = Connector::new(acceptor.address().unwrap(), hello, terms(mine), true, None);
     let deadline = soon();
     while connector.advance()?.is_none() {
         assert!(!deadline.has_passed(), "{}", connector.progress());
@@ -292,9 +292,9 @@ fn an_encrypted_link_wants_the_same_secret_and_encryption_at_both_ends() {
 fn a_proof_cannot_be_sent_back_to_the_rank_that_made_it() {
     // Somebody stands in for rank 1 and passes on all that rank 0 says to rank 0's own listener, and the other way round.
     let secret = Secret::new(vec![1; 32]).unwrap();
-    let mut acceptor = Acceptor::bind(LOCALHOST, membership(0), Some(secret.clone())).unwrap();
+    let mut acceptor = Acceptor::bind(LOCALHOST, membership(0), terms(Some(secret.clone()))).unwrap();
     let between = TcpListener::bind((LOCALHOST, 0)).unwrap();
-    let mut connector = Connector::new(between.local_addr().unwrap(), hello(0, 1), Some(secret), true, None);
+    let mut connector = Connector::new(between.local_addr().unwrap(), hello(0, 1), terms(Some(secret)), true, None);
     assert!(connector.advance().unwrap().is_none());
     let (left, _) = between.accept().unwrap();
     let right = TcpStream::connect(acceptor.address().unwrap()).unwrap();

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::hello::{Hello, Membership};
 use super::mesh::Mesh;
-use super::{Channel, Link};
+use super::{Channel, Link, Terms};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
@@ -21,6 +21,7 @@ use crate::host::exchange::{Exchange, local};
 use crate::host::link::ByteLink;
 use crate::proof::Secret;
 use crate::random::Random;
+use crate::tuning::net::SILENCE_TIMEOUT;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const NONCE: [u8; 16] = *b"a nonce of tests";
@@ -30,6 +31,10 @@ const PAYLOAD: usize = 3001;
 /// A deadline that a test only meets when it fails.
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
+}
+
+fn terms(secret: Option<Secret>) -> Terms {
+    Terms { secret, silence_timeout: SILENCE_TIMEOUT }
 }
 
 fn shuffled(random: &mut Random, mut items: Vec<usize>) -> Vec<usize> {
@@ -44,7 +49,7 @@ fn new_mesh(exchange: &mut dyn Exchange, rank: usize, size: usize, listen: IpAdd
 }
 
 fn new_mesh_with(secret: Option<&Secret>, exchange: &mut dyn Exchange, rank: usize, size: usize, listen: IpAddr) -> Mesh {
-    Mesh::exchange(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, secret, &soon()).unwrap()
+    Mesh::exchange(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, &terms(secret.cloned()), &soon()).unwrap()
 }
 
 /// Runs `body` as each rank of a mesh on its own thread, and returns what they return, by rank.
@@ -446,7 +451,7 @@ fn what_cannot_be_is_an_error() {
         assert!(links.open.is_empty());
     });
     let mut exchange = local::exchanges(1).remove(0);
-    let error = Mesh::exchange(&mut exchange, 3, 3, true, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
+    let error = Mesh::exchange(&mut exchange, 3, 3, true, LOCALHOST, NONCE, 0, &terms(None), &soon()).unwrap_err();
     assert!(error.to_string().contains("rank 3 of 3"), "{error}");
 }
 
@@ -456,7 +461,7 @@ fn who_does_not_listen_cannot_be_reached() {
     thread::scope(|scope| {
         for (rank, mut exchange) in exchanges.into_iter().enumerate() {
             scope.spawn(move || {
-                let mesh = Mesh::exchange(&mut exchange, rank, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap();
+                let mesh = Mesh::exchange(&mut exchange, rank, 2, false, LOCALHOST, NONCE, 0, &terms(None), &soon()).unwrap();
                 assert!(mesh.listener_descriptor().is_none());
                 assert!(mesh.accepted(Channel::PointToPoint).is_empty());
                 let failed = Interrupted::from(AbortReason::Failed { rank: rank as u32 });
@@ -476,7 +481,7 @@ fn a_rank_that_cannot_listen_tells_everyone() {
             for (rank, mut exchange) in exchanges.into_iter().enumerate() {
                 scope.spawn(move || {
                     let listen = if rank == 1 { bad } else { LOCALHOST };
-                    let error = Mesh::exchange(&mut exchange, rank, 3, true, listen, NONCE, 0, None, &soon()).unwrap_err();
+                    let error = Mesh::exchange(&mut exchange, rank, 3, true, listen, NONCE, 0, &terms(None), &soon()).unwrap_err();
                     assert!(error.to_string().contains(needle), "{error}");
                     assert_eq!(error.is_peer_lost(), rank != 1, "{error}");
                 });
@@ -497,7 +502,7 @@ impl Exchange for Forged {
 #[test]
 fn forged_addresses_are_refused() {
     for forged in [vec![], vec![vec![]], vec![vec![], b"junk".to_vec()], vec![vec![], vec![4, 0, 0, 0, 0, 0, 0]], vec![vec![]; 3]] {
-        let error = Mesh::exchange(&mut Forged(forged), 0, 2, false, LOCALHOST, NONCE, 0, None, &soon()).unwrap_err();
+        let error = Mesh::exchange(&mut Forged(forged), 0, 2, false, LOCALHOST, NONCE, 0, &terms(None), &soon()).unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
     }
 }
