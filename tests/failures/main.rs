@@ -11,3 +11,4 @@ mod processes;
 mod resources;
 mod shrink;
 mod soak;
+mod starts;

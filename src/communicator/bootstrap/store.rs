@@ -24,7 +24,8 @@ const MAX_WORLD: usize = 1 << 20;
 /// Tells all ranks that meet at this store that nothing comes of it.
 pub(in crate::communicator) fn call_off(store: &dyn Store, error: &Error) {
     // Where the store cannot be reached either, the deadline remains.
-    let _ = store.compare_set(CONFLICT, b"", error.to_string().as_bytes());
+    let reason = if let Error::Conflict { reason } = error { reason.clone() } else { error.to_string() };
+    let _ = store.compare_set(CONFLICT, b"", reason.as_bytes());
 }
 
 /// One rank's end of an exchange over a store.
@@ -106,14 +107,19 @@ impl StoreExchange {
 
     /// The error of a deadline: who came, with host and process, and who did not.
     fn late(&self, deadline: &Deadline) -> Error {
-        let (mut missing, mut arrived) = (Vec::new(), Vec::new());
-        for rank in 0..self.world_size {
-            match self.store.check(&[&who_key(rank)]) {
-                Ok(true) => arrived.push(self.introduction(rank, SLICE).map_or_else(|| Peer::unknown(rank), |said| peer(rank, &said))),
-                _ => missing.push(Peer::unknown(rank)),
-            }
-        }
-        let doing = format!("rank {} waiting for the {} ranks of the job to come", self.rank, self.world_size);
+        let known = |rank| self.introduction(rank, SLICE).map_or_else(|| Peer::unknown(rank), |said| peer(rank, &said));
+        let is_there = |key: &str| matches!(self.store.check(&[key]), Ok(true));
+        let (arrived, missing): (Vec<usize>, Vec<usize>) = (0..self.world_size).partition(|rank| is_there(&who_key(*rank)));
+        let (arrived, missing, doing) = if missing.is_empty() {
+            // Somebody has stopped since. Rank 0 has where only its collection of what the others said is missing.
+            let (on, mut behind): (Vec<usize>, Vec<usize>) = arrived.iter().partition(|rank| is_there(&self.blob_key(**rank)));
+            behind = if behind.is_empty() { vec![0] } else { behind };
+            let on = on.into_iter().filter(|rank| !behind.contains(rank)).collect();
+            (on, behind, format!("rank {}, with all {} ranks of the job there, waiting for them to connect", self.rank, self.world_size))
+        } else {
+            (arrived, missing, format!("rank {} waiting for the {} ranks of the job to come", self.rank, self.world_size))
+        };
+        let [arrived, missing] = [arrived, missing].map(|ranks: Vec<usize>| ranks.into_iter().map(known).collect());
         Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 

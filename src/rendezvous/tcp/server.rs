@@ -2,8 +2,8 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{fmt, io};
@@ -48,6 +48,7 @@ pub struct TcpStoreServer {
     /// Tells the thread to end.
     wake_up: Arc<OwnedFd>,
     served: Arc<AtomicU64>,
+    lack: Arc<OnceLock<String>>,
     thread: Option<JoinHandle<()>>,
     process: Process,
     /// How its end is told to the thread.
@@ -105,15 +106,20 @@ impl TcpStoreServer {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake_up = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
         let daemon = Daemon::new(listener, Arc::clone(&wake_up), linger, secret.cloned()).map_err(|error| Error::io(doing, error))?;
-        let served = daemon.served();
+        let (served, lack) = (daemon.served(), daemon.lack());
         let thread = std::thread::Builder::new().name("store-server".to_owned()).spawn(move || daemon.run());
         let thread = thread.map_err(|error| Error::io(doing, error))?;
-        Ok(Self { address, wake_up, served, thread: Some(thread), process: Process::this(), last_word: LINGERING })
+        Ok(Self { address, wake_up, served, lack, thread: Some(thread), process: Process::this(), last_word: LINGERING })
     }
 
     /// Ends it without waiting for clients to leave: their connections are closed.
     pub(crate) fn end_at_once(mut self) {
         self.last_word = AT_ONCE;
+    }
+
+    /// Where it says why clients cannot be let in, should that be for a lack of this process: nobody else would tell.
+    pub(crate) fn lack(&self) -> Arc<OnceLock<String>> {
+        Arc::clone(&self.lack)
     }
 
     /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.
