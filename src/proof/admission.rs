@@ -25,6 +25,8 @@ pub(crate) struct Admission<C> {
     refused: u64,
     /// Since when the system has had no descriptor or memory for who has come, and no unproven connection was there to make room.
     starving: Option<(Instant, io::Error)>,
+    /// When somebody was last found who could not be let in.
+    lacked: Option<Instant>,
     /// A descriptor that is given up for a moment where there is no other, for telling who has come that there is none.
     spare: Option<OwnedFd>,
 }
@@ -45,7 +47,7 @@ impl<C> Waiting<C> {
 impl<C> Admission<C> {
     /// None yet.
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0, starving: None, spare: None }
+        Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0, starving: None, lacked: None, spare: None }
     }
 
     /// Keeps a descriptor for [`Admission::accept_to_refuse`].
@@ -58,9 +60,9 @@ impl<C> Admission<C> {
         self.starving.as_ref().filter(|(since, _)| now.saturating_duration_since(*since) >= STARVED).map(|(_, error)| error)
     }
 
-    /// One who has come and cannot be let in for such a lack, to be told so and dropped; `None` where there is no lack, or nobody more.
+    /// One who has come and could not be let in at `now` for such a lack, to be told so and dropped; `None` where there is no lack, or nobody more.
     pub(crate) fn accept_to_refuse<S>(&mut self, now: Instant, accept: impl FnOnce() -> io::Result<S>) -> Option<S> {
-        self.starved(now)?;
+        self.starved(now).filter(|_| self.lacked == Some(now))?;
         // The last one's descriptor is free by now.
         self.spare = self.spare.take().or_else(|| eventfd(0, EventfdFlags::CLOEXEC).ok());
         drop(self.spare.take()?);
@@ -69,6 +71,7 @@ impl<C> Admission<C> {
 
     /// Remembers whether who came could be let in.
     fn remember(&mut self, now: Instant, lack: Option<io::Error>) {
+        self.lacked = lack.is_some().then_some(now);
         self.starving = match (self.starving.take(), lack.filter(|_| self.unproven.is_empty())) {
             (_, None) => None,
             (Some(starving), Some(_)) => Some(starving),
@@ -254,11 +257,13 @@ mod tests {
         assert!(admission.starved(begun + STARVED / 2).is_none(), "it may pass");
         admission.accept(begun + STARVED / 2, lack);
         assert_eq!(admission.starved(begun + STARVED).unwrap().raw_os_error(), Some(libc::EMFILE));
+        assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(7)), None, "who comes now may be let in");
+        admission.accept(begun + STARVED, lack);
         assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(7)), Some(7));
         assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(8)), Some(8));
         assert_eq!(admission.accept_to_refuse(begun + STARVED, lack), None);
         // It has passed.
-        assert_eq!(admission.accept(begun + STARVED, accepting(0..1)), [0]);
+        assert_eq!(admission.accept(begun + STARVED * 2, accepting(0..1)), [0]);
         assert!(admission.starved(begun + STARVED * 9).is_none());
         assert_eq!(admission.accept_to_refuse(begun + STARVED * 9, || Ok(7)), None);
     }

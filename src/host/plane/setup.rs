@@ -435,7 +435,7 @@ mod tests {
         let unknown = HostFacts { loopback: String::new(), ..example() };
         let peers: Vec<Peer> = (0..3).map(Peer::unknown).collect();
         let check = |facts: &[&HostFacts], addresses: [Option<&str>; 3]| {
-            let facts: Vec<HostFacts> = facts.iter().map(|facts| HostFacts::clone(facts)).collect();
+            let facts: Vec<HostFacts> = facts.iter().copied().cloned().collect();
             check_reach(&facts, &peers, |rank| Some(format!("{}:7", addresses[rank]?).parse().unwrap()))
         };
         let local = Some("127.0.1.1");

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
-    SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::deadline::Deadline;
@@ -88,13 +88,13 @@ impl DescriptorServer {
     /// Accepts the clients that have come, as far as there is room.
     fn admit(&self, clients: &mut Admission<Client>, now: Instant) {
         drop(clients.make_room(now));
-        let mut accept = || match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        let accept = || match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             // It was closed.
             Err(Errno::INVAL) => Err(io::ErrorKind::WouldBlock.into()),
             accepted => Ok(accepted?),
         };
-        let accepted = clients.accept(now, &mut accept);
-        while let Some(connection) = clients.accept_to_refuse(now, &mut accept) {
+        let accepted = clients.accept(now, accept);
+        while let Some(connection) = clients.accept_to_refuse(now, accept) {
             let _ = send(&connection, &Reason::Starved.to_reply());
             refuse(clients, "there is no descriptor left for it");
         }
@@ -282,7 +282,11 @@ fn receive(connection: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // There was one, and this process has no number for it: the kernel drops it, and calls that no error.
+        return Err(Errno::MFILE);
+    }
     let mut files = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
