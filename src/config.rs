@@ -215,6 +215,7 @@ impl Default for Config {
 impl Config {
     /// Fills in what was left at its default from the variables named above.
     pub(crate) fn with_environment(self) -> Result<Self> {
+        check_names(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
         self.with_variables(&environment)
     }
 
@@ -288,6 +289,67 @@ impl Config {
 
     /// The most calls that a recorder may keep: a gigabyte of them.
     pub(crate) const MAX_FLIGHT_RECORDER_CALLS: usize = 1 << 24;
+}
+
+/// What all variables of this crate begin with.
+const PREFIX: &str = "COLLECTIVES_";
+
+/// The variables that are read here, without [`PREFIX`], those of devices included in a build without them.
+const KNOWN: [&str; 15] = [
+    "ALGORITHM",
+    "CHECK_DEVICE_CALLS",
+    "ENCRYPT",
+    "FLIGHT_RECORDER",
+    "FLIGHT_RECORDER_DIR",
+    "HOST_IDENTITY",
+    "LISTEN_ADDRESS",
+    "NCCL_LIBRARY",
+    "REPRODUCIBLE",
+    "SECRET",
+    "SECRET_FILE",
+    "STALL_WARNING",
+    "TIMEOUT",
+    "TRACE",
+    "TRANSPORT",
+];
+
+/// Refuses a variable that is none of these and looks like one: it would be ignored, and its setting with it. Others may be a program's own.
+fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
+    for name in names {
+        let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| !KNOWN.contains(rest)) else { continue };
+        if let Some(meant) = meant(rest) {
+            return Err(Error::config(name.clone(), format!("not known; is {PREFIX}{meant} meant? Rename it, or unset it")));
+        }
+        crate::event::debug!("the variable {name} is none of this crate's");
+    }
+    Ok(())
+}
+
+/// The known name that another one looks like: but for a letter or two, or with more behind it.
+fn meant(name: &str) -> Option<&'static str> {
+    let edits = |known: &&&str| (edits(name, known), known.len().abs_diff(name.len()));
+    let nearest = KNOWN.iter().min_by_key(edits).filter(|known| edits(known).0 <= if known.len() < 6 { 1 } else { 2 });
+    let longer = || {
+        KNOWN.iter().filter(|known| name.strip_prefix(**known).is_some_and(|rest| rest.starts_with('_'))).max_by_key(|known| known.len())
+    };
+    nearest.or_else(longer).copied()
+}
+
+/// How many letters have to be added, dropped, changed, or swapped with their neighbour to make one text of another.
+fn edits(one: &str, other: &str) -> usize {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut rows = vec![(0..=other.len()).collect::<Vec<usize>>()];
+    for (i, letter) in one.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, theirs) in other.iter().enumerate() {
+            let changed = rows[i][j] + usize::from(letter != theirs);
+            let swaps = i > 0 && j > 0 && one[i - 1] == *theirs && *letter == other[j - 1];
+            let swapped = if swaps { rows[i - 1][j - 1] + 1 } else { usize::MAX };
+            row.push(changed.min(rows[i][j + 1] + 1).min(row[j] + 1).min(swapped));
+        }
+        rows.push(row);
+    }
+    rows[one.len()][other.len()]
 }
 
 /// Whether connections are encrypted.
@@ -539,6 +601,39 @@ mod tests {
                 assert!(error.contains(less) && error.contains("unchecked_after"), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn a_variable_that_looks_like_one_of_ours_is_refused_and_the_right_one_named() {
+        let check = |name: &str| check_names([name.to_owned(), "PATH".to_owned()].into_iter());
+        for (name, meant) in [
+            ("COLLECTIVES_TIMOUT", "COLLECTIVES_TIMEOUT"),
+            ("COLLECTIVES_TIEMOUT", "COLLECTIVES_TIMEOUT"),
+            ("COLLECTIVES_TRANSPORTS", "COLLECTIVES_TRANSPORT"),
+            ("COLLECTIVES_TRACE_DIR", "COLLECTIVES_TRACE"),
+            ("COLLECTIVES_SECRETFILE", "COLLECTIVES_SECRET_FILE"),
+            ("COLLECTIVES_FLIGHT_RECORDER_FOLDER", "COLLECTIVES_FLIGHT_RECORDER"),
+        ] {
+            let error = check(name).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{name}: not known; is {meant} meant")), "{error}");
+        }
+        for own in ["COLLECTIVES_TEST_GPU", "COLLECTIVES_LOOM", "COLLECTIVES_SHRINKS", "COLLECTIVES_SOAK_SECONDS", "COLLECTIVES", "TIMOUT"]
+        {
+            check(own).unwrap();
+        }
+        KNOWN.iter().for_each(|known| check(&format!("{PREFIX}{known}")).unwrap());
+    }
+
+    #[test]
+    fn every_variable_that_is_read_here_is_known() {
+        let source = include_str!("config.rs").split("mod tests {").next().unwrap();
+        let read: std::collections::BTreeSet<&str> = source
+            .split(PREFIX)
+            .skip(1)
+            .map(|text| &text[..text.find(|letter: char| !(letter.is_ascii_uppercase() || letter == '_')).unwrap()])
+            .filter(|name| !name.is_empty())
+            .collect();
+        assert_eq!(read, KNOWN.into_iter().collect());
     }
 
     #[test]

@@ -48,10 +48,32 @@ pub(crate) fn list_peers(peers: &[Peer]) -> String {
 
 /// Who is missing and who has arrived, in words; nothing where the wait was not for ranks.
 fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
-    if missing.is_empty() && arrived.is_empty() {
-        return String::new();
+    let mut words = String::new();
+    if !missing.is_empty() {
+        words.push_str(&format!("; still missing: {}", list_peers(missing)));
     }
-    format!("; still missing: {}; arrived: {}", list_peers(missing), list_peers(arrived))
+    if !(missing.is_empty() && arrived.is_empty()) {
+        words.push_str(&format!("; arrived: {}", list_peers(arrived)));
+    }
+    words
+}
+
+/// The limit that an error of the system is about, and how to raise it, in words; nothing where it is about none.
+fn limit(error: &io::Error) -> String {
+    let current = |resource| match rustix::process::getrlimit(resource).current {
+        Some(limit) => limit.to_string(),
+        None => "no limit".to_owned(),
+    };
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => {
+            format!(" (this process may have {}: RLIMIT_NOFILE; raise it, `ulimit -n`)", current(rustix::process::Resource::Nofile))
+        }
+        Some(libc::ENFILE) => " (the system's limit, fs.file-max)".to_owned(),
+        Some(libc::EFBIG) => {
+            format!(" (files may have {} B: RLIMIT_FSIZE; raise it, `ulimit -f`)", current(rustix::process::Resource::Fsize))
+        }
+        _ => String::new(),
+    }
 }
 
 /// What else was waited in, in words; nothing where there was none.
@@ -240,7 +262,7 @@ pub enum Error {
         text: String,
     },
     /// The operating system refused.
-    #[error("{doing}: {error}")]
+    #[error("{doing}: {error}{}", limit(error))]
     Io {
         /// What was being done, to what.
         doing: String,

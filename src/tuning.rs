@@ -121,6 +121,8 @@ pub(crate) mod admission {
     pub(crate) const LINKS: Limits = Limits { most: 256, grace: Duration::from_millis(100), rest: Duration::from_millis(50) };
     /// Of the server that hands out shared memory: the ranks of one host.
     pub(crate) const MEMORY: Limits = Limits { most: 64, grace: Duration::from_millis(100), rest: Duration::from_millis(20) };
+    /// How long a lack of descriptors or memory lasts that no stranger is the cause of before whoever waits for a connection is told.
+    pub(crate) const STARVED: Duration = Duration::from_secs(1);
     /// How long each may take to prove itself, or to say hello where there is no secret.
     pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
     /// Connections that are accepted, or make room, at a time: a flood of them holds up nobody who is there already.
@@ -177,6 +179,8 @@ pub(crate) mod store {
     pub(crate) const FAILED_WAIT_PAUSE: Duration = Duration::from_millis(100);
     /// The longest attempt to connect: a host that drops packets must not use up the whole deadline.
     pub(crate) const ATTEMPT: Duration = Duration::from_secs(10);
+    /// How long a process whose rank is none of the job's tries to tell the others so.
+    pub(crate) const TELL_OF_OUTSIDER: Duration = Duration::from_secs(2);
     /// The first pause between two attempts to connect. Each further one is half as long again.
     pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(5);
     /// The longest pause between two attempts to connect.

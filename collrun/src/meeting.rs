@@ -1,5 +1,6 @@
 //! Where the hosts of a job meet, and which number each of them has.
 
+use std::net::ToSocketAddrs as _;
 use std::time::Duration;
 
 use collectives::store::Store as _;
@@ -19,12 +20,36 @@ pub(crate) struct Hosts<'a> {
 
 /// This host's number, and the job's store, served here by host 0.
 pub(crate) fn meet(place: &Place, secret: Option<&Secret>, hosts: &Hosts<'_>) -> Result<(usize, Store)> {
+    if let Place::Among { address, port, .. } | Place::Unnumbered { address, port } = place {
+        check_reach(address, *port)?;
+    }
     match place {
         Place::Alone { address: None, port: None } => Ok((0, Store::local(secret)?)),
         Place::Alone { address, port } => Ok((0, Store::serve(address.as_deref().unwrap_or("127.0.0.1"), port.unwrap_or(0), secret)?)),
         Place::Among { node: 0, address, port } => Ok((0, Store::serve(address, *port, secret)?)),
         Place::Among { node, address, port } => Ok((usize::from(*node), Store::elsewhere(address, *port))),
         Place::Unnumbered { address, port } => numbered(address, *port, secret, hosts),
+    }
+}
+
+/// Refuses a name that is this host alone where it is looked up: many a host has its own name for the loopback interface, where no other host comes,
+/// nor does this one come to another there. The loopback interface itself is for who tries several hosts on one.
+fn check_reach(address: &str, port: u16) -> Result<()> {
+    if address.eq_ignore_ascii_case("localhost") || address.parse::<std::net::IpAddr>().is_ok() {
+        return Ok(());
+    }
+    // A name that is not known yet may be when it is asked for again.
+    let found: Vec<_> = (address, port).to_socket_addrs().into_iter().flatten().map(|found| found.ip()).collect();
+    match found.first().filter(|_| found.iter().all(std::net::IpAddr::is_loopback)) {
+        None => Ok(()),
+        Some(here) => {
+            let what = format!("--master-addr (or --rdzv-endpoint) {address}");
+            let reason = format!(
+                "on this host that is {here}, where no other host comes; give the address at which the others reach the host that serves the store, \
+                 or mend /etc/hosts"
+            );
+            Err(Error::Config { what, reason })
+        }
     }
 }
 

@@ -149,6 +149,17 @@ fn a_program_that_is_not_there() {
 
 #[test]
 fn usage_errors_say_what_is_missing() {
+    // A name that is looked up, and found to be the loopback interface.
+    for flags in [
+        "--node-rank 0 --master-addr 127.1 --master-port 7",
+        "--node-rank 1 --master-addr 127.1 --master-port 7",
+        "--rdzv-endpoint 127.1:7",
+    ] {
+        let run = output(&format!("--nnodes 2 {flags}"), "true");
+        let said = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert!(run.status.code() == Some(1) && said.contains("127.1: on this host that is 127.0.0.1"), "{flags}: {run:?}");
+        assert!(said.contains("/etc/hosts"), "{said}");
+    }
     let run = output("--nnodes 2 --node-rank 0 --master-port 7", "true");
     assert_eq!(run.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&run.stderr).contains("--master-addr"), "{run:?}");

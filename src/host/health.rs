@@ -55,6 +55,12 @@ impl Health {
         self.cause.get_or_init(|| Arc::new(error.clone()));
     }
 
+    /// This rank's own error, where it is by that rank's failure that a wait has ended.
+    pub(crate) fn own_failure(&self, abort_reason: &AbortReason, rank: usize) -> Option<Error> {
+        let is_own = matches!(abort_reason, AbortReason::Failed { rank: failed } if *failed as usize == rank);
+        self.cause.get().filter(|_| is_own).map(|cause| Error::clone(cause))
+    }
+
     /// Whom the first error was still waiting for, where it was a deadline.
     pub(crate) fn late_ranks(&self) -> Vec<usize> {
         match self.cause.get().map(Arc::as_ref) {

@@ -5,9 +5,12 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use crate::tuning::admission::{BATCH, Limits, PATIENCE, REPORTED};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::tuning::admission::{BATCH, Limits, PATIENCE, REPORTED, STARVED};
 
 /// The unproven connections of one listener.
 #[derive(Debug)]
@@ -20,6 +23,12 @@ pub(crate) struct Admission<C> {
     /// Whether the listener is watched.
     watched: bool,
     refused: u64,
+    /// Since when the system has had no descriptor or memory for who has come, and no unproven connection was there to make room.
+    starving: Option<(Instant, io::Error)>,
+    /// When somebody was last found who could not be let in.
+    lacked: Option<Instant>,
+    /// A descriptor that is given up for a moment where there is no other, for telling who has come that there is none.
+    spare: Option<OwnedFd>,
 }
 
 /// An unproven connection.
@@ -38,7 +47,36 @@ impl<C> Waiting<C> {
 impl<C> Admission<C> {
     /// None yet.
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0 }
+        Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0, starving: None, lacked: None, spare: None }
+    }
+
+    /// Keeps a descriptor for [`Admission::accept_to_refuse`].
+    pub(crate) fn with_spare(self) -> io::Result<Self> {
+        Ok(Self { spare: Some(eventfd(0, EventfdFlags::CLOEXEC)?), ..self })
+    }
+
+    /// What keeps everybody out, where the limits of this process do: strangers could be made to leave, and there are none.
+    pub(crate) fn starved(&self, now: Instant) -> Option<&io::Error> {
+        self.starving.as_ref().filter(|(since, _)| now.saturating_duration_since(*since) >= STARVED).map(|(_, error)| error)
+    }
+
+    /// One who has come and could not be let in at `now` for such a lack, to be told so and dropped; `None` where there is no lack, or nobody more.
+    pub(crate) fn accept_to_refuse<S>(&mut self, now: Instant, accept: impl FnOnce() -> io::Result<S>) -> Option<S> {
+        self.starved(now).filter(|_| self.lacked == Some(now))?;
+        // The last one's descriptor is free by now.
+        self.spare = self.spare.take().or_else(|| eventfd(0, EventfdFlags::CLOEXEC).ok());
+        drop(self.spare.take()?);
+        accept().ok()
+    }
+
+    /// Remembers whether who came could be let in.
+    fn remember(&mut self, now: Instant, lack: Option<io::Error>) {
+        self.lacked = lack.is_some().then_some(now);
+        self.starving = match (self.starving.take(), lack.filter(|_| self.unproven.is_empty())) {
+            (_, None) => None,
+            (Some(starving), Some(_)) => Some(starving),
+            (None, Some(error)) => Some((now, error)),
+        };
     }
 
     /// Whether nothing is accepted for a while: the listener is not to be watched then.
@@ -75,6 +113,7 @@ impl<C> Admission<C> {
         }
         let room = self.limits.most.saturating_sub(self.unproven.len());
         self.resting = (room == 0).then(|| now + self.limits.rest);
+        let mut lack = None;
         for _ in 0..room.min(BATCH) {
             match accept() {
                 Ok(stream) => accepted.push(stream),
@@ -85,10 +124,12 @@ impl<C> Admission<C> {
                     let pause = self.limits.rest;
                     crate::event::warn!(%error, ?pause, unproven = self.unproven.len(), "connections cannot be accepted for now");
                     self.resting = Some(now + pause);
+                    lack = Some(error).filter(|_| accepted.is_empty());
                     break;
                 }
             }
         }
+        self.remember(now, lack);
         accepted
     }
 
@@ -205,6 +246,40 @@ mod tests {
         assert!(admission.accept(now + LIMITS.rest / 2, &mut accept).is_empty());
         assert_eq!(admission.accept(now + LIMITS.rest, &mut accept).len(), BATCH);
         assert!(!admission.is_resting());
+    }
+
+    #[test]
+    fn a_lack_that_lasts_and_that_no_stranger_is_the_cause_of_is_told_to_who_comes() {
+        let begun = Instant::now();
+        let lack = || -> io::Result<u32> { Err(io::Error::from_raw_os_error(libc::EMFILE)) };
+        let mut admission = Admission::<u32>::new(LIMITS).with_spare().unwrap();
+        admission.accept(begun, lack);
+        assert!(admission.starved(begun + STARVED / 2).is_none(), "it may pass");
+        admission.accept(begun + STARVED / 2, lack);
+        assert_eq!(admission.starved(begun + STARVED).unwrap().raw_os_error(), Some(libc::EMFILE));
+        assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(7)), None, "who comes now may be let in");
+        admission.accept(begun + STARVED, lack);
+        assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(7)), Some(7));
+        assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(8)), Some(8));
+        assert_eq!(admission.accept_to_refuse(begun + STARVED, lack), None);
+        // It has passed.
+        assert_eq!(admission.accept(begun + STARVED * 2, accepting(0..1)), [0]);
+        assert!(admission.starved(begun + STARVED * 9).is_none());
+        assert_eq!(admission.accept_to_refuse(begun + STARVED * 9, || Ok(7)), None);
+    }
+
+    #[test]
+    fn a_flood_that_takes_all_descriptors_is_no_lack_of_our_own() {
+        let begun = Instant::now();
+        let lack = || -> io::Result<u32> { Err(io::Error::from_raw_os_error(libc::EMFILE)) };
+        let mut admission = Admission::<u32>::new(LIMITS);
+        admission.add(1, begun);
+        admission.accept(begun, lack);
+        admission.accept(begun + STARVED, lack);
+        assert!(admission.starved(begun + STARVED * 2).is_none());
+        assert_eq!(admission.overdue(begun + PATIENCE), [1]);
+        admission.accept(begun + PATIENCE, lack);
+        assert!(admission.starved(begun + PATIENCE).is_none() && admission.starved(begun + PATIENCE + STARVED).is_some());
     }
 
     #[test]

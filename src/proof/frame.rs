@@ -53,13 +53,15 @@ pub(crate) enum Reason {
     Plain,
     /// The other way round.
     Encrypted,
+    /// The responder's process has no descriptor or memory for one more connection.
+    Starved,
     /// A reason of a later version.
     Other(u8),
 }
 
 impl Reason {
-    pub(super) const KNOWN: [Self; 7] =
-        [Self::NoSecret, Self::Wanted, Self::Wrong, Self::Malformed, Self::Busy, Self::Plain, Self::Encrypted];
+    pub(super) const KNOWN: [Self; 8] =
+        [Self::NoSecret, Self::Wanted, Self::Wrong, Self::Malformed, Self::Busy, Self::Plain, Self::Encrypted, Self::Starved];
 
     fn code(self) -> u8 {
         match self {
@@ -70,12 +72,19 @@ impl Reason {
             Self::Busy => 5,
             Self::Plain => 6,
             Self::Encrypted => 7,
+            Self::Starved => 8,
             Self::Other(code) => code,
         }
     }
 
     pub(super) fn from_code(code: u8) -> Self {
         Self::KNOWN.into_iter().find(|reason| reason.code() == code).unwrap_or(Self::Other(code))
+    }
+
+    /// The reason that a refusal gives, from the bytes behind the first four of its reply.
+    pub(crate) fn of_refusal(tail: &[u8]) -> Option<Self> {
+        let [_, _, _, _, _, kind, code, ..] = tail else { return None };
+        (*kind == REFUSED).then(|| Self::from_code(*code))
     }
 
     /// The reply that refuses for this reason.
@@ -125,6 +134,9 @@ impl fmt::Display for Unproven {
             }
             Self::Told(Reason::Malformed) => f.write_str("it did not understand this process's; build all ranks alike"),
             Self::Told(Reason::Busy) => f.write_str("it has too many others to attend to"),
+            Self::Told(Reason::Starved) => f.write_str(
+                "its process has no descriptor or memory left for one more connection; raise its limit on open files (RLIMIT_NOFILE, `ulimit -n`)",
+            ),
             Self::Told(Reason::Plain) => write!(f, "it encrypts its connections, and this process does not; {ENCRYPT_ALIKE}"),
             Self::Told(Reason::Encrypted) => write!(f, "it does not encrypt its connections, and this process does; {ENCRYPT_ALIKE}"),
             Self::Told(Reason::Other(code)) => write!(f, "it refused this process for the reason {code}, which a later version may know"),

@@ -85,7 +85,7 @@ const VOUCH_LABEL: &[u8] = b"collectives vouch 1\0";
 const KEY_LABEL: &[u8] = b"collectives noise key 1\0";
 const PROLOGUE_LABEL: &[u8] = b"collectives noise 1\0";
 /// The longest context.
-const CONTEXT_BYTES: usize = 64;
+pub(crate) const CONTEXT_BYTES: usize = 64;
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use arbitrary::Unstructured;
 
 use super::file::{Access, FileStore, Log};
-use super::launcher;
+use super::launcher::{self, Launch};
 use super::protocol::{Expect, MAGIC, Reply, ReplyDecoder, RequestDecoder, StoreRequest, encode, encode_keys, push_bytes, query};
 use super::service::{ClientId, Service};
 use super::store::Store;
@@ -187,7 +187,8 @@ pub fn launchers(data: &[u8]) {
     };
     let again = launcher::detect(&plain, 2).unwrap_or_else(|error| panic!("{launch:?} said plainly: {error}"));
     let agent_store = again.agent_store;
-    assert_eq!(launcher::Launch { launcher: launch.launcher, agent_store: launch.agent_store, ..again }, launch);
+    let Launch { launcher, agent_store: is_served, several_hosts, .. } = launch;
+    assert_eq!(Launch { launcher, agent_store: is_served, several_hosts, ..again }, launch);
     assert!(agent_store || !launch.agent_store);
 }
 

@@ -17,7 +17,7 @@ mod tests;
 mod url;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,7 @@ pub use store::Store;
 pub(crate) use store::{Missing, missing};
 pub use tcp::{TcpStore, TcpStoreServer};
 
+use launcher::Hosts;
 pub(crate) use launcher::Launch;
 pub(crate) use tcp::listen;
 pub(crate) use url::{Method, Rendezvous};
@@ -36,6 +37,7 @@ pub(crate) use url::{Method, Rendezvous};
 use crate::deadline::Deadline;
 use crate::proof::Secret;
 use crate::tuning::bootstrap::LAST_QUESTIONS;
+use crate::tuning::store::TELL_OF_OUTSIDER;
 use crate::{Error, Result};
 
 /// The store at which the ranks of a job meet, and who this process is among them.
@@ -56,6 +58,8 @@ pub(crate) struct JobStore {
     pub(crate) server: Option<TcpStoreServer>,
     /// The address by which this host reached the store; `None` for a file.
     pub(crate) local_address: Option<IpAddr>,
+    /// Where the store may be out of reach of other hosts.
+    pub(crate) confined: Option<Confined>,
 }
 
 /// Where the store of a job is, for those who connect to it once more.
@@ -103,6 +107,7 @@ pub(crate) fn connect(
                 world_size,
                 local_rank: None,
                 local_world_size: None,
+                several_hosts: None,
                 address: host.clone(),
                 port: *port,
                 agent_store,
@@ -147,6 +152,9 @@ fn numbers(rendezvous: &Rendezvous, scheme: &str) -> Result<(usize, usize)> {
 /// Serves the store where that is this process's part, and connects to it.
 fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secret>) -> Result<JobStore> {
     let Launch { rank, world_size, ref address, mut port, .. } = *launch;
+    if rank >= world_size {
+        return connect_outside(launch, deadline.remaining(), secret);
+    }
     if port == 0 && world_size > 1 {
         let reason = format!("the other {} ranks cannot know the port that would be chosen; name one", world_size - 1);
         return Err(Error::config(format!("port 0 of {address}"), reason));
@@ -161,9 +169,12 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
     };
     if let Some(server) = &server {
         port = server.local_addr().port();
-        check_reachable(launch, server.local_addr().ip())?;
     }
-    let store = TcpStore::until(address, port, secret, deadline, LAST_QUESTIONS)?;
+    let confined = match &server {
+        Some(server) => Confined::of(launch, &[server.local_addr()])?,
+        None => Confined::of(launch, &tcp::resolve(address, port, deadline).unwrap_or_default())?,
+    };
+    let store = TcpStore::until(address, port, secret, deadline, LAST_QUESTIONS).map_err(|error| Confined::blame(confined.as_ref(), error))?;
     store.join()?;
     let local_address = Some(store.local_address());
     crate::event::debug!(launcher = launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");
@@ -185,23 +196,66 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
         }),
         server,
         local_address,
+        confined,
     })
 }
 
-/// Warns, or refuses, where the address of rank 0 is one that only its own host can reach: some systems give a host's own name
-/// an address of the loopback interface.
-fn check_reachable(launch: &Launch, bound: IpAddr) -> Result<()> {
-    let named = launch.address.parse::<IpAddr>().is_err() && launch.address != "localhost";
-    if !bound.is_loopback() || !named || launch.world_size == 1 || launch.local_world_size == Some(launch.world_size) {
-        return Ok(());
+/// Refuses a rank that its world does not have. Where the others' store is there, they are told by the exchange over it, so that they do not
+/// wait for the rank whose number is missing.
+fn connect_outside(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<JobStore> {
+    let Launch { rank, world_size, ref address, port, .. } = *launch;
+    let reason = format!("its world has {world_size} ranks, 0 to {}; {} says so", world_size.saturating_sub(1), launch.launcher);
+    let outside = || Error::config(format!("rank {rank}"), reason.clone());
+    let store = TcpStore::open_again(address, port, timeout.min(TELL_OF_OUTSIDER), secret, "the job's").map_err(|_| outside())?;
+    store.join()?;
+    let store: Arc<dyn Store> = Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store)));
+    let agent = launch.agent_store.then(|| format!("{address}:{port}/{}", launch.prefix));
+    Ok(JobStore { store, rank, world_size, agent, address: None, server: None, local_address: None, confined: None })
+}
+
+/// That the store's address is one of the loopback interface here, which no other host can reach: some systems give a host's own name such an
+/// address. A launcher's own store may listen on others as well.
+#[derive(Debug, Clone)]
+pub(crate) struct Confined(String);
+
+impl Confined {
+    /// Whether a job's address is, by its `addresses` here. `None` also where all ranks are known to share this host.
+    ///
+    /// # Errors
+    ///
+    /// Where several hosts are known to take part, and the address is a name. Loopback addresses themselves are left to who tries several hosts
+    /// on one.
+    fn of(launch: &Launch, addresses: &[SocketAddr]) -> Result<Option<Self>> {
+        let Some(first) = addresses.first().filter(|_| addresses.iter().all(|address| address.ip().is_loopback())) else { return Ok(None) };
+        if launch.agent_store || launch.hosts() == Hosts::One {
+            return Ok(None);
+        }
+        let (name, here) = (&launch.address, first.ip());
+        let reason = format!(
+            "on this host ({}) that is {here}, which no other host can reach; give the address at which the others reach the host of rank 0, or mend /etc/hosts",
+            rustix::system::uname().nodename().to_string_lossy()
+        );
+        let named = name.parse::<IpAddr>().is_err() && !name.eq_ignore_ascii_case("localhost");
+        if named && launch.hosts() == Hosts::Several {
+            let what = if launch.launcher == "tcp://" { format!("the host {name:?} of the URL") } else { format!("MASTER_ADDR={name:?}") };
+            return Err(Error::config(what, reason));
+        }
+        if !named {
+            return Ok(Some(Self(format!("{name} is the loopback interface of each host, by which ranks of other hosts do not come"))));
+        }
+        crate::event::warn!(address = name, "{reason}");
+        Ok(Some(Self(format!("{name:?} is the job's address; {reason}"))))
     }
-    let reason =
-        format!("on this host that name is {bound}, which no other host can reach; name the host by an address, or mend /etc/hosts");
-    if launch.local_world_size.is_some() {
-        return Err(Error::config(format!("MASTER_ADDR={:?}", launch.address), reason));
+
+    /// Says so in the error of a deadline that passed, or of a store that was not found.
+    pub(crate) fn blame(confined: Option<&Self>, error: Error) -> Error {
+        match (confined, error) {
+            (Some(Self(words)), Error::Timeout { doing, elapsed, missing, arrived, meanwhile }) => {
+                Error::Timeout { doing: format!("{doing} ({words})"), elapsed, missing, arrived, meanwhile }
+            }
+            (_, error) => error,
+        }
     }
-    crate::event::warn!(address = &launch.address, "{reason}");
-    Ok(())
 }
 
 /// Opens a store in a file.
@@ -215,5 +269,6 @@ fn connect_to_file(path: &Path, rank: usize, world_size: usize, timeout: Duratio
         address: None,
         server: None,
         local_address: None,
+        confined: None,
     })
 }

@@ -234,3 +234,40 @@ fn what_a_url_lacks_is_said() {
     let error = connect(&"env://?rank=1".parse().unwrap(), &Deadline::after(SHORT), None, &reader(&slurm), 1).unwrap_err();
     assert!(error.to_string().contains("neither") || error.to_string().contains("WORLD_SIZE"), "{error}");
 }
+
+/// A job's launch at this address, with so many ranks on this host as it is told.
+fn launch_at(address: &str, local_world_size: Option<usize>, agent_store: bool) -> Launch {
+    Launch {
+        rank: 0,
+        world_size: 4,
+        local_rank: None,
+        local_world_size,
+        several_hosts: None,
+        address: address.to_owned(),
+        port: 1,
+        agent_store,
+        prefix: String::new(),
+        launcher: "RANK and WORLD_SIZE",
+    }
+}
+
+#[test]
+fn a_name_of_the_loopback_interface_is_refused_where_several_hosts_take_part_and_else_blamed() {
+    let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<SocketAddr>>();
+    let loopback = addresses(&["127.0.1.1:1"]);
+    let of = |name: &str, local, agent, addresses: &[SocketAddr]| Confined::of(&launch_at(name, local, agent), addresses);
+    let error = of("host1", Some(2), false, &loopback).unwrap_err().to_string();
+    assert!(error.contains("MASTER_ADDR=\"host1\"") && error.contains("127.0.1.1") && error.contains("/etc/hosts"), "{error}");
+    // One host, an address that others reach, another's own store that listens everywhere, nobody known.
+    assert!(of("host1", Some(4), false, &loopback).unwrap().is_none());
+    assert!(of("host1", Some(2), false, &addresses(&["127.0.1.1:1", "10.0.0.1:1"])).unwrap().is_none());
+    assert!(of("host1", Some(2), true, &loopback).unwrap().is_none());
+    assert!(of("host1", Some(2), false, &[]).unwrap().is_none());
+    let late = || Error::Timeout { doing: "waiting".into(), elapsed: Duration::ZERO, missing: vec![], arrived: vec![], meanwhile: vec![] };
+    for (name, words) in [("host1", "127.0.1.1"), ("127.0.0.1", "127.0.0.1 is the loopback interface")] {
+        let confined = of(name, None, false, &loopback).unwrap();
+        let error = Confined::blame(confined.as_ref(), late()).to_string();
+        assert!(error.contains(words) && error.contains("waiting"), "{error}");
+    }
+    assert!(!Confined::blame(None, late()).to_string().contains("loopback"));
+}

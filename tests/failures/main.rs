@@ -12,3 +12,4 @@ mod processes;
 mod resources;
 mod shrink;
 mod soak;
+mod starts;

@@ -15,7 +15,7 @@ use crate::common::limit::exit_status;
 use crate::common::ranks::{Wiring, free_port, is_rank_of, spawn_rank, threads};
 
 /// Runs a test in a process of its own, since what it changes belongs to the whole process.
-fn alone(name: &str, test: fn()) {
+pub(crate) fn alone(name: &str, test: fn()) {
     if is_rank_of(name) {
         return test();
     }
@@ -26,10 +26,10 @@ fn alone(name: &str, test: fn()) {
 }
 
 /// A limit, which is taken back with this value.
-struct Limited(Resource, Rlimit);
+pub(crate) struct Limited(Resource, Rlimit);
 
 impl Limited {
-    fn to(resource: Resource, current: u64) -> Self {
+    pub(crate) fn to(resource: Resource, current: u64) -> Self {
         let before = getrlimit(resource);
         let limited = Self(resource, before);
         setrlimit(resource, Rlimit { current: Some(current), maximum: before.maximum }).unwrap();
@@ -43,7 +43,7 @@ impl Drop for Limited {
     }
 }
 
-fn open_descriptors() -> usize {
+pub(crate) fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::store::call_off;
-use super::{Origin, Start, connect_over_store};
+use super::{Origin, PeerWatch, Start, connect_over_store};
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
@@ -199,11 +199,17 @@ impl Builder {
         let deadline = Deadline::after(timeout);
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let job = rendezvous::connect(&rendezvous, &deadline, self.config.secret.as_ref(), &environment, parent)?;
-        let JobStore { store, rank, world_size, agent, address, server, local_address } = job;
+        let JobStore { store, rank, world_size, agent, address, server, local_address, confined } = job;
         let reach = address.map_or_else(|| Reach::Shared(Arc::clone(&store)), Reach::Address);
         let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(rendezvous_prefix(agent, rank), store)));
         let keeps = self.config.keep_store;
-        let comm = self.connect(store, rank, world_size, local_address, &deadline);
+        let watch = server.as_ref().map(|server| {
+            let lack = server.lack();
+            Box::new(move || lack.get().map(|lack| format!("rank 0, which serves the job's store, cannot let the others in: {lack}")))
+                as PeerWatch
+        });
+        let comm = self.connect(store, rank, world_size, local_address, watch, &deadline);
+        let comm = comm.map_err(|error| rendezvous::Confined::blame(confined.as_ref(), error));
         match &comm {
             Ok(comm) if keeps => comm.keep_store(Some(Arc::new(KeptStore::new(reach, server)))),
             // The others are as late.
@@ -227,7 +233,7 @@ impl Builder {
         self.config = self.config.with_environment()?;
         let deadline = Deadline::after(self.config.timeout);
         let kept = self.config.keep_store.then(|| Arc::new(KeptStore::new(Reach::Shared(Arc::clone(&store)), None)));
-        self.connect(store, rank, world_size, None, &deadline).inspect(|comm| comm.keep_store(kept))
+        self.connect(store, rank, world_size, None, None, &deadline).inspect(|comm| comm.keep_store(kept))
     }
 
     /// Connects this rank with the others that meet at a store, which it reaches from `from`; then their devices.
@@ -237,11 +243,17 @@ impl Builder {
         rank: usize,
         world_size: usize,
         from: Option<IpAddr>,
+        watch: Option<PeerWatch>,
         deadline: &Deadline,
     ) -> Result<Communicator> {
         let listen = self.config.listen_address.or(from).unwrap_or(IpAddr::from([127, 0, 0, 1]));
         let start = Start { rank, world_size, config: self.config, listen, origin: Origin::Job(RecoveryListener::new(listen)) };
-        let comm = connect_over_store(store, start, None, deadline)?;
+        let comm = connect_over_store(Arc::clone(&store), start, watch, deadline).inspect_err(|error| {
+            // The others would wait for this rank. What they have heard or seen themselves they need not be told.
+            if matches!(error, Error::Io { .. }) {
+                call_off(&*store, &Error::Conflict { reason: format!("rank {rank} cannot go on: {error}") });
+            }
+        })?;
         #[cfg(feature = "cuda")]
         if let Some(request) = self.device {
             connect_device(&comm, &request)?;

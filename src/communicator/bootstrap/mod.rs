@@ -18,7 +18,14 @@
 //! and the one of shared memory. A silent connection costs a descriptor for a bounded time and holds up nobody: at most 512, 256 and 64 are
 //! there at a time. Once that many are, those that were silent for longer than 100 to 200 ms make room. Between ranks the hello is part of
 //! what is proven. Facts carry an HMAC too: it finds a rank with another secret at a store that proves nothing, and names it on every rank.
-//! Without a secret not one byte more is sent.
+//! Without a secret not one byte more is sent, but for shared memory: its key is a random number then, which the exchange carries.
+//!
+//! # What is lacking
+//!
+//! A listener that has no descriptor for who comes rests, since a flood of strangers may be the cause. Where none of them is there, and the lack
+//! lasts, it is a limit of the process's own (`Admission::starved`), and whoever waits is told: a client by a last word for which a
+//! descriptor is kept, rank 0 by its store's server, a rank by its own listener. Where the system refuses to share memory, the ranks of that host, all of them,
+//! go over TCP (`host/shm/group.rs`).
 
 mod builder;
 mod parent;

@@ -29,7 +29,8 @@ const MAX_WORLD: usize = 1 << 20;
 /// Tells all ranks that meet at this store that nothing comes of it.
 pub(in crate::communicator) fn call_off(store: &dyn Store, error: &Error) {
     // Where the store cannot be reached either, the deadline remains.
-    let _ = store.compare_set(CONFLICT, b"", error.to_string().as_bytes());
+    let reason = if let Error::Conflict { reason } = error { reason.clone() } else { error.to_string() };
+    let _ = store.compare_set(CONFLICT, b"", reason.as_bytes());
 }
 
 /// One rank's end of an exchange over a store.
@@ -117,8 +118,24 @@ impl StoreExchange {
             doing += &format!(" (who has not come cannot be told: {error})");
             Attendance::default()
         });
-        let Attendance { missing, arrived } = attendance;
+        let Attendance { mut missing, mut arrived } = attendance;
+        if missing.is_empty() && !arrived.is_empty() {
+            doing = format!("rank {}, with all {} ranks of the job there, waiting for them to connect", self.rank, self.world_size);
+            (missing, arrived) = self.divided(arrived);
+        }
         Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
+    }
+
+    /// Of ranks that came those that have stopped since, and the others.
+    fn divided(&self, came: Vec<Peer>) -> (Vec<Peer>, Vec<Peer>) {
+        let keys: Vec<String> = came.iter().map(|peer| self.blob_key(peer.rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let limit = Deadline::after(FINDING_OUT);
+        let found = rendezvous::missing(&keys, &mut || !limit.has_passed(), &mut |keys| self.store.check(keys));
+        let absent: BTreeSet<&str> = found.map(|found| found.absent.into_iter().collect()).unwrap_or_default();
+        // Rank 0 has if only its collection of what the others said is missing.
+        let (none, is_rank_0) = (absent.is_empty(), |peer: &Peer| peer.rank == 0);
+        came.into_iter().partition(|peer| if none { is_rank_0(peer) } else { absent.contains(&*self.blob_key(peer.rank)) })
     }
 
     /// Who came, and who did not. Deadlines pass on all ranks at once, so one finds it out for all, and writes it down. It holds until another

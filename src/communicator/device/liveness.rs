@@ -60,9 +60,11 @@ impl Communicator {
     pub(super) fn liveness_probe(&self) -> Arc<dyn LivenessProbe> {
         let shared = &self.core.shared;
         let me = &shared.peers[shared.rank];
+        // The number of a process of another namespace can be that of any process here.
+        let same_numbers = self.with_plane(|plane| plane.same_numbers().to_vec()).unwrap_or_default();
         let observation = |peer: &Peer| match peer {
             peer if peer.rank == me.rank => Observation::Own,
-            peer if peer.host == me.host && peer.pid != me.pid => match state_of(peer.pid) {
+            peer if peer.pid != me.pid && same_numbers.get(peer.rank) == Some(&true) => match state_of(peer.pid) {
                 Some((_, since)) => Observation::Process { pid: peer.pid, since },
                 None => Observation::Unseen,
             },

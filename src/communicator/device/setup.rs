@@ -330,9 +330,10 @@ impl Communicator {
 
     /// The devices of the other ranks that are threads of this process.
     fn neighbours(&self, facts: &[DeviceFacts]) -> Vec<usize> {
-        let me = &self.peers()[self.rank()];
-        let here = self.peers().iter().zip(facts).filter(|(peer, _)| peer.rank != me.rank && (&peer.host, peer.pid) == (&me.host, me.pid));
-        here.map(|(_, facts)| usize::from(facts.ordinal)).filter(|ordinal| *ordinal != usize::from(facts[me.rank].ordinal)).collect()
+        let own = usize::from(facts[self.rank()].ordinal);
+        let same_process = self.with_plane(|plane| plane.same_process().to_vec()).unwrap_or_default();
+        let here = facts.iter().zip(same_process).filter(|(_, is_here)| *is_here);
+        here.map(|(facts, _)| usize::from(facts.ordinal)).filter(|ordinal| *ordinal != own).collect()
     }
 
     /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank; where a rank is not prepared, why.

@@ -63,7 +63,8 @@ impl ProgressEngine {
 
     /// A stop, in the caller's terms.
     fn stopped(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
-        self.recorder.with_meanwhile(stop.to_error(&request.doing(), &request.deadline, &self.peers))
+        let told = || self.recorder.with_meanwhile(stop.to_error(&request.doing(), &request.deadline, &self.peers));
+        self.health.own_failure(&stop.abort_reason, self.rank).unwrap_or_else(told)
     }
 
     /// A deadline that passed.

@@ -21,6 +21,7 @@ use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
 use crate::proof::{Initiator, Purpose, Reason, Step, Unproven};
+use crate::tuning::admission::STARVED;
 use crate::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 
 /// A link that is being opened. Dropping it gives up.
@@ -37,6 +38,8 @@ pub(crate) struct Connector {
     pause: Duration,
     /// What went wrong in the last attempt.
     trouble: Option<String>,
+    /// Since when this process has had no descriptor for an attempt, by the system's number.
+    lack: Option<(Instant, i32)>,
 }
 
 /// How far an attempt has come.
@@ -94,7 +97,7 @@ impl Connector {
     pub(super) fn new(address: SocketAddr, hello: Hello, terms: Terms, same_host: bool, acceptor: Option<Arc<Mutex<Acceptor>>>) -> Self {
         let now = Instant::now();
         let (begin, pause) = if hello.is_opened_by_receiver() { (now + FIRST_PROBE, FIRST_PROBE) } else { (now, FIRST_PAUSE) };
-        Self { address, hello, terms, same_host, acceptor, stage: Stage::Pausing(begin), pause, trouble: None }
+        Self { address, hello, terms, same_host, acceptor, stage: Stage::Pausing(begin), pause, trouble: None, lack: None }
     }
 
     /// Goes on as far as it can without waiting, and hands over the link once it is open. To be called again when
@@ -125,6 +128,12 @@ impl Connector {
             Stage::Proving(stream, _) => Some(PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)),
             Stage::Greeting(link, _) => Some(PollFd::from_borrowed_fd(link.as_fd(), PollFlags::IN)),
         }
+    }
+
+    /// Why it cannot even begin, where that has been for a lack of this process for a while.
+    pub(super) fn lack(&self) -> Option<io::Error> {
+        let (_, number) = self.lack.filter(|(since, _)| since.elapsed() >= STARVED)?;
+        Some(io::Error::from_raw_os_error(number))
     }
 
     /// How far it has come, in words, for when there is no more time.
@@ -188,8 +197,13 @@ impl Connector {
     }
 
     /// A socket that is connecting.
-    fn connect(&self) -> Result<Socket, Trouble> {
-        let socket = Socket::new(Domain::for_address(self.address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    fn connect(&mut self) -> Result<Socket, Trouble> {
+        let socket = Socket::new(Domain::for_address(self.address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP));
+        self.lack = match socket.as_ref().err().and_then(io::Error::raw_os_error) {
+            Some(number @ (libc::EMFILE | libc::ENFILE)) => Some((self.lack.map_or_else(Instant::now, |(since, _)| since), number)),
+            _ => None,
+        };
+        let socket = socket?;
         tcp::prepare(SockRef::from(&socket), self.terms.silence_timeout)?;
         if self.same_host {
             tcp::prefer_unpaced(SockRef::from(&socket));

@@ -2,8 +2,12 @@
 
 use std::hash::{BuildHasher, Hasher};
 use std::os::linux::fs::MetadataExt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::{fs, io};
+
+use crate::event;
+use crate::fork::Process;
+use crate::proof;
 
 /// A text that is equal in two processes only where they can pass each other a descriptor of shared memory over a unix socket
 /// with an abstract name.
@@ -52,8 +56,46 @@ fn identity_from(proc: &str) -> io::Result<String> {
         let facts = fs::metadata(format!("{proc}/self/ns/{name}"))?;
         Ok(format!("{}:{}", facts.st_dev(), facts.st_ino()))
     };
-    let user = rustix::process::getuid().as_raw();
+    let user = rustix::process::geteuid().as_raw();
     Ok(format!("boot={boot} net={} user={} uid={user}", namespace("net")?, namespace("user")?))
+}
+
+/// Which process this is, in a text that no other process has, on any host. A number of the system's would not do: in two PID namespaces
+/// two processes can have the same.
+pub(crate) fn process_token() -> io::Result<String> {
+    static TOKEN: Mutex<Option<(Process, String)>> = Mutex::new(None);
+    let mut token = event::lock(&TOKEN);
+    match &*token {
+        Some((process, known)) if !process.is_foreign() => Ok(known.clone()),
+        _ => {
+            let fresh: String = proof::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+            *token = Some((Process::this(), fresh.clone()));
+            Ok(fresh)
+        }
+    }
+}
+
+/// Among which processes the numbers of processes are unique, of which this process's is one; empty where that is not known.
+pub(crate) fn process_numbers() -> String {
+    numbers_from("/proc").unwrap_or_default()
+}
+
+/// Which loopback interface this process has: equal texts mean the same. Empty where that is not known.
+pub(crate) fn loopback_interface() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let facts = fs::metadata("/proc/self/ns/net");
+    boot.and_then(|boot| Ok(format!("{}:{}", boot.trim(), facts?.st_ino()))).unwrap_or_default()
+}
+
+/// [`process_numbers`] from what is mounted at `proc`: it shows the processes of a namespace, which need not be this process's.
+fn numbers_from(proc: &str) -> io::Result<String> {
+    let boot = fs::read_to_string(format!("{proc}/sys/kernel/random/boot_id"))?;
+    let facts = fs::metadata(format!("{proc}/self/ns/pid"))?;
+    let shown = fs::read_link(format!("{proc}/self"))?;
+    if shown.to_str() != Some(&std::process::id().to_string()) {
+        return Err(io::Error::other("it shows the processes of another namespace"));
+    }
+    Ok(format!("{}:{}:{}", boot.trim(), facts.st_dev(), facts.st_ino()))
 }
 
 /// A number that no other process has, the same at every call.
@@ -97,6 +139,15 @@ mod tests {
             let error = identity_from(proc.path().to_str().unwrap()).unwrap_err().to_string();
             assert!(error.contains("boot id"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_process_is_told_from_others_by_more_than_its_number() {
+        let own = process_token().unwrap();
+        assert_eq!(own, std::thread::spawn(process_token).join().unwrap().unwrap());
+        assert_eq!(own.len(), 32);
+        assert!(!process_numbers().is_empty() && process_numbers() == process_numbers());
+        assert!(numbers_from(tempfile::tempdir().unwrap().path().to_str().unwrap()).is_err());
     }
 
     #[test]

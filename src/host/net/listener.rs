@@ -77,6 +77,12 @@ impl Acceptor {
         self.poll_at(Instant::now());
     }
 
+    /// Why nobody can be let in, where that is for a lack of this process.
+    pub(super) fn lack(&self) -> Option<io::Error> {
+        let error = self.pending.starved(Instant::now())?;
+        Some(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error))
+    }
+
     /// The link of this kind that `rank` has opened, if it has.
     pub(super) fn take(&mut self, channel: Channel, rank: u32) -> Option<Link> {
         let at = self.ready.iter().position(|(caller, _)| *caller == (channel, rank))?;

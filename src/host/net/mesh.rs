@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -22,6 +22,8 @@ use crate::tuning::net::OPENING_SLICE;
 
 /// What is being done, in errors of [`Mesh::exchange`].
 const DOING: &str = "opening links between hosts";
+/// The same of letting others in.
+const ACCEPTING: &str = "accepting a link from another rank";
 
 /// This rank's way to all others, shared by the threads that open links.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(crate) struct Mesh {
     addresses: Vec<Option<SocketAddr>>,
     /// `None` where this rank does not listen.
     listening: Option<Listening>,
+    /// Why links cannot be had, once that is for a lack of this process.
+    lack: OnceLock<Error>,
 }
 
 /// The acceptor, and what says without its lock that it has something to do.
@@ -39,6 +43,15 @@ pub(crate) struct Mesh {
 struct Listening {
     acceptor: Arc<Mutex<Acceptor>>,
     readiness: Arc<OwnedFd>,
+}
+
+impl Listening {
+    /// Does what there is to do, and says why nobody can be let in, where that is for a lack of this process.
+    fn poll(&self) -> Option<io::Error> {
+        let mut acceptor = event::lock(&self.acceptor);
+        acceptor.poll();
+        acceptor.lack()
+    }
 }
 
 impl Mesh {
@@ -72,7 +85,12 @@ impl Mesh {
             acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Arc::new(Mutex::new(acceptor)) });
         let addresses = read_addresses(&gathered?, world_size, deadline)?;
         let addresses = addresses.into_iter().map(|address| Some(own_address::seen_from(listen, address?))).collect();
-        Ok(Self { me, terms: terms.clone(), addresses, listening })
+        Ok(Self { me, terms: terms.clone(), addresses, listening, lack: OnceLock::new() })
+    }
+
+    /// Where a rank listens; `None` where it does not.
+    pub(crate) fn address(&self, rank: usize) -> Option<SocketAddr> {
+        self.addresses.get(rank).copied().flatten()
     }
 
     /// A link to `peer` that is to be opened; an error where it never can be. Whoever opens one for messages calls [`Mesh::accepted`] now and
@@ -111,8 +129,8 @@ impl Mesh {
         let mut opening = begun.collect::<std::result::Result<Vec<_>, Interrupted>>()?;
         let mut open = Vec::new();
         loop {
-            if let Some(listening) = &self.listening {
-                event::lock(&listening.acceptor).poll();
+            if let Some(lack) = self.listening.as_ref().and_then(Listening::poll) {
+                return Err(self.lacking(ACCEPTING, lack));
             }
             let mut missing = Vec::new();
             for (peer, mut connector) in opening {
@@ -122,6 +140,9 @@ impl Mesh {
                 }
             }
             opening = missing;
+            if let Some(lack) = opening.iter().find_map(|(_, connector)| connector.lack()) {
+                return Err(self.lacking("opening a link to another rank", lack));
+            }
             if opening.is_empty() {
                 return Ok(open);
             }
@@ -155,6 +176,9 @@ impl Mesh {
         let Some(listening) = &self.listening else { return Vec::new() };
         let mut acceptor = event::lock(&listening.acceptor);
         acceptor.poll();
+        if let Some(lack) = acceptor.lack() {
+            let _ = self.lacking(ACCEPTING, lack);
+        }
         acceptor.take_all(channel)
     }
 
@@ -179,6 +203,17 @@ impl Mesh {
                 std::thread::sleep(OPENING_SLICE.min(deadline.remaining()));
             }
         }
+    }
+
+    /// Why links cannot be had, where that is for a lack of this process: the waits for them end.
+    pub(crate) fn lack(&self) -> Option<&Error> {
+        self.lack.get()
+    }
+
+    /// Remembers such a lack.
+    fn lacking(&self, doing: &str, lack: io::Error) -> Interrupted {
+        self.lack.get_or_init(|| Error::io(doing, lack));
+        AbortReason::Failed { rank: self.me.rank }.into()
     }
 
     /// The end of a wait for `missing`, the first of which is told to others, when `arrived` were there.

@@ -236,6 +236,8 @@ pub(crate) struct MessageConnector {
     /// The rings, until they are taken.
     pub(super) rings: Vec<(usize, PlaneLink)>,
     pub(super) mesh: Arc<Mesh>,
+    pub(super) health: Arc<Health>,
+    pub(super) rank: u32,
 }
 
 impl point_to_point::Connector for MessageConnector {
@@ -249,6 +251,11 @@ impl point_to_point::Connector for MessageConnector {
         // Rings need no opening: they are handed over at the first look.
         let mut links = std::mem::take(&mut self.rings);
         links.extend(self.mesh.accepted(net::Channel::PointToPoint).into_iter().map(|(rank, link)| (rank, PlaneLink::tcp(link))));
+        if let Some(lack) = self.mesh.lack() {
+            // Who waits for a link to this rank would wait in vain.
+            self.health.keep_cause(lack);
+            self.health.end(AbortReason::Failed { rank: self.rank });
+        }
         links
     }
 

@@ -63,8 +63,10 @@ pub(crate) struct HostPlane {
     topology: Topology,
     /// This rank's place among the ranks of its host, and how many these are, whatever links they use.
     local: (usize, usize),
-    /// The shared memory of this host's ranks, where there are several.
+    /// The shared memory of this host's ranks, where there are several that have any.
     group: Option<Group>,
+    /// Who cannot share memory, and why, in words: the ranks of that host use TCP.
+    unshared: Option<String>,
     links: PlaneLinks,
     engine: Engine,
     /// Of calls over links.
@@ -82,6 +84,12 @@ pub(crate) struct HostPlane {
     id: [u8; 16],
     /// Where each rank can be found should the communicator fail, as it said.
     recovery_listeners: Vec<Option<SocketAddr>>,
+    /// Which ranks are threads of this process.
+    #[cfg(feature = "cuda")]
+    same_process: Box<[bool]>,
+    /// Which ranks number processes as this one does.
+    #[cfg(feature = "cuda")]
+    same_numbers: Box<[bool]>,
     /// Whether the others have been told that this rank leaves.
     has_left: bool,
 }
@@ -144,11 +152,12 @@ impl HostPlane {
     /// How calls are routed and, between hosts, done, in words.
     pub(crate) fn explain(&self) -> String {
         let hosts = self.topology.host_count();
+        let unshared = self.unshared.as_ref().map_or(String::new(), |why| format!(" (without shared memory: {why})"));
         match (self.topology.is_one_host(), self.topology.is_scattered()) {
             _ if self.peers.len() == 1 => "one rank: results are copies".to_owned(),
             (true, _) => format!("{} ranks of one host: shared memory", self.peers.len()),
-            (_, true) => format!("between {hosts} hosts with one rank each, over TCP:\n{}", self.chooser.explain(hosts)),
-            _ => format!("shared memory inside {hosts} hosts; between them, over TCP:\n{}", self.chooser.explain(hosts)),
+            (_, true) => format!("between {hosts} hosts with one rank each, over TCP{unshared}:\n{}", self.chooser.explain(hosts)),
+            _ => format!("shared memory inside {hosts} hosts; between them, over TCP{unshared}:\n{}", self.chooser.explain(hosts)),
         }
     }
 
@@ -178,6 +187,18 @@ impl HostPlane {
             return Algorithm::Links;
         }
         self.algorithm(job.call.kind, bytes, job.element_bytes)
+    }
+
+    /// Which ranks are threads of this process, by rank.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn same_process(&self) -> &[bool] {
+        &self.same_process
+    }
+
+    /// Of which ranks this process sees the processes under the numbers that they know themselves by, by rank.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn same_numbers(&self) -> &[bool] {
+        &self.same_numbers
     }
 
     /// This rank's place on its host by identity, and how many ranks the host has.
@@ -292,7 +313,8 @@ impl HostPlane {
     /// Ends the communicator: every peer that can be reached is told, and later calls are refused.
     #[cold]
     fn end(&mut self, stop: &Interrupted, job: &Job, call: &Call, deadline: &Deadline) -> Error {
-        let error = self.recorder.with_meanwhile(stop.to_error(&job.in_words(call), deadline, &self.peers));
+        let own = self.health.own_failure(&stop.abort_reason, self.rank);
+        let error = own.unwrap_or_else(|| self.recorder.with_meanwhile(stop.to_error(&job.in_words(call), deadline, &self.peers)));
         if call.kind == Collective::Barrier && self.topology.is_one_host() && error.is_timeout() && self.is_whole() {
             // Everyone will still come to this step of the shared memory, so nothing is lost.
             self.unfinished_barrier = Some(call.sequence);

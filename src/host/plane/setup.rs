@@ -1,7 +1,7 @@
 //! The start of a host plane: ranks exchange facts about themselves, share memory where they share a host, and open their first links.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use super::HostPlane;
 use super::links::{MessageConnector, PlaneLink, PlaneLinks};
@@ -11,15 +11,16 @@ use crate::config::{Config, Transport};
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::{Flight, Orders};
+use crate::host::abort_reason::Interrupted;
 use crate::host::engine::Engine;
 use crate::host::exchange::Exchange;
 use crate::host::health::Health;
 use crate::host::net::Terms;
-use crate::host::net::identity::{host_identity, host_name};
+use crate::host::net::identity::{host_identity, host_name, loopback_interface, process_numbers, process_token};
 use crate::host::net::mesh::Mesh;
 use crate::host::net::own_address::seen_from;
 use crate::host::scratch::Scratch;
-use crate::host::shm::{Channel, Group};
+use crate::host::shm::{Channel, Sharing};
 #[cfg(feature = "cuda")]
 use crate::nccl_config::CheckDeviceCalls;
 use crate::observe::Observers;
@@ -54,6 +55,9 @@ impl PlaneSetup<'_> {
             },
             host: host_name(),
             recovery_listener: self.recovery_listener.map(|address| address.to_string()).unwrap_or_default(),
+            process: process_token().map_err(|error| Error::io("drawing the process's random number", error))?,
+            numbers: process_numbers(),
+            loopback: loopback_interface(),
         })
     }
 
@@ -88,16 +92,21 @@ impl HostPlane {
         let peers: Arc<[Peer]> =
             facts.iter().enumerate().map(|(rank, facts)| Peer { rank, host: facts.host.clone(), pid: facts.pid }).collect();
         let health = Arc::new(Health::default());
-        let mut group = if topology.local_ranks().len() > 1 {
-            Some(Group::connect(exchange, topology.local_ranks(), rank, world_size, secret, deadline)?)
-        } else {
-            exchange.all_gather(&[], deadline)?;
-            exchange.all_gather(&[], deadline)?;
-            None
+        let required = config.transport == Transport::Shm && topology.local_ranks().len() > 1;
+        let sharing = Sharing::connect(exchange, topology.local_ranks(), (rank, world_size), secret, required, deadline)?;
+        let Sharing { mut group, refusals } = sharing;
+        let unshared = in_words(&refusals, &peers, config);
+        let topology = match &unshared {
+            Some(why) => {
+                report(why, &topology, &refusals);
+                Topology::new(&apart(&identities, &refusals), rank, config.transport)
+            }
+            None => topology,
         };
         let terms = Terms { secret: config.secret.clone(), silence_timeout: config.silence_timeout };
         let needs_listener = !topology.is_one_host() && world_size > 1;
         let mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, &terms, deadline)?;
+        check_reach(&facts, &peers, |rank| mesh.address(rank))?;
         let mesh = Arc::new(mesh);
         let chooser = Chooser::new(config, local.1 == world_size);
         let mut rings = Vec::new();
@@ -109,8 +118,11 @@ impl HostPlane {
         let mut links = PlaneLinks::new(Arc::clone(&mesh), group.as_mut(), &topology, world_size, Arc::clone(&health));
         if topology.local() == 0 && topology.host_count() > 1 {
             let opened = links.connect_partners(&topology.share_owners(0), deadline);
-            opened.map_err(|stop| stop.to_error("opening links between hosts", deadline, &peers))?;
+            let failed =
+                |stop: Interrupted| mesh.lack().cloned().unwrap_or_else(|| stop.to_error("opening links between hosts", deadline, &peers));
+            opened.map_err(failed)?;
         }
+        let connector = MessageConnector { rings, mesh, health: Arc::clone(&health), rank: rank as u32 };
         let plane = Self {
             rank,
             engine: Engine::new(rank, world_size, local.1),
@@ -123,6 +135,7 @@ impl HostPlane {
             local,
             topology,
             group,
+            unshared,
             chooser,
             sequence: 0,
             unfinished_barrier: None,
@@ -130,9 +143,13 @@ impl HostPlane {
             joined: Scratch::default(),
             id: facts[0].nonce,
             recovery_listeners: facts.iter().map(|facts| Some(seen_from(listen, facts.recovery_listener.parse().ok()?))).collect(),
+            #[cfg(feature = "cuda")]
+            same_process: facts.iter().map(|theirs| theirs.process == facts[rank].process).collect(),
+            #[cfg(feature = "cuda")]
+            same_numbers: facts.iter().map(|theirs| !theirs.numbers.is_empty() && theirs.numbers == facts[rank].numbers).collect(),
             has_left: false,
         };
-        Ok((plane, MessageConnector { rings, mesh }))
+        Ok((plane, connector))
     }
 }
 
@@ -140,6 +157,50 @@ impl HostPlane {
 fn orders(config: &Config) -> Orders {
     let calls = config.flight_recorder_calls.min(Config::MAX_FLIGHT_RECORDER_CALLS);
     Orders { calls, stall_warning: config.stall_warning, folder: config.flight_recorder_dir.clone() }
+}
+
+/// Refuses a rank that listens on the loopback interface where another rank has another one: none of its connections would come to it.
+fn check_reach(facts: &[HostFacts], peers: &[Peer], address_of: impl Fn(usize) -> Option<SocketAddr>) -> Result<()> {
+    for (rank, own) in facts.iter().enumerate() {
+        let Some(address) = address_of(rank).filter(|address| address.ip().is_loopback() && !own.loopback.is_empty()) else { continue };
+        let is_elsewhere = |other: &HostFacts| !other.loopback.is_empty() && other.loopback != own.loopback;
+        if let Some(other) = facts.iter().position(is_elsewhere) {
+            let reason = format!(
+                "{} cannot reach it from its host; set COLLECTIVES_LISTEN_ADDRESS (or Config::listen_address) to the address at which the others \
+                 reach it, or have the ranks meet at an address of the network",
+                peers[other]
+            );
+            return Err(Error::config(format!("the listen address {} of {}", address.ip(), peers[rank]), reason));
+        }
+    }
+    Ok(())
+}
+
+/// Who cannot share memory, and why; `None` where all can.
+fn in_words(refusals: &[(usize, String)], peers: &[Peer], config: &Config) -> Option<String> {
+    let (rank, reason) = refusals.first()?;
+    let remedy = if config.host_identity.is_some() {
+        "; COLLECTIVES_HOST_IDENTITY (or Config::host_identity) says which ranks share a host"
+    } else {
+        ""
+    };
+    Some(format!("{} cannot share it: {reason}{remedy}", peers[*rank]))
+}
+
+/// Warns, on one rank of each host whose ranks do without shared memory. Later communicators of the process meet the same, and are silent.
+fn report(why: &str, topology: &Topology, refusals: &[(usize, String)]) {
+    static REPORTED: Once = Once::new();
+    let ours = topology.local_ranks();
+    if topology.local() == 0 && refusals.iter().any(|(rank, _)| ours.contains(rank)) {
+        REPORTED.call_once(|| crate::event::warn!("the ranks of this host reach each other over TCP, without shared memory: {why}"));
+    }
+}
+
+/// Identities by which the ranks of those hosts are apart of which a rank cannot share memory.
+fn apart(identities: &[String], refusals: &[(usize, String)]) -> Vec<String> {
+    let is_without = |identity: &String| refusals.iter().any(|(rank, _)| identities.get(*rank) == Some(identity));
+    let name = |(rank, identity): (usize, &String)| if is_without(identity) { format!("{identity} rank={rank}") } else { identity.clone() };
+    identities.iter().enumerate().map(name).collect()
 }
 
 /// A rank's place among the ranks of its host, and how many these are, whatever links they use.
@@ -166,6 +227,12 @@ struct HostFacts {
     host: String,
     /// Where it can be found should the communicator fail; empty where it cannot.
     recovery_listener: String,
+    /// Which process it is a thread of: equal in no two processes.
+    process: String,
+    /// Which processes its number is one of; empty where that is not known.
+    numbers: String,
+    /// Which loopback interface it has; empty where that is not known.
+    loopback: String,
 }
 
 impl HostFacts {
@@ -184,13 +251,14 @@ impl HostFacts {
         settings
     }
 
-    /// Version, nonce, process, then the four texts, each behind its length, and the tag.
+    /// Version, nonce, process number, then the seven texts, each behind its length, and the tag.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.nonce);
         bytes.extend(self.pid.to_le_bytes());
-        for text in [&self.settings, &self.identity, &self.host, &self.recovery_listener] {
+        let places = [&self.process, &self.numbers, &self.loopback];
+        for text in [&self.settings, &self.identity, &self.host, &self.recovery_listener].into_iter().chain(places) {
             bytes.extend((text.len() as u32).to_le_bytes());
             bytes.extend(text.as_bytes());
         }
@@ -219,11 +287,13 @@ impl HostFacts {
         };
         let mut next = || text().ok_or_else(short);
         let (settings, identity, host, recovery_listener) = (next()?, next()?, next()?, next()?);
+        let (process, numbers, loopback) = (next()?, next()?, next()?);
         let tag = match rest {
             [] => None,
             rest => Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(format!("{} B behind its facts", rest.len())))?),
         };
-        Ok(Self { nonce: *nonce, tag, pid: u32::from_le_bytes(*pid), settings, identity, host, recovery_listener })
+        let pid = u32::from_le_bytes(*pid);
+        Ok(Self { nonce: *nonce, tag, pid, settings, identity, host, recovery_listener, process, numbers, loopback })
     }
 
     /// The tag of a rank.
@@ -279,7 +349,7 @@ pub(crate) mod fuzz {
             Ok(facts) => {
                 let again = HostFacts::from_bytes(3, &facts.to_bytes()).expect("encoded again");
                 assert_eq!(again, facts);
-                assert!((0..data.len().min(36)).all(|short| HostFacts::from_bytes(3, &data[..short]).is_err()), "in part");
+                assert!((0..data.len().min(48)).all(|short| HostFacts::from_bytes(3, &data[..short]).is_err()), "in part");
             }
             Err(error) => assert!(error.to_string().contains("rank 3"), "{error}"),
         }
@@ -295,6 +365,9 @@ pub(crate) mod fuzz {
             identity: String::new(),
             host: "h\u{f6}st".into(),
             recovery_listener: String::new(),
+            process: "7".into(),
+            numbers: String::new(),
+            loopback: String::new(),
         }
         .to_bytes()
     }
@@ -313,6 +386,9 @@ mod tests {
             identity: String::new(),
             host: "höst".into(),
             recovery_listener: "[::1]:9".into(),
+            process: "7".into(),
+            numbers: "4:5".into(),
+            loopback: "6".into(),
         }
     }
 
@@ -354,6 +430,33 @@ mod tests {
         }
         assert!(error(&all, None).to_string().contains("this rank has none"));
         assert!(error(&all, Some(&theirs)).to_string().contains("rank 0"));
+    }
+
+    #[test]
+    fn a_loopback_address_is_refused_where_a_rank_has_another_loopback_interface() {
+        let [here, there] = ["a", "b"].map(|loopback| HostFacts { loopback: loopback.into(), ..example() });
+        let unknown = HostFacts { loopback: String::new(), ..example() };
+        let peers: Vec<Peer> = (0..3).map(Peer::unknown).collect();
+        let check = |facts: &[&HostFacts], addresses: [Option<&str>; 3]| {
+            let facts: Vec<HostFacts> = facts.iter().copied().cloned().collect();
+            check_reach(&facts, &peers, |rank| Some(format!("{}:7", addresses[rank]?).parse().unwrap()))
+        };
+        let local = Some("127.0.1.1");
+        check(&[&here, &here, &here], [local; 3]).unwrap();
+        check(&[&here, &here, &unknown], [local; 3]).unwrap();
+        check(&[&here, &here, &there], [Some("10.0.0.1"); 3]).unwrap();
+        check(&[&here, &here, &there], [None; 3]).unwrap();
+        let error = check(&[&here, &here, &there], [Some("10.0.0.1"), local, Some("10.0.0.2")]).unwrap_err().to_string();
+        assert!(error.contains("127.0.1.1 of rank 1: rank 2 cannot reach it") && error.contains("COLLECTIVES_LISTEN_ADDRESS"), "{error}");
+    }
+
+    #[test]
+    fn whose_host_cannot_share_memory_is_apart_and_others_are_not() {
+        let names = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let apart = apart(&names("a b a b"), &[(2, "no memory".to_owned())]);
+        let topology = Topology::new(&apart, 0, Transport::Auto);
+        assert_eq!((topology.host_count(), topology.local_ranks()), (3, &[0][..]));
+        assert_eq!(Topology::new(&apart, 3, Transport::Auto).local_ranks(), [1, 3]);
     }
 
     #[test]

@@ -126,7 +126,6 @@ impl AbortRecord {
 #[repr(C, align(128))]
 pub(super) struct Member {
     departed: AtomicU32,
-    pid: AtomicU32,
     locked: AtomicU32,
     /// The step in which it left a call early for which buffers were lent. That ends the group, so there is one at most; 0 for none.
     left_at: AtomicU64,
@@ -138,8 +137,7 @@ pub(super) struct Member {
 
 impl Member {
     /// Enters this rank, before any other one looks.
-    pub(super) fn enter(&self, pid: u32, locked: bool, available: u32, processors: Option<&CpuSet>) {
-        self.pid.store(pid, Ordering::Relaxed);
+    pub(super) fn enter(&self, locked: bool, available: u32, processors: Option<&CpuSet>) {
         self.available.store(available, Ordering::Relaxed);
         self.locked.store(locked.into(), Ordering::Relaxed);
         for (index, word) in self.processors.iter().enumerate() {
@@ -172,11 +170,6 @@ impl Member {
     /// Whether the rank has left of its own will.
     pub(super) fn has_departed(&self) -> bool {
         self.departed.load(Ordering::Acquire) != 0
-    }
-
-    /// Its process.
-    pub(super) fn pid(&self) -> u32 {
-        self.pid.load(Ordering::Relaxed)
     }
 
     /// Whether it holds a lock as long as it lives.
@@ -278,9 +271,9 @@ mod models {
     }
 
     fn member() -> Member {
-        let [departed, pid, locked, available] = std::array::from_fn(|_| AtomicU32::new(0));
+        let [departed, locked, available] = std::array::from_fn(|_| AtomicU32::new(0));
         let processors = std::array::from_fn(|_| AtomicU64::new(0));
-        Member { departed, pid, locked, left_at: AtomicU64::new(0), available, processors }
+        Member { departed, locked, left_at: AtomicU64::new(0), available, processors }
     }
 
     // In the models below the reader is the thread that begins later, so that loom lets each of its looks find all that is not ruled out.

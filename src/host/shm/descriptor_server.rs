@@ -1,20 +1,25 @@
 //! How the region's descriptor gets from the leader to the other ranks of the host: over an abstract unix socket, whose name is in no file
-//! system. Only processes of the same user get it, and where the job has a secret, only those that know it.
+//! system. Only those get it that prove to know a key: the job's secret, or where there is none a random one, which the leader tells the ranks
+//! by the exchange. The number of the user at the other end is looked at first. It decides nothing: all users whom a namespace does not know
+//! have one number there. Numbers of processes are not looked at: a process of another namespace has none.
+
+#![expect(unsafe_code, reason = "who is connected is asked by hand: the safe form fails for a process without a number")]
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
-    SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::deadline::Deadline;
-use crate::proof::{self, Admission, Initiator, Purpose, Responder, Secret, Step, Unproven};
+use crate::proof::{self, Admission, Initiator, Purpose, Reason, Responder, Secret, Step, Unproven};
 use crate::tuning::{admission, net::BACKLOG};
 
 /// The leader's listening socket.
@@ -22,7 +27,9 @@ pub(super) struct DescriptorServer {
     listener: OwnedFd,
     name: String,
     /// What clients have to know.
-    secret: Option<Secret>,
+    key: Secret,
+    /// Kept for telling clients that there is no other.
+    clients: Mutex<Option<Admission<Client>>>,
 }
 
 /// A process that has connected and does not have the file yet.
@@ -33,13 +40,14 @@ struct Client {
 
 impl DescriptorServer {
     /// Listens under a random name.
-    pub(super) fn open(secret: Option<&Secret>) -> io::Result<Self> {
+    pub(super) fn open(key: &Secret) -> io::Result<Self> {
         let random: String = proof::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("collectives-{random}");
         let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&listener, BACKLOG)?;
-        Ok(Self { listener, name, secret: secret.cloned() })
+        let clients = Admission::new(admission::MEMORY).with_spare()?;
+        Ok(Self { listener, name, key: key.clone(), clients: Mutex::new(Some(clients)) })
     }
 
     /// The name under which others find it. It is no secret: the system shows it to everybody.
@@ -47,13 +55,14 @@ impl DescriptorServer {
         &self.name
     }
 
-    /// Hands `file` to every process of this user that connects and knows the secret, until [`DescriptorServer::close`]. No client waits
+    /// Hands `file` to every process of this user that connects and knows the key, until [`DescriptorServer::close`]. No client waits
     /// for another. Those that prove nothing, and those that hang up, are dropped.
     pub(super) fn serve(&self, file: BorrowedFd<'_>) {
-        let mut clients = Admission::new(admission::MEMORY);
+        // It is served once.
+        let Some(mut clients) = crate::event::lock(&self.clients).take() else { return };
         while self.wait(&clients) {
             let now = Instant::now();
-            self.admit(&mut clients, file, now);
+            self.admit(&mut clients, now);
             for mut client in clients.take() {
                 match client.connection.listen(&self.name, file) {
                     Ok(true) => clients.put_back(client),
@@ -76,22 +85,26 @@ impl DescriptorServer {
         !watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Accepts the clients that have come, as far as there is room. Without a secret each gets the file at once.
-    fn admit(&self, clients: &mut Admission<Client>, file: BorrowedFd<'_>, now: Instant) {
+    /// Accepts the clients that have come, as far as there is room.
+    fn admit(&self, clients: &mut Admission<Client>, now: Instant) {
         drop(clients.make_room(now));
         let accept = || match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             // It was closed.
             Err(Errno::INVAL) => Err(io::ErrorKind::WouldBlock.into()),
             accepted => Ok(accepted?),
         };
-        for connection in clients.accept(now, accept) {
-            match &self.secret {
-                _ if !is_own_user(&connection) => refuse(clients, "it belongs to another user"),
-                Some(secret) => {
-                    let responder = Responder::new(secret, Purpose::Memory, self.name.len());
+        let accepted = clients.accept(now, accept);
+        while let Some(connection) = clients.accept_to_refuse(now, accept) {
+            let _ = send(&connection, &Reason::Starved.to_reply());
+            refuse(clients, "there is no descriptor left for it");
+        }
+        for connection in accepted {
+            match check_user(connection.as_fd()) {
+                Ok(()) => {
+                    let responder = Responder::new(&self.key, Purpose::Memory, self.name.len());
                     clients.add(Client { connection, responder }, now);
                 }
-                None => hand_over(&connection, file),
+                Err(other) => refuse(clients, &other.to_string()),
             }
         }
     }
@@ -143,9 +156,23 @@ fn refuse(clients: &mut Admission<Client>, why: &str) {
     }
 }
 
-/// Whether the process at the other end runs as this one's user.
-fn is_own_user(connection: impl AsFd) -> bool {
-    sockopt::socket_peercred(connection).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+/// Refuses a process at the other end that runs as another user than this one.
+fn check_user(connection: BorrowedFd<'_>) -> io::Result<()> {
+    let (theirs, own) = (peer_user(connection)?, rustix::process::geteuid().as_raw());
+    if theirs == own {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::Unsupported, format!("the socket belongs to another user ({theirs}; this process's is {own})")))
+}
+
+/// The user that a connection came from, as this namespace numbers users.
+fn peer_user(connection: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is open (borrowed), the option is a `ucred`, made of integers, and `peer` and `length` outlive the call.
+    let result =
+        unsafe { libc::getsockopt(connection.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut length) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(peer.uid) }
 }
 
 /// Sends the descriptor with one byte, which a socket as good as empty always has room for.
@@ -173,8 +200,11 @@ fn timespec(limit: Duration) -> Timespec {
     Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() }
 }
 
-/// Gets the region's descriptor from the leader that listens under `name`, and that knows the secret, where there is one.
-pub(super) fn fetch(name: &str, secret: Option<&Secret>, deadline: &Deadline) -> io::Result<OwnedFd> {
+/// Gets the region's descriptor from the leader that listens under `name`, and that knows the key.
+pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result<OwnedFd> {
+    if name.len() > proof::CONTEXT_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no leader's socket has so long a name"));
+    }
     let connection = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     loop {
@@ -186,20 +216,19 @@ pub(super) fn fetch(name: &str, secret: Option<&Secret>, deadline: &Deadline) ->
             Err(error) => return Err(error.into()),
         }
     }
-    if !is_own_user(&connection) {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the socket belongs to another user"));
-    }
-    if let Some(secret) = secret {
-        prove(&connection, name, secret, deadline)?;
-    }
+    check_user(connection.as_fd())?;
+    prove(&connection, name, key, deadline)?;
     let file = patiently(&connection, deadline, || receive(&connection))?;
     file.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the leader hung up without handing over the shared memory"))
 }
 
-/// Proves to the leader that this process knows the secret, and has it prove the same.
-fn prove(connection: &OwnedFd, name: &str, secret: &Secret, deadline: &Deadline) -> io::Result<()> {
-    let refused = |why: Unproven| io::Error::new(io::ErrorKind::PermissionDenied, format!("no proof of the job's secret: {why}"));
-    let mut initiator = Initiator::new(secret, Purpose::Memory, name.as_bytes())?;
+/// Proves to the leader that this process knows the key, and has it prove the same.
+fn prove(connection: &OwnedFd, name: &str, key: &Secret, deadline: &Deadline) -> io::Result<()> {
+    let refused = |why: Unproven| match why {
+        Unproven::Told(Reason::Starved) => io::Error::new(io::ErrorKind::QuotaExceeded, why.to_string()),
+        why => io::Error::new(io::ErrorKind::PermissionDenied, format!("no proof of the job's secret: {why}")),
+    };
+    let mut initiator = Initiator::new(key, Purpose::Memory, name.as_bytes())?;
     say(connection, &initiator.opening())?;
     loop {
         // No more than belongs to the proof: behind it comes the byte with the descriptor.
@@ -253,7 +282,11 @@ fn receive(connection: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // There was one, and this process has no number for it: the kernel drops it, and calls that no error.
+        return Err(Errno::MFILE);
+    }
     let mut files = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
@@ -276,8 +309,8 @@ mod tests {
     }
 
     /// Runs `visit` while a server hands out a file.
-    fn with_server<T>(secret: Option<&Secret>, visit: impl FnOnce(&str) -> T) -> T {
-        let server = DescriptorServer::open(secret).unwrap();
+    fn with_server<T>(key: &Secret, visit: impl FnOnce(&str) -> T) -> T {
+        let server = DescriptorServer::open(key).unwrap();
         let file = memfd_create("server-test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 77).unwrap();
         std::thread::scope(|scope| {
@@ -289,17 +322,16 @@ mod tests {
 
     #[test]
     fn every_client_gets_the_file() {
-        for secret in [None, Some(&secret(1))] {
-            let sizes = with_server(secret, |name| {
-                let deadline = Deadline::after(Duration::from_secs(10));
-                let size = || rustix::fs::fstat(fetch(name, secret, &deadline).unwrap()).unwrap().st_size;
-                std::thread::scope(|scope| {
-                    let threads: Vec<_> = (0..20).map(|_| scope.spawn(size)).collect();
-                    threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
-                })
-            });
-            assert_eq!(sizes, [77; 20]);
-        }
+        let key = secret(1);
+        let sizes = with_server(&key, |name| {
+            let deadline = Deadline::after(Duration::from_secs(10));
+            let size = || rustix::fs::fstat(fetch(name, &key, &deadline).unwrap()).unwrap().st_size;
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..20).map(|_| scope.spawn(size)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+            })
+        });
+        assert_eq!(sizes, [77; 20]);
     }
 
     fn secret(seed: u8) -> Secret {
@@ -307,18 +339,17 @@ mod tests {
     }
 
     #[test]
-    fn a_client_without_the_secret_gets_nothing() {
-        with_server(Some(&secret(1)), |name| {
+    fn a_client_without_the_key_gets_nothing() {
+        with_server(&secret(1), |name| {
             let deadline = Deadline::after(Duration::from_secs(10));
-            let error = fetch(name, Some(&secret(2)), &deadline).unwrap_err();
+            // Nor is anything taken from a leader without it.
+            let error = fetch(name, &secret(2), &deadline).unwrap_err();
             assert!(error.kind() == io::ErrorKind::PermissionDenied && error.to_string().contains("another secret"), "{error}");
-            assert_eq!(fetch(name, None, &Deadline::after(Duration::from_millis(30))).unwrap_err().kind(), io::ErrorKind::TimedOut);
-            assert!(fetch(name, Some(&secret(1)), &deadline).is_ok());
-        });
-        // Nor is anything taken from a leader without it.
-        with_server(None, |name| {
-            let error = fetch(name, Some(&secret(1)), &Deadline::after(Duration::from_secs(10))).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+            // A neighbour that has found the name alone.
+            let silent = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).unwrap();
+            rustix::net::connect(&silent, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+            assert!(fetch(name, &secret(1), &deadline).is_ok());
+            assert_eq!(receive(&silent).unwrap_err(), Errno::AGAIN, "nothing came");
         });
     }
 
@@ -382,27 +413,92 @@ mod tests {
         let file = memfd_create("region", MemfdFlags::CLOEXEC).unwrap();
         let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&file));
         assert!(std::fs::File::open(&path).is_ok());
-        for secret in [None, Some(&secret(1))] {
-            with_server(secret, |name| {
-                let (handed, opened) = match as_another_user(name, &path) {
-                    Ok([handed, opened]) => (handed, opened),
-                    // Where root is the only user of its namespace.
-                    Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied) => {
-                        return println!("skipped: another user cannot be had here: {error}");
-                    }
-                    Err(error) => panic!("{error}"),
-                };
-                let hung_up = [Errno::CONNABORTED, Errno::CONNRESET, Errno::PIPE].map(Errno::raw_os_error);
-                assert!(handed.is_some_and(|number| hung_up.contains(&number)), "the server answered {handed:?}");
-                assert_eq!(opened, Some(Errno::ACCESS.raw_os_error()), "{path} was opened by another user");
-                assert!(fetch(name, secret, &Deadline::after(Duration::from_secs(10))).is_ok());
-            });
+        let key = secret(1);
+        with_server(&key, |name| {
+            let (handed, opened) = match as_another_user(name, &path) {
+                Ok([handed, opened]) => (handed, opened),
+                // Where root is the only user of its namespace.
+                Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied) => {
+                    return println!("skipped: another user cannot be had here: {error}");
+                }
+                Err(error) => panic!("{error}"),
+            };
+            let hung_up = [Errno::CONNABORTED, Errno::CONNRESET, Errno::PIPE].map(Errno::raw_os_error);
+            assert!(handed.is_some_and(|number| hung_up.contains(&number)), "the server answered {handed:?}");
+            assert_eq!(opened, Some(Errno::ACCESS.raw_os_error()), "{path} was opened by another user");
+            assert!(fetch(name, &key, &Deadline::after(Duration::from_secs(10))).is_ok());
+        });
+    }
+
+    /// Marks the process that serves in a namespace of its own.
+    const ROLE: &str = "COLLECTIVES_TEST_ROLE";
+
+    /// Serves until standard input ends, after it has said its user and the name.
+    fn serve_in_a_namespace() {
+        let server = DescriptorServer::open(&secret(1)).unwrap();
+        let file = memfd_create("server-test", MemfdFlags::CLOEXEC).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| server.serve(file.as_fd()));
+            let _closing = Closing(&server);
+            println!("\n@{} {}", rustix::process::geteuid().as_raw(), server.name());
+            io::stdin().read_line(&mut String::new()).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_user_whom_the_namespace_of_the_leader_does_not_know_gets_nothing_though_it_has_the_same_number_there() {
+        use std::io::BufRead;
+        use std::process::{Command, Stdio};
+        const NAME: &str = "a_user_whom_the_namespace_of_the_leader_does_not_know_gets_nothing_though_it_has_the_same_number_there";
+        if std::env::var(ROLE).as_deref() == Ok(NAME) {
+            return serve_in_a_namespace();
         }
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can become another user");
+        }
+        let mut command = Command::new("unshare");
+        command.arg("--user").arg(std::env::current_exe().unwrap());
+        command.args([&format!("host::shm::descriptor_server::tests::{NAME}"), "--exact", "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, NAME).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let Ok(mut leader) = command.spawn() else { return println!("skipped: there is no unshare") };
+        let mut lines = io::BufReader::new(leader.stdout.take().unwrap()).lines().map_while(std::result::Result::ok);
+        let Some(line) = lines.by_ref().find_map(|line| line.strip_prefix('@').map(str::to_owned)) else {
+            leader.wait().unwrap();
+            return println!("skipped: user namespaces cannot be made");
+        };
+        let (user, name) = line.split_once(' ').unwrap();
+        assert_eq!(user, "65534", "nobody is known there");
+        let connect = || {
+            let connection = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).unwrap();
+            rustix::net::connect(&connection, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+            connection
+        };
+        let deadline = Deadline::after(Duration::from_secs(10));
+        let guess = std::thread::scope(|scope| {
+            let neighbour = scope.spawn(|| {
+                let other = rustix::process::Uid::from_raw(1000);
+                // Of this thread alone.
+                rustix::thread::set_thread_res_uid(other, other, other).unwrap();
+                let silent = connect();
+                (silent, prove(&connect(), name, &secret(2), &deadline).unwrap_err())
+            });
+            let (silent, guess) = neighbour.join().unwrap();
+            // Who knows the key gets it, also where the numbers of users say nothing.
+            let known = connect();
+            prove(&known, name, &secret(1), &deadline).unwrap();
+            assert!(patiently(&known, &deadline, || receive(&known)).unwrap().is_some());
+            assert_eq!(receive(&silent).unwrap_err(), Errno::AGAIN, "it was let in, and got nothing");
+            guess
+        });
+        assert!(guess.to_string().contains("another secret"), "{guess}");
+        drop(leader.stdin.take());
+        lines.for_each(drop);
+        assert!(leader.wait().unwrap().success());
     }
 
     #[test]
     fn silent_clients_hold_up_nobody() {
-        with_server(Some(&secret(1)), |name| {
+        with_server(&secret(1), |name| {
             let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
             let silent: Vec<OwnedFd> = (0..3 * admission::MEMORY.most)
                 .map(|number| {
@@ -414,30 +510,30 @@ mod tests {
                     pending
                 })
                 .collect();
-            assert!(fetch(name, Some(&secret(1)), &Deadline::after(Duration::from_secs(10))).is_ok());
+            assert!(fetch(name, &secret(1), &Deadline::after(Duration::from_secs(10))).is_ok());
             drop(silent);
         });
     }
 
     #[test]
     fn a_client_that_hangs_up_disturbs_nobody() {
-        with_server(None, |name| {
+        with_server(&secret(1), |name| {
             let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
             for _ in 0..50 {
                 rustix::net::connect(socket(SocketFlags::CLOEXEC).unwrap(), &address).unwrap();
             }
-            assert!(fetch(name, None, &Deadline::after(Duration::from_secs(10))).is_ok());
+            assert!(fetch(name, &secret(1), &Deadline::after(Duration::from_secs(10))).is_ok());
         });
     }
 
     #[test]
     fn a_server_that_is_gone_or_silent_is_an_error() {
         let deadline = Deadline::after(Duration::from_millis(20));
-        let gone = DescriptorServer::open(None).unwrap().name().to_owned();
-        assert_eq!(fetch(&gone, None, &deadline).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-        let silent = DescriptorServer::open(None).unwrap();
-        assert_eq!(fetch(silent.name(), None, &deadline).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(fetch(&"x".repeat(200), None, &deadline).is_err());
-        assert_ne!(silent.name(), DescriptorServer::open(None).unwrap().name());
+        let gone = DescriptorServer::open(&secret(1)).unwrap().name().to_owned();
+        assert_eq!(fetch(&gone, &secret(1), &deadline).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let silent = DescriptorServer::open(&secret(1)).unwrap();
+        assert_eq!(fetch(silent.name(), &secret(1), &deadline).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(fetch(&"x".repeat(200), &secret(1), &deadline).is_err());
+        assert_ne!(silent.name(), DescriptorServer::open(&secret(1)).unwrap().name());
     }
 }

@@ -28,7 +28,10 @@ pub fn shared_memory_file(data: &[u8]) {
     let half = data.first().map_or(0, |length| usize::from(*length)).min(data.len().saturating_sub(1));
     let (blob, verdict) = data.get(1..).unwrap_or_default().split_at(half);
     // Sockets of others must not be found by chance.
-    let blob = if let Some((&1, name)) = blob.split_first() { [b"\x01collectives-nobody-", name].concat() } else { blob.to_vec() };
+    let blob = match blob.split_first() {
+        Some((&2, rest)) if rest.len() > 32 => [b"\x02", &rest[..32], b"collectives-nobody-", &rest[32..]].concat(),
+        _ => blob.to_vec(),
+    };
     let mut exchange = Scripted(vec![vec![&blob, &[]], vec![verdict, &[]]]);
     let make = || -> io::Result<_> { Err(io::ErrorKind::Unsupported.into()) };
     let shared_file = SharedFile {

@@ -8,7 +8,7 @@ use super::device_end::DeviceEnd;
 use super::layout::{CHANNELS, MAX_RANKS, RegionLayout};
 use super::region::{self, Region};
 use super::ring::{Channel, RingLink};
-use super::shared_file::{self, ShareError, SharedFile};
+use super::shared_file::{self, ShareError, ShareResult, SharedFile, Verdicts};
 use super::window::{Offer, Segment, Site, WindowOffset, Windows};
 use crate::algorithm::Algorithm;
 use crate::call::{Call, Collective};
@@ -79,9 +79,18 @@ pub(crate) struct Group {
 #[expect(unsafe_code, reason = "raw pointers as scratch space take Send away")]
 unsafe impl Send for Group {}
 
-impl Group {
+/// What has come of sharing memory, on every host.
+pub(crate) struct Sharing {
+    /// This rank's part; `None` where it is alone on its host, or the ranks of its host do without.
+    pub(crate) group: Option<Group>,
+    /// The ranks that cannot share memory, and why: those of their hosts do without. The same on every rank.
+    pub(crate) refusals: Vec<(usize, String)>,
+}
+
+impl Sharing {
     /// Sets up the shared memory of the ranks `members` (global ranks of this host, ascending). Every rank of the communicator
-    /// calls it, each with the members of its own host; it takes two rounds of the exchange. Who does not know `secret` gets no part.
+    /// calls it, each with the members of its own host; it takes two rounds of the exchange. Who does not know `secret` gets no part. Where the
+    /// system refuses a rank to share memory, the ranks of its host do without, unless it is `required`.
     ///
     /// # Errors
     ///
@@ -90,39 +99,75 @@ impl Group {
     pub(crate) fn connect(
         exchange: &mut dyn Exchange,
         members: &[usize],
-        my_global_rank: usize,
-        world_size: usize,
+        (my_global_rank, world_size): (usize, usize),
         secret: Option<&Secret>,
+        required: bool,
         deadline: &Deadline,
     ) -> Result<Self> {
         let me = check_members(members, my_global_rank, world_size)?;
-        let layout = RegionLayout::new(members.len()).ok_or_else(|| Error::Unsupported {
-            what: format!("shared memory between {} ranks of one host", members.len()),
-            reason: format!("the most is {MAX_RANKS}; use the tcp transport"),
-        });
-        let entered = match layout {
-            Ok(layout) => {
-                let enter = |file| Region::enter(file, layout, me).map_err(|error| Error::io(format!("mapping {}", name(&layout)), error));
-                let shared_file = SharedFile {
-                    name: name(&layout),
-                    make: &|| region::create("collectives", layout.bytes),
-                    enter: &enter,
-                    #[cfg(miri)]
-                    enter_numbered: &|number| Region::numbered(number, layout, me),
-                    secret,
-                };
-                shared_file.share(exchange, me == 0, members[0], deadline)
-            }
-            Err(error) => shared_file::exchange_outcome(exchange, Err(error), deadline),
+        let (entered, verdicts) = if members.len() == 1 && !required {
+            shared_file::abstain(exchange, Ok(None), deadline)?
+        } else {
+            enter(exchange, members, me, secret, deadline)?
         };
-        let entered = entered.map_err(|error_of_sharing| match error_of_sharing {
+        let passing = |refusal: &shared_file::Refusal| refusal.can_do_without && !required;
+        if verdicts.refusals().next().is_some() && verdicts.refusals().all(|(_, refusal)| passing(refusal)) {
+            let refusals: Vec<_> = verdicts.refusals().map(|(rank, refusal)| (rank, refusal.reason.clone())).collect();
+            let do_without = refusals.iter().any(|(rank, _)| members.contains(rank));
+            let group = entered.ok().flatten().filter(|_| !do_without).map(|region| Group::new(region, members, secret));
+            return Ok(Self { group, refusals });
+        }
+        let entered = shared_file::settle(entered, &verdicts).map_err(|error_of_sharing| match error_of_sharing {
             ShareError::Here(error) | ShareError::Exchange(error) => error,
             ShareError::There(rank, reason) => {
                 let doing = "setting up shared memory".to_owned();
                 Error::PeerLost { doing, peer: Peer::unknown(rank), elapsed: deadline.elapsed(), reason }
             }
         });
-        Ok(Self::new(entered?, members, secret))
+        Ok(Self { group: entered?.map(|region| Group::new(region, members, secret)), refusals: Vec::new() })
+    }
+}
+
+/// This rank's part in the region of its host.
+fn enter(
+    exchange: &mut dyn Exchange,
+    members: &[usize],
+    me: usize,
+    secret: Option<&Secret>,
+    deadline: &Deadline,
+) -> Result<(ShareResult<Option<Region>>, Verdicts)> {
+    let Some(layout) = RegionLayout::new(members.len()) else {
+        let error = Error::Unsupported {
+            what: format!("shared memory between {} ranks of one host", members.len()),
+            reason: format!("the most is {MAX_RANKS}; use the tcp transport"),
+        };
+        return shared_file::abstain(exchange, Err(error), deadline);
+    };
+    let enter = |file| Region::enter(file, layout, me).map(Some).map_err(|error| Error::io(format!("mapping {}", name(&layout)), error));
+    let shared_file = SharedFile {
+        name: name(&layout),
+        make: &|| region::create("collectives", layout.bytes),
+        enter: &enter,
+        #[cfg(miri)]
+        enter_numbered: &|number| Region::numbered(number, layout, me).map(Some),
+        secret,
+    };
+    shared_file.attempt(exchange, me == 0, members[0], deadline)
+}
+
+impl Group {
+    /// As [`Sharing::connect`] for ranks that need it.
+    #[cfg(any(test, feature = "__internals"))]
+    pub(crate) fn connect(
+        exchange: &mut dyn Exchange,
+        members: &[usize],
+        my_global_rank: usize,
+        world_size: usize,
+        secret: Option<&Secret>,
+        deadline: &Deadline,
+    ) -> Result<Self> {
+        let sharing = Sharing::connect(exchange, members, (my_global_rank, world_size), secret, true, deadline)?;
+        sharing.group.ok_or_else(|| Error::argument("connect", "memory that is required is there, or an error is"))
     }
 
     fn new(region: Region, members: &[usize], secret: Option<&Secret>) -> Self {

@@ -74,7 +74,7 @@ mod tests;
 
 #[cfg(feature = "cuda")]
 pub(crate) use device_end::DeviceEnd;
-pub(crate) use group::{CallContext, Group};
+pub(crate) use group::{CallContext, Group, Sharing};
 pub(crate) use layout::MAX_ELEMENT_BYTES;
 pub(crate) use moves::{Blocks, Memory};
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::process::Pid;
+use rustix::io::Errno;
 
 use super::control::{Control, Member};
 use super::flags::Flag;
@@ -32,10 +32,23 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// Makes a file that ranks are to share: its size fixed, its bytes zero.
 pub(super) fn create(name: &str, bytes: usize) -> io::Result<OwnedFd> {
+    check_limit(bytes)?;
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
+}
+
+/// Refuses more than the size that files of this process may have: to give one a larger size would end the process by a signal.
+fn check_limit(bytes: usize) -> io::Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    match limit.filter(|limit| *limit < bytes as u64) {
+        None => Ok(()),
+        Some(limit) => {
+            let message = format!("it is larger than files may be here, {limit} B (RLIMIT_FSIZE); raise the limit: `ulimit -f unlimited`");
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, message))
+        }
+    }
 }
 
 /// Refuses a file that is not so long, or whose size anybody could still change: one that could shrink would turn a read into a bus error.
@@ -73,7 +86,7 @@ impl Region {
         let region = Self { pages, layout, me, presence };
         let processors = rustix::thread::sched_getaffinity(None).ok();
         let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
-        region.member(me).enter(std::process::id(), region.presence.is_locked(), available, processors.as_ref());
+        region.member(me).enter(region.presence.is_locked(), available, processors.as_ref());
         region
     }
 
@@ -178,12 +191,18 @@ struct Presence {
 }
 
 impl Presence {
-    /// Takes the lock of `rank`. `received` is shared with other ranks, so the file is opened anew through /proc; without
-    /// /proc there is no lock, and peers look for the process instead.
+    /// Takes the lock of `rank`. `received` is shared with other ranks, so the file is opened anew through /proc. Without /proc there is no
+    /// lock, and peers take the rank for alive until it says that it leaves: its number may be another process's where they look.
     fn claim(received: OwnedFd, rank: usize) -> io::Result<Self> {
         let path = format!("/proc/self/fd/{}", received.as_raw_fd());
-        let Ok(file) = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else {
-            return Ok(Self { file: received, locked: false });
+        let file = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => file,
+            // It is passing, and says nothing of /proc.
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error.into()),
+            Err(error) => {
+                crate::event::warn!(%error, "without /proc the other ranks of this host notice only by their deadlines that this process is gone");
+                return Ok(Self { file: received, locked: false });
+            }
         };
         lock(file.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK, rank)?;
         Ok(Self { file, locked: true })
@@ -209,11 +228,7 @@ impl Presence {
 
     /// Whether another rank lives, as far as can be told: one that cannot be tested counts as alive.
     fn lives(&self, rank: usize, member: &Member) -> bool {
-        if member.is_locked() {
-            return lock(self.file.as_fd(), libc::F_OFD_GETLK, libc::F_WRLCK, rank).map_or(true, |held| held != libc::F_UNLCK);
-        }
-        let pid = i32::try_from(member.pid()).ok().and_then(Pid::from_raw).filter(|_| !cfg!(miri));
-        pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+        !member.is_locked() || lock(self.file.as_fd(), libc::F_OFD_GETLK, libc::F_WRLCK, rank).map_or(true, |held| held != libc::F_UNLCK)
     }
 }
 
@@ -292,10 +307,10 @@ pub(super) mod tests {
     }
 
     /// A member record as its rank would enter it.
-    fn member(presence: &Presence, pid: u32) -> Box<Member> {
+    fn member(presence: &Presence) -> Box<Member> {
         // SAFETY: a record is made of atomic integers, for which zero is a value.
         let member: Box<Member> = unsafe { Box::new(std::mem::zeroed()) };
-        member.enter(pid, presence.is_locked(), 1, None);
+        member.enter(presence.is_locked(), 1, None);
         member
     }
 
@@ -305,7 +320,7 @@ pub(super) mod tests {
         let mine = Presence::claim(file.try_clone().unwrap(), 0).unwrap();
         let other = Presence::claim(file.try_clone().unwrap(), 1).unwrap();
         assert!(other.is_locked(), "/proc is needed here");
-        let record = member(&other, 1);
+        let record = member(&other);
         assert!(mine.lives(1, &record));
         drop(other);
         assert!(!mine.lives(1, &record));
@@ -324,13 +339,20 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn without_locks_the_process_is_looked_for() {
+    fn a_rank_without_a_lock_counts_as_alive() {
         let file = memfd_create("presence-test", MemfdFlags::CLOEXEC).unwrap();
         let unlocked = Presence { file, locked: false };
-        assert!(unlocked.lives(1, &member(&unlocked, std::process::id())));
-        let mut child = std::process::Command::new("/proc/self/exe").arg("--list").stdout(std::process::Stdio::null()).spawn().unwrap();
-        let record = member(&unlocked, child.id());
-        child.wait().unwrap();
-        assert!(!unlocked.lives(1, &record));
+        assert!(unlocked.lives(1, &member(&unlocked)));
+    }
+
+    #[test]
+    fn a_file_larger_than_files_may_be_is_refused_in_words() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let before = getrlimit(Resource::Fsize);
+        // More than any other test of this process writes.
+        setrlimit(Resource::Fsize, Rlimit { current: Some(1 << 40), ..before }).unwrap();
+        let error = create("limit-test", (1 << 40) + 1).unwrap_err().to_string();
+        setrlimit(Resource::Fsize, before).unwrap();
+        assert!(error.contains("1099511627776 B") && error.contains("ulimit -f"), "{error}");
     }
 }

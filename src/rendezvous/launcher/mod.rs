@@ -46,6 +46,8 @@ pub(crate) struct Launch {
     pub(crate) local_rank: Option<usize>,
     /// How many ranks its host has.
     pub(crate) local_world_size: Option<usize>,
+    /// Whether the ranks are known to be on several hosts, where the launcher says it otherwise than by the numbers above.
+    pub(crate) several_hosts: Option<bool>,
     /// The host of rank 0: a name or an address, IPv6 without brackets.
     pub(crate) address: String,
     /// The port of the store.
@@ -56,6 +58,27 @@ pub(crate) struct Launch {
     pub(crate) prefix: String,
     /// Who the launcher is.
     pub(crate) launcher: &'static str,
+}
+
+/// How many hosts the ranks of a job are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hosts {
+    One,
+    Several,
+    Unknown,
+}
+
+impl Launch {
+    /// As far as the launcher says it.
+    pub(crate) fn hosts(&self) -> Hosts {
+        match (self.local_world_size, self.several_hosts) {
+            _ if self.world_size == 1 => Hosts::One,
+            (Some(local), _) if local < self.world_size => Hosts::Several,
+            (Some(_), _) | (None, Some(false)) => Hosts::One,
+            (None, Some(true)) => Hosts::Several,
+            (None, None) => Hosts::Unknown,
+        }
+    }
 }
 
 /// The rank and the size as the environment says them, with the names under which it does.
@@ -111,7 +134,7 @@ pub(crate) fn detect(read: &dyn Fn(&str) -> Option<String>, parent_process: u32)
         return Err(variables.none());
     };
     check(&launch, &variables)?;
-    Ok(launch)
+    Ok(Launch { several_hosts: variables.several_hosts(launch.launcher)?, ..launch })
 }
 
 /// torchrun and all who set the same variables.
@@ -239,7 +262,7 @@ fn first_host(list: &str) -> std::result::Result<(String, bool), String> {
 /// Checks what the variables say together.
 fn check(launch: &Launch, variables: &Variables<'_>) -> Result<()> {
     let wrong = |reason: String| Err(variables.wrong(launch.launcher, &reason));
-    // A rank outside the world is refused once the others can be told: see the exchange over the store.
+    // A rank outside the world is refused where the others can be told: see `rendezvous`.
     if launch.world_size == 0 {
         return wrong("the world size 0 leaves no room for a rank".to_owned());
     }
@@ -248,6 +271,9 @@ fn check(launch: &Launch, variables: &Variables<'_>) -> Result<()> {
     }
     match (launch.local_rank, launch.local_world_size) {
         (Some(rank), Some(size)) if rank >= size => wrong(format!("local rank {rank} is not below the local world size {size}")),
+        (Some(rank), None) if rank >= launch.world_size => {
+            wrong(format!("local rank {rank} is not below the world size {}", launch.world_size))
+        }
         (_, Some(size)) if size > launch.world_size => {
             wrong(format!("the local world size {size} is above the world size {}", launch.world_size))
         }
@@ -337,7 +363,22 @@ impl Variables<'_> {
         };
         let agent_store = serves_store(self.read, &address, port);
         let prefix = prefix(self.read)?;
-        Ok(Launch { rank, world_size, local_rank, local_world_size, address, port, agent_store, prefix, launcher })
+        Ok(Launch { rank, world_size, local_rank, local_world_size, several_hosts: None, address, port, agent_store, prefix, launcher })
+    }
+
+    /// Whether the ranks are on several hosts, where that is said by their number.
+    fn several_hosts(&self, launcher: &str) -> Result<Option<bool>> {
+        let names: &[&str] = match launcher {
+            "Slurm" => &["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"],
+            "torchrun" | "RANK and WORLD_SIZE" => &["GROUP_WORLD_SIZE"],
+            _ => &[],
+        };
+        for name in names {
+            if let Some(hosts) = self.number(name)? {
+                return Ok(Some(hosts > 1));
+            }
+        }
+        Ok(None)
     }
 
     /// A port made from the job's name in `variable`; else, for ranks of one host, from the launcher's process id.

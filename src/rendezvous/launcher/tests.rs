@@ -127,6 +127,7 @@ fn torchrun_serves_the_store_or_leaves_it_to_rank_0() {
         world_size: 4,
         local_rank: Some(1),
         local_world_size: Some(2),
+        several_hosts: Some(true),
         address: "node1".to_owned(),
         port: 41231,
         agent_store: false,
@@ -255,6 +256,8 @@ fn what_is_missing_or_malformed_is_named_and_what_was_found_is_listed() {
         ("RANK=0\nWORLD_SIZE=0\nMASTER_ADDR=h", "RANK and WORLD_SIZE", "world size 0"),
         ("RANK=0\nWORLD_SIZE=2\nMASTER_ADDR=h\nLOCAL_RANK=2\nLOCAL_WORLD_SIZE=2", "RANK and WORLD_SIZE", "local rank 2"),
         ("RANK=0\nWORLD_SIZE=2\nMASTER_ADDR=h\nLOCAL_WORLD_SIZE=3", "RANK and WORLD_SIZE", "local world size 3"),
+        ("RANK=0\nWORLD_SIZE=2\nMASTER_ADDR=h\nLOCAL_RANK=2", "RANK and WORLD_SIZE", "local rank 2"),
+        ("RANK=0\nWORLD_SIZE=2\nMASTER_ADDR=h\nGROUP_WORLD_SIZE=two", "GROUP_WORLD_SIZE", "\"two\""),
         ("OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
         ("PMI_SIZE=4", "PMI_RANK", "PMI_SIZE=\"4\""),
         ("SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
@@ -263,6 +266,18 @@ fn what_is_missing_or_malformed_is_named_and_what_was_found_is_listed() {
         let text = wrong(recording);
         assert!(text.starts_with(name) && text.contains(quoted), "{recording:?}: {text}");
     }
+}
+
+#[test]
+fn several_hosts_are_known_by_any_word_of_the_launcher() {
+    let hosts = |recording: &str| run(recording).unwrap().hosts();
+    assert_eq!([hosts(TORCHRUN), hosts(SLURM_TWO_NODES)], [Hosts::Several; 2]);
+    assert_eq!(hosts(&SLURM_TWO_NODES.replace("SLURM_STEP_TASKS_PER_NODE=2(x2)", "")), Hosts::Several);
+    assert_eq!([hosts(OPEN_MPI_4), hosts(MPICH), hosts("RANK=0\nWORLD_SIZE=1")], [Hosts::One; 3]);
+    assert_eq!(hosts(INTEL_MPI), Hosts::Several);
+    assert_eq!([hosts(KUBERNETES_JOB), hosts("RANK=1\nWORLD_SIZE=2\nMASTER_ADDR=h")], [Hosts::Unknown; 2]);
+    assert_eq!(hosts("RANK=1\nWORLD_SIZE=2\nMASTER_ADDR=h\nGROUP_WORLD_SIZE=2"), Hosts::Several);
+    assert_eq!(hosts("RANK=1\nWORLD_SIZE=2\nMASTER_ADDR=h\nGROUP_WORLD_SIZE=1"), Hosts::One);
 }
 
 #[test]

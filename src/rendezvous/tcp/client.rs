@@ -150,7 +150,7 @@ impl TcpStore {
         let doing = format!("{doing} at the store {}", self.server);
         let error = match failure {
             Failure::Late => store::timeout(format!("{doing}: the server does not answer"), deadline),
-            Failure::Broken(source) => Error::io(doing, source),
+            Failure::Broken(source) | Failure::Lacking(source) => Error::io(doing, source),
             Failure::Closed => Error::io(doing, std::io::Error::from(std::io::ErrorKind::UnexpectedEof)),
             Failure::Unproven(unproven) => {
                 Error::Unauthorized { with: format!("the store server {}", self.server), reason: unproven.to_string() }

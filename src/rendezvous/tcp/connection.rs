@@ -30,6 +30,8 @@ pub(super) enum Failure {
     Closed,
     /// One end has not proven to the other that it knows the secret.
     Unproven(Unproven),
+    /// This process, or the server's, lacks what one more connection needs.
+    Lacking(io::Error),
 }
 
 impl Failure {
@@ -52,6 +54,7 @@ impl Failure {
             }
             Self::Unproven(unproven) => Err(Error::Unauthorized { with: with(), reason: unproven.to_string() }),
             Self::Malformed(reason) => Err(Error::Protocol { with: with(), reason }),
+            Self::Lacking(error) => Err(Error::io(format!("connecting to the store at {host}:{port}"), error)),
         }
     }
 }
@@ -59,17 +62,22 @@ impl Failure {
 impl From<Unproven> for Failure {
     fn from(unproven: Unproven) -> Self {
         // A server that is busy is worth another try.
-        if unproven == Unproven::Told(Reason::Busy) {
-            Self::Broken(io::Error::other(unproven.to_string()))
-        } else {
-            Self::Unproven(unproven)
+        match unproven {
+            Unproven::Told(Reason::Busy) => Self::Broken(io::Error::other(unproven.to_string())),
+            Unproven::Told(Reason::Starved) => Self::Lacking(io::Error::other(unproven.to_string())),
+            _ => Self::Unproven(unproven),
         }
     }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self::Broken(error)
+        match error.raw_os_error() {
+            // No pause gives this process more.
+            Some(libc::EMFILE | libc::ENFILE) => Self::Lacking(error),
+            None if error.get_ref().is_some_and(|inner| inner.is::<NoThread>()) => Self::Lacking(error),
+            _ => Self::Broken(error),
+        }
     }
 }
 
@@ -131,7 +139,7 @@ impl Connection {
         for address in resolve(host, port, deadline)? {
             match Self::connect(address, secret, deadline) {
                 Ok(connection) => return Ok(connection),
-                Err(failure @ (Failure::Malformed(_) | Failure::Unproven(_))) => return Err(failure),
+                Err(failure @ (Failure::Malformed(_) | Failure::Unproven(_) | Failure::Lacking(_))) => return Err(failure),
                 Err(failure) => last = failure,
             }
         }
@@ -196,7 +204,10 @@ impl Connection {
         self.send(&greeting, deadline)?;
         match self.receive(Expect::Nonce, deadline)? {
             Reply::Nonce(same) if same == nonce => Ok(()),
-            Reply::Nonce(other) if proof::is_reply(other.to_le_bytes()) => Err(Unproven::Told(Reason::Wanted).into()),
+            Reply::Nonce(other) if proof::is_reply(other.to_le_bytes()) => {
+                Err(Unproven::Told(Reason::of_refusal(&self.rest).filter(|reason| *reason == Reason::Starved).unwrap_or(Reason::Wanted))
+                    .into())
+            }
             other => Err(Failure::Malformed(format!("{other:?} in answer to a PING with {nonce}; it is no TCPStore server"))),
         }
     }
@@ -284,9 +295,22 @@ pub(in crate::rendezvous) fn resolve(host: &str, port: u16, deadline: &Deadline)
     Ok(addresses)
 }
 
+/// That the system gives no thread for looking up a name: no pause gives this process more.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no thread can be started to look the name up: {0}; raise the limit on processes and threads (RLIMIT_NPROC, pids.max), or give an address"
+)]
+struct NoThread(io::Error);
+
+impl NoThread {
+    fn io(error: io::Error) -> io::Error {
+        io::Error::other(Self(error))
+    }
+}
+
 fn within<T: Send + 'static>(deadline: &Deadline, ask: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     let (answer, answered) = mpsc::sync_channel(1);
-    std::thread::Builder::new().name("resolver".to_owned()).spawn(move || answer.send(ask()))?;
+    std::thread::Builder::new().name("resolver".to_owned()).spawn(move || answer.send(ask())).map_err(NoThread::io)?;
     match answered.recv_timeout(deadline.remaining().max(LEAST_RESOLVE)) {
         Ok(addresses) => addresses,
         Err(mpsc::RecvTimeoutError::Timeout) => Err(io::Error::new(ErrorKind::TimedOut, "the name was not resolved in time")),

@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
+use crate::Error;
 use crate::deadline::Deadline;
-use crate::proof::{Admission, Secret};
+use crate::proof::{Admission, Reason, Secret};
 use crate::rendezvous::service::{ClientId, Service};
 use crate::tuning::admission::{Limits, STORE};
 use crate::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
@@ -51,8 +52,17 @@ pub(super) struct Daemon {
     clients: HashMap<ClientId, Client>,
     /// Clients that have not shown that they speak the protocol. Those that have, or are gone, are taken out in their turn.
     fresh: Admission<ClientId>,
+    /// Why clients cannot be let in, where that is for a lack of this process.
+    lack: Arc<OnceLock<String>>,
     next: ClientId,
     scratch: Vec<u8>,
+}
+
+/// Tells a client that it cannot be let in for a lack of this process, in words of a proof: others have no room for any.
+fn refuse_for_lack(mut stream: TcpStream) {
+    // What is left unread when it is closed would take the words with it.
+    let _ = stream.set_nonblocking(true).and_then(|()| stream.read(&mut [0; 256]));
+    let _ = stream.write(&Reason::Starved.to_reply());
 }
 
 /// What a wait has found.
@@ -78,7 +88,8 @@ impl Daemon {
             shutdown: None,
             service: Service::new(secret),
             clients: HashMap::new(),
-            fresh: Admission::new(Limits { most: share.clamp(1, STORE.most), ..STORE }),
+            fresh: Admission::new(Limits { most: share.clamp(1, STORE.most), ..STORE }).with_spare()?,
+            lack: Arc::default(),
             next: 0,
             scratch: vec![0; 64 << 10],
         })
@@ -87,6 +98,11 @@ impl Daemon {
     /// Counts the requests that have been carried out.
     pub(super) fn served(&self) -> Arc<AtomicU64> {
         self.service.served()
+    }
+
+    /// Where it says why clients cannot be let in, should that be for a lack of this process.
+    pub(super) fn lack(&self) -> Arc<OnceLock<String>> {
+        Arc::clone(&self.lack)
     }
 
     /// Serves until the server is dropped and its clients have left.
@@ -158,7 +174,15 @@ impl Daemon {
             self.drop_client(id);
         }
         let listener = &self.listener;
-        for (stream, _) in self.fresh.accept(now, || listener.accept()) {
+        let accepted = self.fresh.accept(now, || listener.accept());
+        while let Some((stream, _)) = self.fresh.accept_to_refuse(now, || listener.accept()) {
+            refuse_for_lack(stream);
+        }
+        if let Some(error) = self.fresh.starved(now) {
+            let error = error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error);
+            self.lack.get_or_init(|| Error::io("accepting a connection to the store", error).to_string());
+        }
+        for (stream, _) in accepted {
             self.admit(stream, now);
         }
         if let Some(events) = self.fresh.watch_change().map(|watch| if watch { EventFlags::IN } else { EventFlags::empty() })

@@ -2,8 +2,8 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -50,6 +50,7 @@ pub struct TcpStoreServer {
     /// Tells the thread to end.
     wake_up: Arc<OwnedFd>,
     served: Arc<AtomicU64>,
+    lack: Arc<OnceLock<String>>,
     thread: OwnThread,
     /// How long it waits at its end for its clients to leave.
     linger: Duration,
@@ -107,17 +108,22 @@ impl TcpStoreServer {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake_up = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
         let daemon = Daemon::new(listener, Arc::clone(&wake_up), secret.cloned()).map_err(|error| Error::io(doing, error))?;
-        let served = daemon.served();
+        let (served, lack) = (daemon.served(), daemon.lack());
         let thread = OwnThread::spawn("store-server".to_owned(), move || {
             event::caught("the thread of a store server", || daemon.run());
         });
         let thread = thread.map_err(|error| Error::io(doing, error))?;
-        Ok(Self { address, wake_up, served, thread, linger, process: Process::this() })
+        Ok(Self { address, wake_up, served, lack, thread, linger, process: Process::this() })
     }
 
     /// Ends it, waiting no longer than this for clients to leave: then their connections are closed.
     pub(crate) fn end_within(mut self, linger: Duration) {
         self.linger = self.linger.min(linger);
+    }
+
+    /// Where it says why clients cannot be let in, should that be for a lack of this process: nobody else would tell.
+    pub(crate) fn lack(&self) -> Arc<OnceLock<String>> {
+        Arc::clone(&self.lack)
     }
 
     /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.

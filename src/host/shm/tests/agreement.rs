@@ -313,18 +313,21 @@ fn a_leader_that_fails_or_talks_nonsense_is_an_error() {
         let mut exchange = Scripted(vec![vec![name.to_vec(), Vec::new()], vec![second.to_vec(), Vec::new()]]);
         Group::connect(&mut exchange, &[0, 1], 1, 2, None, &deadline).err().unwrap().to_string()
     };
-    let told = follow(b"\0no memory", b"no memory");
+    let told = follow(b"\0no memory", b"\0no memory");
     assert!(told.contains("lost rank 0") && told.contains("no memory"), "{told}");
     assert!(follow(b"", b"").contains("empty message"));
-    assert!(follow(&[1, 0xff, 0xfe], b"").contains("not a socket's name"));
-    assert!(follow(b"\x01collectives-nobody-listens", b"").contains("@collectives-nobody-listens"));
+    let with_key = |name: &[u8]| [&[2][..], &[7; 32], name].concat();
+    assert!(follow(&with_key(&[0xff, 0xfe]), b"").contains("not a socket's name"));
+    assert!(follow(&with_key(b"")[..32], b"").contains("a key of 31 B"));
+    assert!(follow(b"\x01collectives-nobody-listens", b"").contains("the job's secret"));
+    assert!(follow(&with_key(b"collectives-nobody-listens"), b"").contains("@collectives-nobody-listens"));
     let mut short = Scripted(vec![vec![], vec![]]);
     assert!(Group::connect(&mut short, &[0, 1], 1, 2, None, &deadline).is_err());
 }
 
 #[test]
 fn a_member_that_fails_fails_everyone() {
-    let mut exchange = Scripted(vec![vec![Vec::new(); 2], vec![Vec::new(), b"out of address space".to_vec()]]);
+    let mut exchange = Scripted(vec![vec![Vec::new(); 2], vec![Vec::new(), b"\0out of address space".to_vec()]]);
     let error = Group::connect(&mut exchange, &[0, 1], 0, 2, None, &Deadline::after(Duration::from_secs(1))).err().unwrap();
     assert!(error.is_peer_lost() && error.to_string().contains("rank 1") && error.to_string().contains("out of address space"), "{error}");
 }
