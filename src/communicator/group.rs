@@ -122,6 +122,11 @@ impl<'comm> Group<'_, 'comm> {
         let Self { comm, messages, collectives, receives, .. } = self;
         let run = || collectives.iter().try_for_each(|jobs| comm.run_all(jobs));
         let progress = &comm.core.shared.progress;
+        if !messages.is_empty() && !collectives.is_empty() {
+            // Before the first message is posted.
+            comm.core.shared.health.refusal(|| "group".to_owned(), comm.peers()).map_or(Ok(()), Err)?;
+            progress.start_background()?;
+        }
         // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call: those that are
         // written by nobody else meanwhile, the jobs that run here included, since their borrows are exclusive.
         let ended = unsafe {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::completion::{Finished, State};
 use super::pinned::ErasedBuffer;
 use super::state::Shared;
+use super::thread;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::event;
@@ -84,19 +85,17 @@ impl Thread {
     fn spawn(shared: &Arc<Shared>) -> Result<Self> {
         let (jobs, queue) = channel::<(Ticket, Started)>();
         let (end, ended) = channel();
-        let shared = Arc::clone(shared);
-        let handle = std::thread::Builder::new()
-            .name(format!("collectives {}", shared.rank))
-            .spawn(move || {
-                for (ticket, started) in queue {
-                    // Each call before this one is bounded, so the wait for this one's turn is.
-                    // What is left is freed in the turn, too: a buffer whose drop calls this communicator is refused, and does not wait for
-                    // calls that only this thread can run.
-                    let _ = shared.plane.with_ticket(ticket, Duration::MAX, |plane| started.run(plane, &shared).free());
-                }
-                drop(end);
-            })
-            .map_err(|error| Error::io("starting the worker thread of a communicator", error))?;
+        let (shared, name) = (Arc::clone(shared), format!("collectives {}", shared.rank));
+        let run = move || {
+            for (ticket, started) in queue {
+                // Each call before this one is bounded, so the wait for this one's turn is.
+                // What is left is freed in the turn, too: a buffer whose drop calls this communicator is refused, and does not wait for
+                // calls that only this thread can run.
+                let _ = shared.plane.with_ticket(ticket, Duration::MAX, |plane| started.run(plane, &shared).free());
+            }
+            drop(end);
+        };
+        let handle = thread::spawn(name, "the worker thread of a communicator", run)?;
         Ok(Self { jobs, ended, handle })
     }
 }
