@@ -65,6 +65,7 @@ impl Communicator {
     pub fn group<'buffers>(&self, record: impl FnOnce(&mut Group<'buffers, '_>) -> Result<()>) -> Result<Vec<Received>> {
         let mut group = Group::new(self);
         record(&mut group)?;
+        group.have_thread()?;
         #[cfg(feature = "cuda")]
         if !group.device.is_empty() {
             // Its own: safe code can swap it with the group of another communicator.
@@ -117,16 +118,22 @@ impl<'comm> Group<'_, 'comm> {
         }
     }
 
+    /// Has the thread that moves messages on while collectives run, before anything is begun.
+    fn have_thread(&self) -> Result<()> {
+        if self.messages.is_empty() || self.collectives.is_empty() {
+            return Ok(());
+        }
+        let shared = &self.comm.core.shared;
+        // In a forked process the thread is the parent's.
+        shared.health.refusal(|| "group".to_owned(), self.comm.peers()).map_or(Ok(()), Err)?;
+        shared.progress.start_background()
+    }
+
     /// Runs what was recorded on host memory; what every receive got, in the order in which they were recorded.
     fn run_on_host(self) -> Result<Vec<Received>> {
         let Self { comm, messages, collectives, receives, .. } = self;
         let run = || collectives.iter().try_for_each(|jobs| comm.run_all(jobs));
         let progress = &comm.core.shared.progress;
-        if !messages.is_empty() && !collectives.is_empty() {
-            // Before the first message is posted.
-            comm.core.shared.health.refusal(|| "group".to_owned(), comm.peers()).map_or(Ok(()), Err)?;
-            progress.start_background()?;
-        }
         // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call: those that are
         // written by nobody else meanwhile, the jobs that run here included, since their borrows are exclusive.
         let ended = unsafe {

@@ -584,6 +584,11 @@ impl MatchingState {
             && self.accounts.iter().all(|account| account.waiting == 0)
     }
 
+    /// Whether a part of a long message has come in.
+    pub(super) fn has_begun(&self) -> bool {
+        !self.longs.find(|long| long.filled > 0).is_empty()
+    }
+
     /// Has no room for messages whose receives give up.
     pub(super) fn keep_no_more(&mut self) {
         self.longs.keep_no_more();
