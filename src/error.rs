@@ -142,12 +142,12 @@ pub enum Error {
         /// Its call in words.
         second_call: String,
     },
-    /// The two ends of a message do not fit together. Only this message is affected.
+    /// The two ends of a message do not fit together, or the other end gave it up. Only this message is affected.
     #[error("{doing}: {reason}")]
     Message {
         /// Which message.
         doing: String,
-        /// What does not fit.
+        /// What does not fit, or who gave up.
         reason: String,
     },
     /// The deadline passed.

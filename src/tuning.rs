@@ -472,6 +472,8 @@ pub(crate) mod point_to_point {
     pub(crate) const DRAIN_READS: usize = 8192;
     /// Buffers kept for short messages that no receive wants yet.
     pub(crate) const SPARE_BUFFERS: usize = 64;
+    /// Bytes of long messages that are kept after their receives gave up, over all peers.
+    pub(crate) const KEPT_BYTES: usize = 256 << 20;
 }
 
 /// Who moves messages on, and for how long (`communicator/progress/`).

@@ -1,6 +1,7 @@
 //! Calls that go on in the background: their results, their order, and what becomes of them when their handle or their
 //! communicator goes.
 
+#![expect(unsafe_code, reason = "memory that other code owns")]
 #![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test fails by panicking, and says what it needs where it needs it")]
 
 mod common;
@@ -12,11 +13,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::oracle::hash;
-use common::ranks::{Meeting, Wiring, communicators, each, patience, threads};
+use common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, each, patience, threads};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use collectives::interop::RawHostSlice;
 use collectives::{Communicator, CustomOp, Envelope, Error, ReduceOp, Result, Work};
 
 const SEED: u64 = 0xbac6;
+
+/// A message whose sender waits for its receive.
+const LONG: usize = 1 << 20;
 
 /// Long enough for anything that is not stuck.
 const PATIENCE: Duration = patience(20);
@@ -499,5 +506,70 @@ fn a_wait_ends_at_its_limit_while_another_thread_waits_for_a_message() {
         let mut first = [0_u8; 4];
         comm.recv(&mut first, Envelope::rank(1).tag(1)).unwrap();
         assert_eq!(first, [1; 4]);
+    });
+}
+
+/// The address space of this process, in bytes.
+fn address_space() -> u64 {
+    let pages: u64 = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+/// Runs `body` while the system has no room for the stack of another thread.
+fn without_threads<R>(body: impl FnOnce() -> R) -> R {
+    // No stack of an earlier thread is left for the next one.
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let ended = Arc::new(Mutex::new(ended));
+    let wait = |ended: Arc<Mutex<std::sync::mpsc::Receiver<()>>>| std::thread::spawn(move || _ = ended.lock().unwrap().recv());
+    let others: Vec<_> = (0..8).map(|_| wait(Arc::clone(&ended))).collect();
+    let before = getrlimit(Resource::As);
+    setrlimit(Resource::As, Rlimit { current: Some(address_space() + (1 << 20)), maximum: before.maximum }).unwrap();
+    let result = body();
+    setrlimit(Resource::As, before).unwrap();
+    drop(end);
+    others.into_iter().for_each(|other| other.join().unwrap());
+    result
+}
+
+#[test]
+fn a_message_that_no_thread_can_be_had_for_is_not_begun_and_its_memory_is_free() {
+    alone_in_a_process("a_message_that_no_thread_can_be_had_for_is_not_begun_and_its_memory_is_free", || {
+        for wiring in [Wiring::Shm, Wiring::Tcp] {
+            let met = Meeting::new(2);
+            threads(wiring, 2, |comm| {
+                comm.barrier().unwrap();
+                if comm.rank() == 1 {
+                    met.meet();
+                    let long = comm.start_send(vec![7_u8; LONG], Envelope::rank(0).tag(1)).unwrap();
+                    (1..4_u8).for_each(|number| comm.send(&number, 0).unwrap());
+                    return drop(long.wait().unwrap());
+                }
+                let mut memory = vec![5_u8; LONG];
+                without_threads(|| {
+                    // SAFETY: a vector, which is neither touched nor freed before the value is dropped.
+                    let place = unsafe { RawHostSlice::new(memory.as_mut_ptr(), LONG) }.unwrap();
+                    let errors = [
+                        comm.start_recv(place, Envelope::rank(1).tag(1)).map(drop).unwrap_err(),
+                        comm.start_recv(vec![0_u8], 1).map(drop).unwrap_err(),
+                        comm.start_all_reduce(vec![0_u8], ReduceOp::Sum).map(drop).unwrap_err(),
+                    ];
+                    for error in errors {
+                        let words = error.to_string();
+                        assert!(matches!(error, Error::Io { .. }) && words.contains("nothing was begun"), "{words}");
+                    }
+                });
+                met.meet();
+                // The memory is the program's again: what comes goes where it is received.
+                let mut x = [0_u8];
+                comm.recv(&mut x, 1).unwrap();
+                assert_eq!(x, [1]);
+                let mut long = vec![0_u8; LONG];
+                comm.recv(&mut long, Envelope::rank(1).tag(1)).unwrap();
+                assert!(long.iter().all(|byte| *byte == 7) && memory.iter().all(|byte| *byte == 5), "{wiring:?}");
+                for number in [2, 3] {
+                    assert_eq!((comm.recv(&mut x, 1).unwrap().count, x), (1, [number]));
+                }
+            });
+        }
     });
 }

@@ -4,10 +4,10 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::oracle::hash;
-use common::ranks::{Wiring, threads};
+use common::ranks::{Meeting, Wiring, patience, threads};
 
 use collectives::{Communicator, Envelope, Error, Received, ReduceOp};
 
@@ -336,9 +336,11 @@ fn messages_to_oneself() {
                 let sending = comm.start_send([1_u8; 10], me).unwrap();
                 assert_unfit(&comm.recv(&mut [0_u8; 9], me).expect_err("too long"), me);
                 drop(sending);
-                // Nobody else could ever receive it.
+                // Nobody else could ever receive it, and its receive is told that it was given up.
                 comm.set_timeout(Duration::from_millis(20));
                 assert!(comm.send(&vec![0_u8; 1 << 20], me).expect_err("there is no receive").is_timeout());
+                let told = comm.recv(&mut [0_u8], me).expect_err("it was given up");
+                assert!(matches!(told, Error::Message { .. }), "{told}");
                 assert!(comm.recv(&mut [0_u8], me).expect_err("there is no send").is_timeout());
                 comm.set_timeout(Duration::from_secs(20));
                 assert_usable(comm);
@@ -468,6 +470,107 @@ fn messages_and_collectives_do_not_disturb_each_other() {
                 assert_eq!(started.wait().unwrap(), vec![3; size / 10]);
                 drop(sending.wait().unwrap());
             }
+        });
+    }
+}
+
+/// A message whose sender waits for its receive.
+const LONG: usize = 1 << 20;
+
+#[test]
+fn a_receive_is_told_at_once_that_its_sender_gave_up() {
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        // Also on a link that the other rank has not seen yet.
+        for (started, is_open) in [(false, true), (true, true), (false, false), (true, false)] {
+            let met = Meeting::new(2);
+            threads(wiring, 2, |comm| {
+                if is_open {
+                    assert_usable(comm);
+                }
+                if comm.rank() == 0 {
+                    let to = Envelope::rank(1).timeout(Duration::from_millis(50));
+                    let error = if started {
+                        comm.start_send(vec![1_u8; LONG], to).unwrap().wait().unwrap_err()
+                    } else {
+                        comm.send(&vec![1_u8; LONG], to).unwrap_err()
+                    };
+                    assert!(error.is_timeout() && error.to_string().contains("it was not sent"), "{error}");
+                    drop(comm.start_send(vec![2_u8; LONG], 1).unwrap());
+                    drop(comm.start_send([3_u8], 1).unwrap());
+                    met.meet();
+                    return met.meet();
+                }
+                met.meet();
+                // Its own deadline is a minute away.
+                let (began, mut x) = (Instant::now(), vec![0_u8; LONG]);
+                let error = comm.recv(&mut x, 0).unwrap_err();
+                assert!(began.elapsed() < patience(20), "{:?}", began.elapsed());
+                let words = error.to_string();
+                assert!(matches!(error, Error::Message { .. }) && words.contains("rank 0 gave up sending this message after"), "{words}");
+                assert!(x.iter().all(|byte| *byte == 0));
+                // The messages behind it are where they were.
+                for (expected, count) in [(2, LONG), (3, 1)] {
+                    assert_eq!((comm.recv(&mut x, Envelope::any()).unwrap().count, x[0]), (count, expected));
+                }
+                met.meet();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_message_whose_receive_gives_up_in_the_middle_is_kept_for_the_next() {
+    const BYTES: usize = 8 << 20;
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        for started in [false, true] {
+            let met = Meeting::new(2);
+            let given_up = threads(wiring, 2, |comm| {
+                let (mut kept, mut x) = (0, vec![0_u8; BYTES]);
+                for round in 1..=6_u8 {
+                    met.meet();
+                    if comm.rank() == 1 {
+                        x.fill(round);
+                        comm.send(&x, 0).unwrap();
+                        continue;
+                    }
+                    let from = Envelope::rank(1).timeout(Duration::from_micros(700));
+                    let receive = |x: &mut Vec<u8>| match started {
+                        false => comm.recv(x, from),
+                        true => comm.start_recv(std::mem::take(x), from).unwrap().wait().map(|(got, received)| {
+                            *x = got;
+                            received
+                        }),
+                    };
+                    while let Err(error) = receive(&mut x) {
+                        assert!(error.is_timeout(), "{error}");
+                        kept += usize::from(error.to_string().contains("it is kept for the next receive"));
+                        x.resize(BYTES, 0);
+                    }
+                    assert!(x.iter().all(|byte| *byte == round), "{wiring:?}, started: {started}, message {round}");
+                }
+                kept
+            });
+            assert!(given_up[0] > 0, "no receive gave up in the middle of a message: the test tests nothing");
+        }
+    }
+}
+
+#[test]
+fn the_error_of_a_group_says_how_many_of_its_messages_have_ended() {
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        threads(wiring, 2, |comm| {
+            let other = 1 - comm.rank();
+            let (mut came, mut never) = ([0_u8], [0_u8]);
+            let exchanged = comm.with_timeout(Duration::from_millis(100)).group(|group| {
+                group.recv(&mut never, Envelope::rank(other).tag(2))?;
+                group.send(&[7_u8], Envelope::rank(other).tag(1))?;
+                group.recv(&mut came, Envelope::rank(other).tag(1))
+            });
+            let error = exchanged.unwrap_err();
+            let words = error.to_string();
+            assert!(error.is_timeout() && words.contains("tag 2; "), "{words}");
+            assert!(words.contains("of the 3 messages of this call had ended"), "{words}");
+            assert_usable(comm);
         });
     }
 }

@@ -65,6 +65,7 @@ impl Communicator {
     pub fn group<'buffers>(&self, record: impl FnOnce(&mut Group<'buffers, '_>) -> Result<()>) -> Result<Vec<Received>> {
         let mut group = Group::new(self);
         record(&mut group)?;
+        group.have_thread()?;
         #[cfg(feature = "cuda")]
         if !group.device.is_empty() {
             // Its own: safe code can swap it with the group of another communicator.
@@ -115,6 +116,17 @@ impl<'comm> Group<'_, 'comm> {
             receives: Vec::new(),
             buffers: PhantomData,
         }
+    }
+
+    /// Has the thread that moves messages on while collectives run, before anything is begun.
+    fn have_thread(&self) -> Result<()> {
+        if self.messages.is_empty() || self.collectives.is_empty() {
+            return Ok(());
+        }
+        let shared = &self.comm.core.shared;
+        // In a forked process the thread is the parent's.
+        shared.health.refusal(|| "group".to_owned(), self.comm.peers()).map_or(Ok(()), Err)?;
+        shared.progress.start_background()
     }
 
     /// Runs what was recorded on host memory; what every receive got, in the order in which they were recorded.

@@ -138,8 +138,12 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// each other. What waits behind it for longer than its timeout gets a `Timeout` that says so, and the communicator lives on. Threads that send
 /// and receive on devices beside each other take a [`group`](Self::group) together, or a communicator each.
 ///
-/// Errors: `InvalidArgument` for a rank or tag that cannot be, `Message` where the two ends do not fit together (both get it,
-/// and the communicator lives on), `PeerLost`, `Timeout`, `Poisoned`.
+/// A send that gives up before its message was received leaves a note: the receive that would have got it fails at once with `Message`. A receive
+/// that gives up in the middle of a message leaves it for the next receive. Where that has no room for it (256 MiB on a rank) both ends are told that it is lost. The error
+/// says which it was. A send of at most 64 KiB that has begun to be written is sent, and succeeds.
+///
+/// Errors: `InvalidArgument` for a rank or tag that cannot be, `Message` where the two ends do not fit together (both get it) or the other
+/// end gave up, after both of which the communicator lives on, `PeerLost`, `Timeout`, `Poisoned`.
 impl Communicator {
     /// Sends a buffer to a rank. The buffer may be reused when it returns.
     ///
@@ -164,7 +168,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages.
+    /// Those common to messages. After a `Timeout` the message was not sent, and its receive is told so.
     #[doc(alias("ncclSend", "MPI_Send"))]
     pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: impl Into<Envelope>) -> Result<()> {
         let to = to.into();
@@ -205,7 +209,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages.
+    /// Those common to messages. After a `Timeout` in the middle of a message the next receive gets that message, whole; the buffer may hold a part
+    /// of it.
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
         let from = from.into();
@@ -297,7 +302,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Poisoned` here; the rest through the [`Work`].
+    /// `InvalidArgument`, `Poisoned`, and `Io` where there can be no thread for it, here: nothing was sent then, and the buffer is free. The rest through
+    /// the [`Work`].
     #[doc(alias("isend", "MPI_Isend"))]
     pub fn start_send<B: OwnedSource>(&self, buffer: B, to: impl Into<Envelope>) -> Result<Work<B>> {
         let to = to.into();

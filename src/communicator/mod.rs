@@ -54,6 +54,7 @@ mod state;
 mod store;
 #[cfg(test)]
 mod tests;
+mod thread;
 mod variable;
 mod work;
 mod worker;

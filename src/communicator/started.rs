@@ -11,7 +11,7 @@ use crate::op::Reduction;
 ///
 /// Each takes its buffers, returns at once, and gives them back through the [`Work`]. Started calls run one after another in
 /// the order in which they were started, on every rank; a blocking collective waits for them first. Arguments are checked
-/// before anything is started.
+/// before anything is started, and the thread is had before: after an error here nothing was begun.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::completion::{Finished, State};
 use super::pinned::ErasedBuffer;
 use super::state::Shared;
+use super::thread;
 use super::work::Turns;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -121,13 +122,11 @@ struct Thread {
 impl Thread {
     fn spawn(shared: &Arc<Shared>) -> Result<Self> {
         let (jobs, queue) = channel::<(Ticket, Started)>();
-        let shared = Arc::clone(shared);
-        let name = format!("collectives {}", shared.rank);
-        let own = OwnThread::spawn(name, move || {
+        let (shared, name) = (Arc::clone(shared), format!("collectives {}", shared.rank));
+        let own = thread::spawn(name, "the worker thread of a communicator", move || {
             SERVED.set(Arc::as_ptr(&shared).addr());
             queue.into_iter().for_each(|(ticket, started)| started.take_turn(ticket, &shared));
-        });
-        let own = own.map_err(|error| Error::io("starting the worker thread of a communicator", error))?;
+        })?;
         Ok(Self { jobs, own })
     }
 }

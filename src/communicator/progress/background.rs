@@ -9,6 +9,7 @@ use super::{Inner, Outstanding, ProgressEngine};
 use crate::communicator::completion::{Finished, State};
 use crate::communicator::message::{MessageBuffer, MessageContext, Received};
 use crate::communicator::pinned::ErasedBuffer;
+use crate::communicator::thread;
 use crate::communicator::work::Drive;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -27,7 +28,8 @@ impl Drop for Away<'_> {
 }
 
 impl ProgressEngine {
-    /// Posts a message whose buffer the progress engine keeps until it has ended.
+    /// Posts a message whose buffer the progress engine keeps until it has ended. The thread that moves it on is had first: once the message is posted,
+    /// nothing can fail but the message itself.
     ///
     /// # Safety
     ///
@@ -39,6 +41,8 @@ impl ProgressEngine {
         buffer: Box<dyn ErasedBuffer>,
         limit: Duration,
     ) -> Result<Arc<State>> {
+        self.refuse_if_ended(&context, &memory)?;
+        self.start_background()?;
         let deadline = Deadline::after(limit);
         let state = State::new();
         let mut inner = self.lock_to_post(&context, &memory)?;
@@ -53,7 +57,7 @@ impl ProgressEngine {
         let left = !inner.outstanding.is_empty();
         drop(inner);
         if left {
-            self.wake_background()?;
+            self.unpark_background();
         }
         Ok(state)
     }
@@ -96,8 +100,12 @@ impl ProgressEngine {
     /// Ends a background message: whoever waits for it gets its buffer back, or the error.
     fn finish(&self, inner: &mut Inner, at: usize, result: Result<Received>) {
         // First, while the buffer is still kept.
-        inner.messages.cancel(inner.outstanding[at].ticket);
+        let given_up = inner.messages.give_up(inner.outstanding[at].ticket, inner.outstanding[at].request.deadline.elapsed());
         let Outstanding { request, buffer, state, .. } = inner.outstanding.swap_remove(at);
+        let result = result.or_else(|error| {
+            let is_late = self.is_late(&error);
+            self.given_up(given_up, error, is_late, &request)
+        });
         match &result {
             Ok(_) => self.recorder.end_message(request.number),
             Err(error) => self.recorder.fail_message(request.number, error),
@@ -111,11 +119,11 @@ impl ProgressEngine {
         self.tell_over(request, elapsed, failed, state);
     }
 
-    /// Lets the background thread move messages on while `busy` runs.
-    pub(in crate::communicator) fn while_away<R>(self: &Arc<Self>, busy: impl FnOnce() -> Result<R>) -> Result<R> {
+    /// Lets the background thread, which [`start_background`](Self::start_background) has started, move messages on while `busy` runs.
+    pub(in crate::communicator) fn while_away<R>(&self, busy: impl FnOnce() -> Result<R>) -> Result<R> {
         self.lock().away += 1;
         let _away = Away(self);
-        self.wake_background()?;
+        self.unpark_background();
         busy()
     }
 
@@ -165,8 +173,30 @@ impl ProgressEngine {
 
     /// Starts the background thread, or wakes it.
     pub(in crate::communicator) fn wake_background(self: &Arc<Self>) -> Result<()> {
+        self.start_background()?;
+        self.unpark_background();
+        Ok(())
+    }
+
+    fn unpark_background(&self) {
         if let Some(background) = self.background.get() {
             background.unpark();
+        }
+    }
+
+    /// Has the background thread move on what is left of messages that were given up: word to their receivers, or the rest of one that is sent all
+    /// the same. Where there can be no such thread, this rank's next message does it.
+    pub(super) fn finish_later(self: &Arc<Self>) {
+        if self.lock().messages.has_unwritten()
+            && let Err(error) = self.wake_background()
+        {
+            crate::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up");
+        }
+    }
+
+    /// Starts the background thread, unless it is there.
+    pub(in crate::communicator) fn start_background(self: &Arc<Self>) -> Result<()> {
+        if self.background.get().is_some() {
             return Ok(());
         }
         let _starting = event::lock(&self.starting);
@@ -174,8 +204,8 @@ impl ProgressEngine {
             return Ok(());
         }
         let progress = Arc::downgrade(self);
-        let started = OwnThread::spawn(format!("messages {}", self.rank), move || background(&progress));
-        let _ = self.background.set(started.map_err(|error| Error::io("starting the message thread of a communicator", error))?);
+        let started = thread::spawn(format!("messages {}", self.rank), "the message thread of a communicator", move || background(&progress))?;
+        let _ = self.background.set(started);
         Ok(())
     }
 

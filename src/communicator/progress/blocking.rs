@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller keeps alive")]
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Inner, PendingMessage, ProgressEngine};
@@ -26,7 +27,7 @@ struct Posted {
 /// has not ended. This exists before the first message is posted, and takes each ticket in before anything else can unwind. A caller declares
 /// the engine's lock after it, so that the lock is released first.
 struct Posteds<'a> {
-    progress: &'a ProgressEngine,
+    progress: &'a Arc<ProgressEngine>,
     /// One, which is most often all, needs no allocation.
     first: Option<Posted>,
     others: Vec<Posted>,
@@ -34,7 +35,7 @@ struct Posteds<'a> {
 
 impl<'a> Posteds<'a> {
     /// None yet, with room for `most`.
-    fn new(progress: &'a ProgressEngine, most: usize) -> Self {
+    fn new(progress: &'a Arc<ProgressEngine>, most: usize) -> Self {
         Self { progress, first: None, others: Vec::with_capacity(most.saturating_sub(1)) }
     }
 
@@ -71,6 +72,10 @@ impl<'a> Posteds<'a> {
         self.first.iter().chain(&self.others)
     }
 
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Posted> {
+        self.first.iter_mut().chain(&mut self.others)
+    }
+
     /// Those that have not ended.
     fn unfinished(&self) -> impl Iterator<Item = &Posted> {
         self.all().filter(|posted| posted.received.is_none())
@@ -81,7 +86,7 @@ impl Drop for Posteds<'_> {
     fn drop(&mut self) {
         if self.unfinished().next().is_some() {
             let mut inner = self.progress.lock();
-            self.unfinished().for_each(|posted| inner.messages.cancel(posted.ticket));
+            self.unfinished().for_each(|posted| _ = inner.messages.give_up(posted.ticket, posted.request.deadline.elapsed()));
         }
     }
 }
@@ -102,7 +107,7 @@ impl ProgressEngine {
     ///
     /// Every place stays valid, and untouched by others, during the call.
     pub(in crate::communicator) unsafe fn transfer(
-        &self,
+        self: &Arc<Self>,
         messages: &[(MessageContext, MessageBuffer)],
         limit: Duration,
     ) -> Result<Vec<Received>> {
@@ -116,7 +121,7 @@ impl ProgressEngine {
     ///
     /// As [`ProgressEngine::transfer`].
     pub(in crate::communicator) unsafe fn transfer_one(
-        &self,
+        self: &Arc<Self>,
         context: &MessageContext,
         memory: MessageBuffer,
         limit: Duration,
@@ -135,7 +140,7 @@ impl ProgressEngine {
     /// # Safety
     ///
     /// The place stays valid, and untouched by others, during the call.
-    unsafe fn transfer_one_or_fail(&self, context: &MessageContext, memory: MessageBuffer, limit: Duration) -> Result<Received> {
+    unsafe fn transfer_one_or_fail(self: &Arc<Self>, context: &MessageContext, memory: MessageBuffer, limit: Duration) -> Result<Received> {
         let mut inner = self.lock_to_post(context, &memory)?;
         // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes in what has begun.
         let begun = match unsafe { Self::attempt(&mut inner, context, memory) } {
@@ -156,7 +161,7 @@ impl ProgressEngine {
     ///
     /// The place stays valid, and untouched by others, during the call.
     pub(super) unsafe fn wait_one<'a>(
-        &'a self,
+        self: &'a Arc<Self>,
         inner: Locked<'a, Inner>,
         message: &(MessageContext, MessageBuffer),
         begun: Option<Ticket>,
@@ -204,7 +209,7 @@ impl ProgressEngine {
     ///
     /// As [`ProgressEngine::transfer`].
     pub(in crate::communicator) unsafe fn transfer_while(
-        &self,
+        self: &Arc<Self>,
         messages: &[(MessageContext, MessageBuffer)],
         limit: Duration,
         meanwhile: impl FnOnce() -> Result<()>,
@@ -225,7 +230,7 @@ impl ProgressEngine {
     ///
     /// As [`ProgressEngine::transfer`].
     unsafe fn transfer_or_fail(
-        &self,
+        self: &Arc<Self>,
         messages: &[(MessageContext, MessageBuffer)],
         limit: Duration,
         meanwhile: impl FnOnce() -> Result<()>,
@@ -238,7 +243,7 @@ impl ProgressEngine {
         let begun = messages.iter().try_for_each(|message| unsafe { posted.post(&mut inner, message, None, &deadline) });
         drop(inner);
         if let Err(error) = begun.and_then(|()| meanwhile()) {
-            self.fail_unfinished(&posted, &error);
+            self.give_up_unfinished(&mut posted, error.clone(), false)?;
             return Err(error);
         }
         let mut inner = self.lock();
@@ -248,22 +253,47 @@ impl ProgressEngine {
     }
 
     /// Moves messages on until every posted one has ended, and puts on record how.
-    fn wait_all<'a>(&'a self, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
-        self.wait_each(inner, posted).inspect_err(|error| self.fail_unfinished(posted, error))
+    fn wait_all<'a>(self: &'a Arc<Self>, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
+        self.wait_each(inner, posted).or_else(|error| {
+            let is_late = self.is_late(&error);
+            self.give_up_unfinished(posted, error, is_late)
+        })
     }
 
-    /// Puts on record what the messages that have not ended end with. Records are written under the lock.
-    fn fail_unfinished(&self, posted: &Posteds<'_>, error: &Error) {
-        let _inner = self.lock();
-        posted.unfinished().for_each(|posted| self.recorder.fail_message(posted.request.number, error));
+    /// Gives up the messages that have not ended, and puts on record what they end with. Where their deadline has passed, those that are sent all
+    /// the same have ended well; the error is that of another one. Records are written under the lock.
+    #[cold]
+    fn give_up_unfinished(self: &Arc<Self>, posted: &mut Posteds<'_>, error: Error, is_late: bool) -> Result<()> {
+        let mut failure = (!is_late).then(|| error.clone());
+        let mut inner = self.lock();
+        for posted in posted.all_mut().filter(|posted| posted.received.is_none()) {
+            let left = inner.messages.give_up(posted.ticket, posted.request.deadline.elapsed());
+            let error = if is_late { self.late(&posted.request) } else { error.clone() };
+            match self.given_up(left, error, is_late, &posted.request) {
+                Ok(received) => {
+                    posted.received = Some(received);
+                    self.recorder.end_message(posted.request.number);
+                }
+                Err(error) => {
+                    self.recorder.fail_message(posted.request.number, &error);
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+        drop(inner);
+        self.finish_later();
+        let Some(mut failure) = failure else { return Ok(()) };
+        if is_late {
+            say_what_ended(&mut failure, posted);
+        }
+        Err(failure)
     }
 
     fn wait_each<'a>(&'a self, mut inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
         let mut has_warned = false;
         loop {
             let mut pending = None;
-            let all = posted.first.iter_mut().chain(&mut posted.others);
-            for Posted { ticket, request, received, object } in all.filter(|posted| posted.received.is_none()) {
+            for Posted { ticket, request, received, object } in posted.all_mut().filter(|posted| posted.received.is_none()) {
                 match inner.messages.poll_object(*ticket) {
                     Some((outcome, bytes)) => {
                         *received = Some(self.outcome(outcome, request)?);
@@ -282,5 +312,15 @@ impl ProgressEngine {
             self.let_others_in();
             inner = self.lock();
         }
+    }
+}
+
+/// Has the error of a call that makes several messages say how many of them have ended: their effect is there.
+fn say_what_ended(error: &mut Error, posted: &Posteds<'_>) {
+    let (all, unfinished) = (posted.all().count(), posted.unfinished().count());
+    if let Error::Timeout { doing, .. } = error
+        && unfinished < all
+    {
+        doing.push_str(&format!("; {} of the {all} messages of this call had ended", all - unfinished));
     }
 }

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "posted messages point into bytes that their caller lends")]
 
+use std::sync::Arc;
 use std::time::Duration;
 #[cfg(feature = "serde")]
 use std::time::Instant;
@@ -18,14 +19,19 @@ use crate::observe::Track;
 
 impl ProgressEngine {
     /// Receives bytes, as many as there is room for or fewer.
-    pub(in crate::communicator) fn receive_bytes(&self, context: &MessageContext, into: &mut [u8], limit: Duration) -> Result<Received> {
+    pub(in crate::communicator) fn receive_bytes(
+        self: &Arc<Self>,
+        context: &MessageContext,
+        into: &mut [u8],
+        limit: Duration,
+    ) -> Result<Received> {
         // SAFETY: the bytes are borrowed mutably for the whole call.
         unsafe { self.transfer_one(context, receive_place(into.into()), limit) }
     }
 
     /// Sends the bytes of an object.
     #[cfg(feature = "serde")]
-    pub(in crate::communicator) fn send_object(&self, context: &MessageContext, bytes: &[u8], limit: Duration) -> Result<()> {
+    pub(in crate::communicator) fn send_object(self: &Arc<Self>, context: &MessageContext, bytes: &[u8], limit: Duration) -> Result<()> {
         // SAFETY: the bytes are borrowed for the whole call.
         unsafe { self.transfer_one(context, send_place(bytes.into()), limit) }.map(drop)
     }
@@ -33,7 +39,7 @@ impl ProgressEngine {
     /// Receives the bytes of an object, `most` of them at most, in one message: into memory that is made once their number is known.
     #[cfg(feature = "serde")]
     pub(in crate::communicator) fn receive_object(
-        &self,
+        self: &Arc<Self>,
         context: &MessageContext,
         most: usize,
         limit: Duration,

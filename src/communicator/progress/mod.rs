@@ -76,7 +76,10 @@ struct Inner {
 impl Inner {
     /// Whether there is something to move on while nobody waits.
     fn is_busy(&self) -> bool {
-        !self.outstanding.is_empty() || self.away > 0 || self.telling.is_some_and(|since| since.elapsed() < TELLING)
+        !self.outstanding.is_empty()
+            || self.away > 0
+            || self.messages.is_stuck()
+            || self.telling.is_some_and(|since| since.elapsed() < TELLING)
     }
 }
 

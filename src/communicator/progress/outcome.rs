@@ -13,7 +13,7 @@ use crate::error::{Error, Peer, Result};
 use crate::event;
 use crate::flight;
 use crate::host::abort_reason::Interrupted;
-use crate::host::point_to_point::{MessageError, Outcome};
+use crate::host::point_to_point::{GivenUp, MessageError, Outcome};
 use crate::observe::Track;
 
 impl ProgressEngine {
@@ -68,12 +68,33 @@ impl ProgressEngine {
     }
 
     /// A deadline that passed.
-    fn late(&self, request: &PendingMessage) -> Error {
+    pub(super) fn late(&self, request: &PendingMessage) -> Error {
         let is_missing = |peer: &Peer| request.context.peer.map_or(peer.rank != self.rank, |missing| peer.rank == missing);
         let missing: Vec<Peer> = self.peers.iter().filter(|peer| is_missing(peer)).cloned().collect();
         let arrived = self.peers.iter().filter(|peer| peer.rank == self.rank && !is_missing(peer)).cloned().collect();
         let (doing, elapsed) = (request.doing(), request.deadline.elapsed());
         self.recorder.with_meanwhile(Error::Timeout { doing, elapsed, missing, arrived, meanwhile: Vec::new() })
+    }
+
+    /// Whether the error of a message is its own deadline, and not the end of the communicator.
+    pub(super) fn is_late(&self, error: &Error) -> bool {
+        matches!(error, Error::Timeout { .. }) && self.health.abort_reason().is_none()
+    }
+
+    /// How a message ends that was given up for an error, by what it leaves behind. One that is sent all the same has not failed: a short message is
+    /// done when it is on its way.
+    pub(super) fn given_up(&self, left: GivenUp, mut error: Error, is_late: bool, request: &PendingMessage) -> Result<Received> {
+        match left {
+            GivenUp::Sent(envelope) if is_late => return Ok(request.context.received(envelope)),
+            GivenUp::Lost { source, bytes } => {
+                crate::event::warn!(rank = self.rank, source, bytes, "a message was lost: its receive gave up in the middle of it");
+            }
+            _ => {}
+        }
+        if let (true, Error::Timeout { doing, .. }, Some(left)) = (is_late, &mut error, in_words(left)) {
+            doing.push_str(&left);
+        }
+        Err(error)
     }
 
     /// Tells listeners that a background message is over. Where it failed, or nobody holds its `Work` any more, this also drops its buffer:
@@ -108,5 +129,19 @@ impl ProgressEngine {
             None => (0..self.peers.len()).filter(|peer| *peer != self.rank).map(|peer| peer as u32).collect(),
         };
         self.recorder.warn(&request.doing(), request.deadline.elapsed(), request.deadline.limit(), &missing);
+    }
+}
+
+/// What a message that was given up leaves behind, to follow its name in an error.
+fn in_words(left: GivenUp) -> Option<String> {
+    match left {
+        GivenUp::Nothing | GivenUp::Sent(_) => None,
+        GivenUp::Withdrawn => Some(" (it was not sent: the receive that would have got it is told)".to_owned()),
+        GivenUp::Kept { source, bytes } => {
+            Some(format!(" (a message of {bytes} B of rank {source} had begun to come in: it is kept for the next receive)"))
+        }
+        GivenUp::Lost { source, bytes } => {
+            Some(format!(" (a message of {bytes} B of rank {source} had begun to come in, and is lost: there was no room to keep it in)"))
+        }
     }
 }

@@ -110,7 +110,7 @@ impl<C: Connector> Messages<C> {
     /// Makes a request of a receive whose message comes slowly.
     fn receive_rest(&mut self, link: usize, message: Envelope, into: Destination, filled: usize) -> Attempt {
         let Envelope { source, element, .. } = message;
-        let receiving = Receiving { from: Some(source), element, into: Some(into), phase: ReceivePhase::Reading { source } };
+        let receiving = Receiving { from: Some(source), element, into, phase: ReceivePhase::Reading { source } };
         let receive = self.matching_state.requests.insert(Request::Receive(receiving));
         if let Some(channel) = &mut self.channels[link] {
             channel.incoming.go_on(message, receive, filled);

@@ -36,12 +36,16 @@ pub(super) enum Frame {
     Refuse { message: u32, element: TypeTag, capacity: u64 },
     /// The next piece of a long message; its bytes follow.
     Data { reply: u32, bytes: usize },
-    /// The sender has cancelled a message that it had announced.
-    Withdraw { message: u32 },
+    /// The sender has given up a message that it had announced, after so many milliseconds.
+    Withdraw { message: u32, after: u64 },
     /// The communicator has ended; why.
     AbortReason(AbortReason),
     /// Messages that cost this much, sent on this link, have met their receives; as much more may be sent.
     Credit { cost: u64 },
+    /// In the place of a message that was given up, after so many milliseconds, before its turn had come.
+    GaveUp { tag: u64, after: u64 },
+    /// The receiver has given up a long message that it had cleared, and drops what comes of it.
+    Abandon { message: u32, reply: u32 },
     /// Nothing more will come on this link. `opened`: how many links the leaving rank has opened to this peer; each will bring
     /// its own `Leave`.
     Leave { opened: u32 },
@@ -91,10 +95,12 @@ impl Fields {
             3 => Frame::ClearToSend { message, reply },
             4 => Frame::Refuse { message, element, capacity: length },
             5 => Frame::Data { reply, bytes: self.length_within(1, CHUNK_BYTES)? },
-            6 => Frame::Withdraw { message },
+            6 => Frame::Withdraw { message, after: length },
             ABORT => Frame::AbortReason(payload.first_chunk().and_then(AbortReason::from_bytes)?),
             8 => Frame::Leave { opened: message },
             9 => Frame::Credit { cost: length },
+            10 => Frame::GaveUp { tag, after: length },
+            11 => Frame::Abandon { message, reply },
             _ => return None,
         })
     }
@@ -116,10 +122,12 @@ impl Frame {
                 Fields { kind: 4, message, element: element.to_code(), length: capacity, ..none }
             }
             Frame::Data { reply, bytes } => Fields { kind: 5, reply, length: bytes as u64, ..none },
-            Frame::Withdraw { message } => Fields { kind: 6, message, ..none },
+            Frame::Withdraw { message, after } => Fields { kind: 6, message, length: after, ..none },
             Frame::AbortReason(_) => Fields { kind: ABORT, length: AbortReason::BYTES as u64, ..none },
             Frame::Leave { opened } => Fields { kind: 8, message: opened, ..none },
             Frame::Credit { cost } => Fields { kind: 9, length: cost, ..none },
+            Frame::GaveUp { tag, after } => Fields { kind: 10, tag, length: after, ..none },
+            Frame::Abandon { message, reply } => Fields { kind: 11, message, reply, ..none },
         }
     }
 
@@ -197,7 +205,9 @@ mod tests {
             Frame::Refuse { message: 3, element, capacity: u64::MAX },
             Frame::Data { reply: 5, bytes: 1 },
             Frame::Data { reply: 5, bytes: CHUNK_BYTES },
-            Frame::Withdraw { message: 77 },
+            Frame::Withdraw { message: 77, after: 1500 },
+            Frame::GaveUp { tag: 1 << 60, after: u64::MAX },
+            Frame::Abandon { message: 77, reply: 6 },
             Frame::AbortReason(AbortReason::TimedOut { waiting: 1, missing: 2 }),
             Frame::Leave { opened: 1 },
             Frame::Credit { cost: 1 << 40 },

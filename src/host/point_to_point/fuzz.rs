@@ -157,11 +157,24 @@ pub(in crate::host) fn seeds(abort_reasons: &[AbortReason]) -> Vec<(&'static str
     let mut streams = vec![
         [eager(1, 20), eager(2, 0), eager(9, 100)].concat(),
         [eager(3, 100), eager(1, 64), eager(1, 8), frame(Frame::Credit { cost: 1 << 10 })].concat(),
-        [long(0, 70_000), frame(Frame::Data { reply: 2, bytes: 100 }), vec![4; 100]].concat(),
-        [long(4, 70_000), frame(Frame::Withdraw { message: 4 })].concat(),
+        [long(0, 70_000), frame(Frame::Data { reply: 0, bytes: 100 }), vec![4; 100]].concat(),
+        [long(4, 70_000), frame(Frame::Withdraw { message: 4, after: 30 })].concat(),
+        // The first is met, and is given up in the middle; the others have met no receive.
+        [
+            long(4, 70_000),
+            frame(Frame::Data { reply: 0, bytes: 9 }),
+            vec![4; 9],
+            frame(Frame::Withdraw { message: 4, after: 1 }),
+            long(5, 80_000),
+            frame(Frame::Withdraw { message: 5, after: u64::MAX }),
+            frame(Frame::GaveUp { tag: 8, after: 2 }),
+        ]
+        .concat(),
+        [frame(Frame::GaveUp { tag: 1, after: 2 }), eager(1, 3)].concat(),
+        [frame(Frame::ClearToSend { message: 1, reply: 9 }), frame(Frame::Abandon { message: 1, reply: 9 })].concat(),
         // The first goes to the receive of any tag, the second to that of an object.
         [object(3), object(900), object(0)].concat(),
-        [eager(9, 1), large_object(150_000), frame(Frame::Data { reply: 4, bytes: 5000 }), vec![6; 5000]].concat(),
+        [eager(9, 1), large_object(150_000), frame(Frame::Data { reply: 0, bytes: 5000 }), vec![6; 5000]].concat(),
         [eager(9, 1), large_object(150_001)].concat(),
         frame(Frame::ClearToSend { message: 1, reply: 9 }),
         frame(Frame::Refuse { message: 1, element: TypeTag::Plain(12), capacity: 10 }),

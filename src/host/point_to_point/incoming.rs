@@ -4,15 +4,16 @@
 //! where it belongs.
 
 use std::io;
+use std::time::Duration;
 
 use crate::element::TypeTag;
 use crate::host::link::ByteLink;
 use crate::tuning::point_to_point::{AHEAD_BYTES, DIRECT_BYTES, DRAIN_READS, PASS_BYTES, PASS_FRAMES, PAST_CACHE_BYTES};
 
-use super::Envelope;
 use super::frame::{Frame, HEADER_BYTES, IN_HEAD_BYTES};
 use super::matching_state::{MatchingState, PayloadTarget};
 use super::outgoing::Outgoing;
+use super::{Envelope, MessageError};
 
 /// Why no more will come.
 #[derive(Debug)]
@@ -42,8 +43,8 @@ impl From<String> for ReadEnd {
 enum Of {
     /// A short one.
     Short(Envelope),
-    /// A long one, filled by this receive; `past`: it is too long for the cache.
-    Long { receive: u32, past: bool },
+    /// A piece of the long one of this number; `past`: it is too long for the cache.
+    Long { long: u32, past: bool },
 }
 
 /// Bytes of a message on their way in: `bytes` of them from byte `at` of the place on.
@@ -208,20 +209,16 @@ impl Incoming {
         self.payload = Some(Payload { of: Of::Short(message), place, at: 0, bytes: message.bytes, filled });
     }
 
-    /// A receive was cancelled while its message comes in: no more of it is written to the caller's memory. A short message is
-    /// kept for the next receive, the rest of a long one is dropped.
-    pub(super) fn forget(&mut self, receive: u32, matching_state: &mut MatchingState) {
-        let Some(payload) = self.payload.as_mut().filter(|payload| matches!(payload.place, PayloadTarget::Request(of) if of == receive))
-        else {
-            return;
+    /// A receive gives up while its short message comes in: no more of it is written to the caller's memory, and it is kept for the next
+    /// receive. How long it is, where it comes on this link.
+    pub(super) fn forget(&mut self, receive: u32, matching_state: &mut MatchingState) -> Option<usize> {
+        let is_it = |payload: &&mut Payload| matches!(payload.place, PayloadTarget::Request(of) if of == receive);
+        let payload = self.payload.as_mut().filter(is_it)?;
+        payload.place = match matching_state.requests.destination(receive, 0..payload.bytes) {
+            Some(filled) => PayloadTarget::Buffer(filled.to_vec()),
+            None => PayloadTarget::Nowhere,
         };
-        payload.place = match payload.of {
-            Of::Long { .. } => PayloadTarget::Nowhere,
-            Of::Short(_) => match matching_state.requests.destination(receive, 0..payload.bytes) {
-                Some(filled) => PayloadTarget::Buffer(filled.to_vec()),
-                None => PayloadTarget::Nowhere,
-            },
-        };
+        Some(payload.bytes)
     }
 
     /// Reads what is there now; whether that was anything. Frames that were read whole before an end have been dealt with.
@@ -276,13 +273,25 @@ impl Incoming {
                 }
             }
             Frame::Refuse { message, element, capacity } => matching_state.refused(self.link, message, element, capacity)?,
-            Frame::Data { reply, bytes } => {
-                let (place, at) = matching_state.place_piece(self.link, reply, bytes)?;
-                let past = matching_state.message_bytes(reply) >= PAST_CACHE_BYTES;
-                self.begin_payload(Payload { of: Of::Long { receive: reply, past }, place, at, bytes, filled: 0 }, matching_state);
+            Frame::Data { reply: long, bytes } => {
+                let (at, of) = matching_state.place_piece(self.link, long, bytes)?;
+                let of = Of::Long { long, past: of >= PAST_CACHE_BYTES };
+                self.begin_payload(Payload { of, place: PayloadTarget::Long(long), at, bytes, filled: 0 }, matching_state);
             }
-            Frame::Withdraw { message } => {
-                matching_state.withdrawn(self.peer, self.link, message).into_iter().for_each(|frame| outgoing.answer(frame));
+            Frame::Withdraw { message, after } => {
+                let answer = matching_state.withdrawn(self.peer, self.link, message, Duration::from_millis(after));
+                answer.into_iter().for_each(|frame| outgoing.answer(frame));
+            }
+            Frame::GaveUp { tag, after } => {
+                matching_state.charge(self.peer, self.link, 0)?;
+                matching_state.gave_up(self.peer, tag, Duration::from_millis(after));
+            }
+            Frame::Abandon { message, reply } => {
+                if matching_state.is_abandoned(self.link, message, reply) {
+                    outgoing.forget(message, matching_state);
+                    outgoing.answer(Frame::Withdraw { message, after: 0 });
+                    matching_state.requests.finish(message, Err(MessageError::Abandoned { peer: self.peer }));
+                }
             }
             Frame::AbortReason(abort_reason) => {
                 matching_state.heard.get_or_insert(abort_reason);
@@ -310,6 +319,10 @@ impl Incoming {
                 Some(into) => self.ahead.take(link, into, past)?,
                 None => self.ahead.skip(link, range.len())?,
             },
+            PayloadTarget::Long(long) => match matching_state.long_part(*long, range.clone()) {
+                Some(into) => self.ahead.take(link, into, past)?,
+                None => self.ahead.skip(link, range.len())?,
+            },
         };
         payload.filled += read;
         self.finish_payload(matching_state);
@@ -321,7 +334,7 @@ impl Incoming {
         if let Some(Payload { of, place, bytes, .. }) = self.payload.take_if(|payload| payload.filled == payload.bytes) {
             match of {
                 Of::Short(envelope) => matching_state.short_complete(envelope, place),
-                Of::Long { receive, .. } => matching_state.piece_complete(receive, bytes),
+                Of::Long { long, .. } => matching_state.piece_complete(long, bytes),
             }
         }
     }

@@ -42,7 +42,8 @@ impl<A> Matching<A> {
         }
     }
 
-    fn next_order(&mut self) -> u64 {
+    /// The place of something that comes now, among all that has come and will.
+    pub(super) fn next_order(&mut self) -> u64 {
         self.order += 1;
         self.order
     }
@@ -94,18 +95,30 @@ impl<A> Matching<A> {
         self.arrived[source].push_back(Arrived { order, tag, what });
     }
 
-    /// The message that a receive of this source and tag meets, with its own source and tag.
-    pub(super) fn take_arrived(&mut self, source: Option<usize>, tag: Option<u64>) -> Option<(usize, u64, A)> {
+    /// A message for which no receive is there, at the place that it once had.
+    pub(super) fn put_back(&mut self, source: usize, tag: u64, order: u64, what: A) {
+        let from = &mut self.arrived[source];
+        let at = from.partition_point(|arrived| arrived.order < order);
+        from.insert(at, Arrived { order, tag, what });
+    }
+
+    /// The first message of `source` that fits and has met no receive.
+    pub(super) fn find_arrived(&mut self, source: usize, mut fits: impl FnMut(&A) -> bool) -> Option<&mut A> {
+        self.arrived[source].iter_mut().map(|arrived| &mut arrived.what).find(|what| fits(what))
+    }
+
+    /// The message that a receive of this source and tag meets, with its own source, tag and place.
+    pub(super) fn take_arrived(&mut self, source: Option<usize>, tag: Option<u64>) -> Option<(usize, u64, u64, A)> {
         let first = |source: usize| {
             let accepts = |arrived: &Arrived<A>| tag.is_none_or(|wanted| wanted == arrived.tag);
             let at = self.arrived[source].iter().position(accepts)?;
             Some((self.arrived[source][at].order, source, at))
         };
-        let (_, source, at) = match source {
+        let (order, source, at) = match source {
             Some(source) => first(source)?,
             None => (0..self.arrived.len()).filter_map(first).min()?,
         };
-        self.arrived[source].remove(at).map(|arrived| (source, arrived.tag, arrived.what))
+        self.arrived[source].remove(at).map(|arrived| (source, arrived.tag, order, arrived.what))
     }
 
     /// Takes back the messages of `source` that fit, and hands them out.
@@ -130,6 +143,28 @@ mod tests {
         arrived: Vec<(usize, u64, u32)>,
     }
 
+    fn next(matching: &mut Matching<u32>, (source, tag): (Option<usize>, Option<u64>)) -> Option<(usize, u64, u32)> {
+        matching.take_arrived(source, tag).map(|(source, tag, _, what)| (source, tag, what))
+    }
+
+    #[test]
+    fn a_message_that_is_put_back_goes_before_those_that_came_after_it() {
+        let mut matching = Matching::new(2);
+        for what in [1, 2, 3] {
+            matching.arrive(0, 7, what);
+        }
+        let (_, _, order, first) = matching.take_arrived(Some(0), Some(7)).unwrap();
+        matching.arrive(1, 7, 4);
+        let met = matching.next_order();
+        matching.arrive(0, 7, 6);
+        matching.put_back(0, 7, met, 5);
+        matching.put_back(0, 7, order, first);
+        *matching.find_arrived(0, |what| *what == 3).unwrap() = 30;
+        assert!(matching.find_arrived(1, |what| *what == 3).is_none());
+        let all: Vec<u32> = std::iter::from_fn(|| next(&mut matching, (None, None))).map(|(_, _, what)| what).collect();
+        assert_eq!(all, [1, 2, 30, 4, 5, 6]);
+    }
+
     fn fits((source, tag): (Option<usize>, Option<u64>), message: (usize, u64)) -> bool {
         source.is_none_or(|source| source == message.0) && tag.is_none_or(|tag| tag == message.1)
     }
@@ -148,7 +183,7 @@ mod tests {
                     let wanted = ((random.below(3) > 0).then_some(source), (random.below(3) > 0).then_some(tag));
                     let at = oracle.arrived.iter().position(|message| fits(wanted, (message.0, message.1)));
                     let expected = at.map(|at| oracle.arrived.remove(at));
-                    assert_eq!(matching.take_arrived(wanted.0, wanted.1), expected, "seed {seed:#x} step {step}");
+                    assert_eq!(next(&mut matching, wanted), expected, "seed {seed:#x} step {step}");
                     matched += usize::from(expected.is_some());
                     if expected.is_none() {
                         matching.post(wanted.0, wanted.1, step);
@@ -183,8 +218,8 @@ mod tests {
         let mut taken = Vec::new();
         matching.take_back(0, |what| *what != 3, |what| taken.push(what));
         assert_eq!(taken, [1, 4]);
-        assert_eq!(matching.take_arrived(None, None), Some((1, 0, 2)));
-        assert_eq!(matching.take_arrived(None, None), Some((0, 0, 3)));
-        assert_eq!(matching.take_arrived(None, None), None);
+        assert_eq!(next(&mut matching, (None, None)), Some((1, 0, 2)));
+        assert_eq!(next(&mut matching, (None, None)), Some((0, 0, 3)));
+        assert_eq!(next(&mut matching, (None, None)), None);
     }
 }

@@ -1,13 +1,17 @@
 //! What one rank knows of its messages, whatever link they travel on: requests, and messages that no receive wanted yet.
 
+use std::ops::Range;
+use std::time::Duration;
+
 use crate::element::TypeTag;
 use crate::host::abort_reason::AbortReason;
 use crate::tuning::point_to_point::SPARE_BUFFERS;
 
 use super::frame::{EAGER_BYTES, Frame};
+use super::long_messages::{LongMessage, LongMessages, Place, part_of};
 use super::matching::Matching;
 use super::requests::{Destination, ReceivePhase, Receiving, Request, Requests, SendPhase, Sending};
-use super::{Envelope, MessageError};
+use super::{Envelope, GivenUp, MessageError};
 
 /// What a waiting message costs besides its bytes, so that empty ones are not free.
 const OVERHEAD_BYTES: usize = 128;
@@ -45,6 +49,10 @@ enum Arrival {
     Announced { link: usize, message: u32, element: TypeTag, bytes: usize },
     /// One from this rank to itself, still in the sender's memory.
     Own { request: u32 },
+    /// A long one whose receive gave up; it may still be coming in.
+    Kept { long: u32 },
+    /// The note of a sender that gave up its message. It costs as much as an announced message, except for one that had met a receive.
+    GivenUp { after: Duration, is_charged: bool },
 }
 
 /// Where the bytes of a message go while they are read.
@@ -54,6 +62,8 @@ pub(super) enum PayloadTarget {
     Request(u32),
     /// Into a buffer, until a receive wants them.
     Buffer(Vec<u8>),
+    /// To wherever the long message of this number goes.
+    Long(u32),
     /// Read and forgotten.
     Nowhere,
 }
@@ -64,6 +74,7 @@ pub(super) struct MatchingState {
     rank: usize,
     pub(super) requests: Requests,
     matching: Matching<Arrival>,
+    longs: LongMessages,
     /// By source.
     accounts: Vec<Account>,
     /// How much messages of one source may cost that no receive has taken yet.
@@ -79,6 +90,7 @@ impl MatchingState {
             rank,
             requests: Requests::default(),
             matching: Matching::new(world_size),
+            longs: LongMessages::default(),
             accounts: vec![Account::default(); world_size],
             limit,
             spare: Vec::new(),
@@ -148,14 +160,14 @@ impl MatchingState {
     /// Whether a receive can take a message from `source`, for which it then has room; why not.
     fn check(&mut self, receive: u32, source: usize, element: TypeTag, bytes: usize) -> Result<(), MessageError> {
         let Some(Receiving { element: expected, into, .. }) = self.requests.receive(receive) else { return Ok(()) };
-        let capacity = into.as_ref().map_or(0, Destination::capacity);
+        let capacity = into.capacity();
         if *expected != element {
             return Err(MessageError::TypeMismatch { peer: source, sent: element, expected: *expected });
         }
         if bytes > capacity {
             return Err(too_long(source, element, bytes, capacity));
         }
-        if into.as_mut().is_some_and(|into| !into.make_room(bytes)) {
+        if !into.make_room(bytes) {
             return Err(MessageError::NoMemory { peer: source, sent: bytes });
         }
         Ok(())
@@ -211,7 +223,7 @@ impl MatchingState {
                 self.requests.finish(receive, Ok(envelope));
                 self.release(envelope.source, envelope.bytes);
             }
-            PayloadTarget::Nowhere => self.release(envelope.source, envelope.bytes),
+            PayloadTarget::Nowhere | PayloadTarget::Long(_) => self.release(envelope.source, envelope.bytes),
             // A receive may have been posted since the first of its bytes came.
             PayloadTarget::Buffer(bytes) => match self.matching.take_posted(envelope.source, envelope.tag) {
                 Some(receive) => {
@@ -229,27 +241,26 @@ impl MatchingState {
         let Envelope { source, tag, element, bytes } = envelope;
         if let Some(receive) = self.matching.take_posted(source, tag) {
             self.release(source, bytes);
-            return Some(self.answer(receive, envelope, link, message));
+            let order = self.matching.next_order();
+            return Some(self.answer(receive, envelope, order, link, message));
         }
         self.matching.arrive(source, tag, Arrival::Announced { link, message, element, bytes });
         None
     }
 
     /// The answer of a receive to a long message.
-    fn answer(&mut self, receive: u32, envelope: Envelope, link: usize, message: u32) -> Frame {
-        let Envelope { source, tag, element, bytes } = envelope;
+    fn answer(&mut self, receive: u32, envelope: Envelope, order: u64, link: usize, message: u32) -> Frame {
+        let Envelope { source, element, bytes, .. } = envelope;
         let refusal = self.check(receive, source, element, bytes).err();
         let Some(receiving) = self.requests.receive(receive) else { return Frame::Refuse { message, element, capacity: 0 } };
-        let capacity = receiving.into.as_ref().map_or(0, Destination::capacity) as u64;
-        let expected = receiving.element;
-        receiving.phase = ReceivePhase::Filling { link, source, message, tag, bytes, filled: 0 };
-        match refusal {
-            None => Frame::ClearToSend { message, reply: receive },
-            Some(refusal) => {
-                self.requests.finish(receive, Err(refusal));
-                Frame::Refuse { message, element: expected, capacity }
-            }
+        if let Some(refusal) = refusal {
+            let (element, capacity) = (receiving.element, receiving.into.capacity() as u64);
+            self.requests.finish(receive, Err(refusal));
+            return Frame::Refuse { message, element, capacity };
         }
+        let long = self.longs.insert(LongMessage::new(link, message, envelope, order, receive));
+        receiving.phase = ReceivePhase::Filling { long };
+        Frame::ClearToSend { message, reply: long }
     }
 
     /// A new receive: its slot, and what is to be answered on which link. `None` in the middle where it waits for a message.
@@ -260,9 +271,9 @@ impl MatchingState {
         element: TypeTag,
         into: Destination,
     ) -> (u32, Option<(usize, Frame)>) {
-        let receiving = Receiving { from, element, into: Some(into), phase: ReceivePhase::Posted };
+        let receiving = Receiving { from, element, into, phase: ReceivePhase::Posted };
         let receive = self.requests.insert(Request::Receive(receiving));
-        let Some((source, tag, arrival)) = self.matching.take_arrived(from, tag) else {
+        let Some((source, tag, order, arrival)) = self.matching.take_arrived(from, tag) else {
             self.matching.post(from, tag, receive);
             return (receive, None);
         };
@@ -275,10 +286,21 @@ impl MatchingState {
             }
             Arrival::Announced { link, message, element, bytes } => {
                 self.release(source, bytes);
-                Some((link, self.answer(receive, Envelope { source, tag, element, bytes }, link, message)))
+                Some((link, self.answer(receive, Envelope { source, tag, element, bytes }, order, link, message)))
             }
             Arrival::Own { request } => {
                 self.meet_own(request, receive);
+                None
+            }
+            Arrival::Kept { long } => {
+                self.take_over(receive, long);
+                None
+            }
+            Arrival::GivenUp { after, is_charged } => {
+                if is_charged {
+                    self.release(source, 0);
+                }
+                self.requests.finish(receive, Err(MessageError::Withdrawn { peer: source, after }));
                 None
             }
         };
@@ -310,13 +332,13 @@ impl MatchingState {
             return;
         }
         // Both lie in the same table, so the destination is lifted out for the copy.
-        let into = self.requests.receive(receive).and_then(|receiving| receiving.into.take());
-        if let Some(mut into) = into {
+        if let Some(receiving) = self.requests.receive(receive) {
+            let mut into = std::mem::replace(&mut receiving.into, Destination::own(0));
             if let Some(place) = into.part(0..bytes) {
                 place.copy_from_slice(self.requests.source(send));
             }
             if let Some(receiving) = self.requests.receive(receive) {
-                receiving.into = Some(into);
+                receiving.into = into;
             }
         }
         self.requests.finish(receive, Ok(Envelope { source: self.rank, tag, element, bytes }));
@@ -359,6 +381,12 @@ impl MatchingState {
             .ok_or_else(|| format!("an answer to message {message}, which was not announced to it"))
     }
 
+    /// A peer has given up a long message that it had cleared; whether it is still being sent.
+    pub(super) fn is_abandoned(&mut self, link: usize, message: u32, reply: u32) -> bool {
+        let is_it = |phase| matches!(phase, SendPhase::Cleared { link: l, reply: r, .. } if (l, r) == (link, reply));
+        self.requests.send(message).is_some_and(|sending| is_it(sending.phase))
+    }
+
     /// A peer clears a long message; whether its bytes are to follow (not if it was cancelled meanwhile).
     pub(super) fn cleared(&mut self, link: usize, message: u32, reply: u32) -> Result<bool, String> {
         let sending = self.answered(link, message)?;
@@ -383,66 +411,142 @@ impl MatchingState {
         Ok(())
     }
 
-    /// A piece of a long message begins to come in: where to put it, and from which byte on.
-    pub(super) fn place_piece(&mut self, link: usize, reply: u32, piece: usize) -> Result<(PayloadTarget, usize), String> {
-        let unexpected = || format!("{piece} B for receive {reply}, which does not expect them");
-        let receiving = self.requests.receive(reply).ok_or_else(unexpected)?;
-        match receiving.phase {
-            ReceivePhase::Filling { link: of, bytes, filled, .. } if of == link && piece <= bytes - filled => {
-                Ok((if receiving.into.is_some() { PayloadTarget::Request(reply) } else { PayloadTarget::Nowhere }, filled))
+    /// A piece of a long message begins to come in: from which of its bytes on, and how long the message is.
+    pub(super) fn place_piece(&mut self, link: usize, reply: u32, piece: usize) -> Result<(usize, usize), String> {
+        match self.longs.get(reply) {
+            Some(LongMessage { link: of, envelope, filled, .. }) if *of == link && piece <= envelope.bytes - filled => {
+                Ok((*filled, envelope.bytes))
             }
-            _ => Err(unexpected()),
+            _ => Err(format!("{piece} B for message {reply}, which does not expect them")),
         }
     }
 
-    /// How long the message is that fills this receive.
-    pub(super) fn message_bytes(&mut self, reply: u32) -> usize {
-        match self.requests.receive(reply).map(|receiving| receiving.phase) {
-            Some(ReceivePhase::Filling { bytes, .. }) => bytes,
-            _ => 0,
+    /// Where a part of a long message goes; `None` where it goes nowhere.
+    pub(super) fn long_part(&mut self, long: u32, part: Range<usize>) -> Option<&mut [u8]> {
+        match &mut self.longs.get_mut(long)?.place {
+            Place::Receive(receive) => self.requests.destination(*receive, part),
+            Place::Kept(kept) => Some(part_of(kept, part)),
+            Place::Nowhere => None,
         }
     }
 
     /// A piece of a long message has come in.
-    pub(super) fn piece_complete(&mut self, reply: u32, piece: usize) {
-        let Some(receiving) = self.requests.receive(reply) else { return };
-        let ReceivePhase::Filling { source, tag, bytes, filled, .. } = &mut receiving.phase else { return };
-        *filled += piece;
-        if filled == bytes {
-            let envelope = Envelope { source: *source, tag: *tag, element: receiving.element, bytes: *bytes };
-            self.requests.finish(reply, Ok(envelope));
+    pub(super) fn piece_complete(&mut self, long: u32, piece: usize) {
+        let Some(message) = self.longs.get_mut(long) else { return };
+        message.filled += piece;
+        if !message.is_whole() {
+            return;
+        }
+        match message.place {
+            Place::Receive(receive) => {
+                self.requests.finish(receive, Ok(message.envelope));
+                self.longs.remove(long);
+            }
+            Place::Nowhere => self.longs.remove(long),
+            Place::Kept(_) => {}
         }
     }
 
-    /// A peer has cancelled a message that it announced on `link`: the answer, if none was given yet.
-    pub(super) fn withdrawn(&mut self, source: usize, link: usize, message: u32) -> Option<Frame> {
-        let mut answer = None;
-        let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Announced { link: l, message: m, .. } if (*l, *m) == (link, message));
-        let mut given_up = None;
-        self.matching.take_back(source, is_it, |arrival| given_up = Some(arrival));
-        if let Some(Arrival::Announced { element, bytes, .. }) = given_up {
-            self.release(source, bytes);
-            answer = Some(Frame::Refuse { message, element, capacity: 0 });
-        }
-        let is_it = |request: &Request| {
-            matches!(request, Request::Receive(Receiving { phase: ReceivePhase::Filling { link: l, message: m, .. }, .. })
-                if (*l, *m) == (link, message))
+    /// The receive of a long message gives up. The message is kept for the next one, which may wait already. Where it cannot be kept, what to tell its
+    /// sender on which link.
+    pub(super) fn give_up_long(&mut self, receive: u32, long: u32) -> (GivenUp, Option<(usize, Frame)>) {
+        let Some(message) = self.longs.get(long) else { return (GivenUp::Nothing, None) };
+        let (Envelope { source, tag, bytes, .. }, order, begun) = (message.envelope, message.order, message.begun());
+        let abandon = (message.link, Frame::Abandon { message: message.message, reply: long });
+        let Some(mut room) = self.longs.room(bytes) else {
+            self.drop_receive(receive, long);
+            return (GivenUp::Lost { source, bytes }, Some(abandon));
         };
-        for receive in self.requests.find(is_it) {
-            self.requests.finish(receive, Err(MessageError::Withdrawn { peer: source }));
+        room.extend_from_slice(self.requests.destination(receive, begun).unwrap_or_default());
+        self.longs.put(long, Place::Kept(room));
+        self.requests.remove(receive);
+        match self.matching.take_posted(source, tag) {
+            Some(next) => self.take_over(next, long),
+            None => self.matching.put_back(source, tag, order, Arrival::Kept { long }),
         }
-        answer
+        (GivenUp::Kept { source, bytes }, None)
     }
 
-    /// Takes back a receive that found no message, or a send to this rank that found no receive.
-    pub(super) fn unpost(&mut self, request: u32) {
-        if let Some(Receiving { from, .. }) = self.requests.receive(request) {
-            self.matching.unpost(*from, request);
-        } else {
-            let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Own { request: own } if *own == request);
-            self.matching.take_back(self.rank, is_it, drop);
+    /// Takes back a receive; what comes of its long message goes nowhere.
+    pub(super) fn drop_receive(&mut self, receive: u32, long: u32) {
+        self.longs.drain(long);
+        self.requests.remove(receive);
+    }
+
+    /// A receive takes over a message that was kept.
+    fn take_over(&mut self, receive: u32, long: u32) {
+        let Some(message) = self.longs.get(long) else { return };
+        let (envelope, begun, is_whole) = (message.envelope, message.begun(), message.is_whole());
+        if let Err(refusal) = self.check(receive, envelope.source, envelope.element, envelope.bytes) {
+            self.longs.drain(long);
+            return self.requests.finish(receive, Err(refusal));
         }
-        self.requests.remove(request);
+        if let Some(Place::Kept(mut kept)) = self.longs.put(long, Place::Receive(receive))
+            && let Some(into) = self.requests.destination(receive, begun.clone())
+        {
+            into.copy_from_slice(part_of(&mut kept, begun));
+        }
+        if is_whole {
+            self.longs.remove(long);
+            return self.requests.finish(receive, Ok(envelope));
+        }
+        if let Some(receiving) = self.requests.receive(receive) {
+            receiving.phase = ReceivePhase::Filling { long };
+        }
+    }
+
+    /// A peer has given up a message that it announced on `link`: the answer, if none was given yet. The receive that meets it fails: the one
+    /// that has met it, or the next one.
+    pub(super) fn withdrawn(&mut self, source: usize, link: usize, message: u32, after: Duration) -> Option<Frame> {
+        let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Announced { link: l, message: m, .. } if (*l, *m) == (link, message));
+        if let Some(arrival) = self.matching.find_arrived(source, is_it) {
+            let note = Arrival::GivenUp { after, is_charged: true };
+            let Arrival::Announced { element, .. } = std::mem::replace(arrival, note) else { return None };
+            return Some(Frame::Refuse { message, element, capacity: 0 });
+        }
+        for long in self.longs.find(|long| (long.link, long.message) == (link, message) && !long.is_whole()) {
+            match self.longs.get(long).map(|long| &long.place) {
+                Some(Place::Receive(receive)) => self.requests.finish(*receive, Err(MessageError::Withdrawn { peer: source, after })),
+                Some(Place::Kept(_)) => {
+                    let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Kept { long: kept } if *kept == long);
+                    let note = Arrival::GivenUp { after, is_charged: false };
+                    if let Some(arrival) = self.matching.find_arrived(source, is_it) {
+                        *arrival = note;
+                    }
+                }
+                Some(Place::Nowhere) | None => {}
+            }
+            self.longs.remove(long);
+        }
+        None
+    }
+
+    /// A peer has given up a message before its turn came, and says so in its place.
+    pub(super) fn gave_up(&mut self, source: usize, tag: u64, after: Duration) {
+        match self.matching.take_posted(source, tag) {
+            Some(receive) => {
+                self.release(source, 0);
+                self.requests.finish(receive, Err(MessageError::Withdrawn { peer: source, after }));
+            }
+            None => self.matching.arrive(source, tag, Arrival::GivenUp { after, is_charged: true }),
+        }
+    }
+
+    /// A send to this rank that found no receive gives up: the next receive is told.
+    pub(super) fn give_up_own(&mut self, send: u32, after: Duration) {
+        let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Own { request } if *request == send);
+        if let Some(arrival) = self.matching.find_arrived(self.rank, is_it) {
+            *arrival = Arrival::GivenUp { after, is_charged: false };
+        }
+        self.requests.remove(send);
+    }
+
+    /// Takes back a receive that found no message.
+    pub(super) fn unpost(&mut self, receive: u32) {
+        if let Some(Receiving { from, .. }) = self.requests.receive(receive) {
+            self.matching.unpost(*from, receive);
+        }
+        self.requests.remove(receive);
     }
 
     /// A peer is gone: everything that waits for it fails. Where it was the last one, so does what waits for anyone.
@@ -450,12 +554,15 @@ impl MatchingState {
         let announced = |arrival: &Arrival| matches!(arrival, Arrival::Announced { .. });
         let accounts = &mut self.accounts;
         self.matching.take_back(peer, announced, |_| accounts[peer].waiting -= OVERHEAD_BYTES);
+        let unfinished = self.longs.find(|long| long.envelope.source == peer && !long.is_whole());
+        self.matching.take_back(peer, |arrival| matches!(arrival, Arrival::Kept { long } if unfinished.contains(long)), drop);
         let concerned = self.requests.find(|request| match request {
             Request::Done(..) => false,
             Request::Send(sending) => sending.to == peer,
             Request::Receive(Receiving { from, phase, .. }) => match phase {
                 ReceivePhase::Posted => from.map_or(was_last, |from| from == peer),
-                ReceivePhase::Reading { source } | ReceivePhase::Filling { source, .. } => *source == peer,
+                ReceivePhase::Reading { source } => *source == peer,
+                ReceivePhase::Filling { long } => unfinished.contains(long),
             },
         });
         for request in concerned {
@@ -464,6 +571,7 @@ impl MatchingState {
             }
             self.requests.finish(request, Err(MessageError::Ended(abort_reason)));
         }
+        unfinished.into_iter().for_each(|long| self.longs.remove(long));
     }
 }
 
@@ -471,7 +579,19 @@ impl MatchingState {
 impl MatchingState {
     /// Whether neither a request nor a message is left.
     pub(super) fn is_idle(&mut self) -> bool {
-        self.requests.find(|_| true).is_empty() && self.accounts.iter().all(|account| account.waiting == 0)
+        self.requests.find(|_| true).is_empty()
+            && self.longs.find(|_| true).is_empty()
+            && self.accounts.iter().all(|account| account.waiting == 0)
+    }
+
+    /// Whether a part of a long message has come in.
+    pub(super) fn has_begun(&self) -> bool {
+        !self.longs.find(|long| long.filled > 0).is_empty()
+    }
+
+    /// Has no room for messages whose receives give up.
+    pub(super) fn keep_no_more(&mut self) {
+        self.longs.keep_no_more();
     }
 
     /// What the waiting messages of one source cost.

@@ -21,7 +21,7 @@ use super::channel::{Channel, PeerState};
 use super::frame::Frame;
 use super::matching_state::MatchingState;
 use super::requests::{Destination, ReceivePhase, Receiving, Request, SendPhase, Sending, Source};
-use super::{Connector, Outcome, Ticket};
+use super::{Connector, Envelope, GivenUp, Outcome, Ticket};
 
 /// A request whose caller has no ticket yet. Where posting breaks off, by an error or a panic, nobody else could cancel the request, and its
 /// memory is the caller's again: so the drop cancels it.
@@ -308,33 +308,48 @@ impl<C: Connector> Messages<C> {
         self.matching_state.has_arrived(tag)
     }
 
-    /// Cancels a request: its memory is not touched again, and its ticket is void.
-    ///
-    /// A send that has begun may still arrive; a long one that was already met by a receive makes that receive fail. A message
-    /// that had begun to fill a cancelled receive is kept for the next receive if it is short, and lost if it is long.
+    /// As [`Messages::give_up`], for whoever has waited for no time and need not know what is left.
     pub(crate) fn cancel(&mut self, ticket: Ticket) {
-        let Some(index) = self.matching_state.requests.index(ticket) else { return };
+        self.give_up(ticket, Duration::ZERO);
+    }
+
+    /// Gives up a request after so long: its memory is not touched again, and its ticket is void. What it leaves behind.
+    pub(crate) fn give_up(&mut self, ticket: Ticket, after: Duration) -> GivenUp {
+        let Some(index) = self.matching_state.requests.index(ticket) else { return GivenUp::Nothing };
         match self.matching_state.requests.request(index) {
-            Some(&Request::Send(Sending { to, phase, .. })) => self.cancel_send(index, to, phase),
-            Some(&Request::Receive(Receiving { phase, .. })) => self.cancel_receive(index, phase),
+            Some(&Request::Send(Sending { to, phase, .. })) => self.give_up_send(index, to, phase, after),
+            Some(&Request::Receive(Receiving { phase, .. })) => self.give_up_receive(index, phase),
             Some(Request::Done(..)) | None => {
                 self.matching_state.requests.remove(index);
+                GivenUp::Nothing
             }
         }
     }
 
-    fn cancel_send(&mut self, send: u32, to: usize, phase: SendPhase) {
+    /// Whether a link has yet to take something, be it that the peer has to make room for it first.
+    pub(crate) fn has_unwritten(&self) -> bool {
+        self.channels.iter().flatten().any(|channel| !channel.outgoing.is_empty())
+    }
+
+    /// Whether a frame was begun that its link has not taken whole.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.channels.iter().flatten().any(|channel| channel.outgoing.is_stuck())
+    }
+
+    fn give_up_send(&mut self, send: u32, to: usize, phase: SendPhase, after: Duration) -> GivenUp {
+        let milliseconds = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
         let link = match phase {
-            SendPhase::Queued if to == self.rank => return self.matching_state.unpost(send),
-            SendPhase::Queued => self.peers[to].chosen,
-            SendPhase::Announced { link } | SendPhase::Cleared { link, .. } => Some(link),
-        };
-        if let Some(channel) = link.and_then(|link| self.channels[link].as_mut()) {
-            channel.outgoing.forget(send, &self.matching_state);
-            if phase != SendPhase::Queued {
-                // After the part of it that was begun, before any other message of the same number.
-                channel.outgoing.answer(Frame::Withdraw { message: send });
+            SendPhase::Queued if to == self.rank => {
+                self.matching_state.give_up_own(send, after);
+                return GivenUp::Withdrawn;
             }
+            SendPhase::Queued => return self.give_up_queued(send, to, milliseconds),
+            SendPhase::Announced { link } | SendPhase::Cleared { link, .. } => link,
+        };
+        if let Some(channel) = &mut self.channels[link] {
+            channel.outgoing.forget(send, &self.matching_state);
+            // After the part of it that was begun, before any other message of the same number.
+            channel.outgoing.answer(Frame::Withdraw { message: send, after: milliseconds });
         }
         if let (SendPhase::Announced { .. }, Some(sending)) = (phase, self.matching_state.requests.send(send)) {
             // The peer's answer may be on its way: the slot is not used again before it is here.
@@ -343,25 +358,58 @@ impl<C: Connector> Messages<C> {
         } else {
             self.matching_state.requests.remove(send);
         }
+        self.write(link);
+        GivenUp::Withdrawn
     }
 
-    fn cancel_receive(&mut self, receive: u32, phase: ReceivePhase) {
-        let source = match phase {
-            ReceivePhase::Posted => return self.matching_state.unpost(receive),
-            ReceivePhase::Reading { source } | ReceivePhase::Filling { source, .. } => source,
-        };
-        let state = &self.peers[source];
-        for link in [state.opened, state.accepted].into_iter().flatten() {
-            if let Some(channel) = &mut self.channels[link] {
-                channel.incoming.forget(receive, &mut self.matching_state);
+    /// Gives up a send whose turn on its link has not come, or whose short message is being written.
+    fn give_up_queued(&mut self, send: u32, to: usize, after: u64) -> GivenUp {
+        let tag = self.matching_state.requests.send(send).map_or(0, |sending| sending.tag);
+        let mut given_up = GivenUp::Nothing;
+        if let Some(channel) = self.peers[to].chosen.and_then(|link| self.channels[link].as_mut()) {
+            if channel.outgoing.give_up(send, Frame::GaveUp { tag, after }) {
+                given_up = GivenUp::Withdrawn;
+            } else if channel.outgoing.forget(send, &self.matching_state)
+                && let Some(sending) = self.matching_state.requests.send(send)
+            {
+                given_up = GivenUp::Sent(Envelope { source: self.rank, tag, element: sending.element, bytes: sending.bytes });
             }
         }
-        if let (ReceivePhase::Filling { .. }, Some(receiving)) = (phase, self.matching_state.requests.receive(receive)) {
-            // The rest of the message is still coming.
-            receiving.into = None;
-            self.matching_state.requests.disown(receive);
-        } else {
-            self.matching_state.requests.remove(receive);
+        self.matching_state.requests.remove(send);
+        given_up
+    }
+
+    fn give_up_receive(&mut self, receive: u32, phase: ReceivePhase) -> GivenUp {
+        match phase {
+            ReceivePhase::Posted => {
+                self.matching_state.unpost(receive);
+                GivenUp::Nothing
+            }
+            ReceivePhase::Reading { source } => {
+                let state = &self.peers[source];
+                let mut given_up = GivenUp::Nothing;
+                for link in [state.opened, state.accepted].into_iter().flatten() {
+                    let channel = self.channels[link].as_mut();
+                    if let Some(bytes) = channel.and_then(|channel| channel.incoming.forget(receive, &mut self.matching_state)) {
+                        given_up = GivenUp::Kept { source, bytes };
+                    }
+                }
+                self.matching_state.requests.remove(receive);
+                given_up
+            }
+            // Nobody receives any more.
+            ReceivePhase::Filling { long } if self.told.is_some() => {
+                self.matching_state.drop_receive(receive, long);
+                GivenUp::Nothing
+            }
+            ReceivePhase::Filling { long } => {
+                let (given_up, word) = self.matching_state.give_up_long(receive, long);
+                if let Some((link, frame)) = word {
+                    self.channels[link].iter_mut().for_each(|channel| channel.outgoing.answer(frame));
+                    self.write(link);
+                }
+                given_up
+            }
         }
     }
 

@@ -10,6 +10,10 @@
 //! nothing else is held up. A long message is announced first. It moves when a receive has met it, in pieces, from the sender's memory to
 //! the receiver's.
 //!
+//! A send or a receive may be given up at any time. No message is lost by that without a word. A short message that has begun to be written is sent. Any
+//! other send that was given up leaves a note in its place, and the receive that meets the note fails. A message that has begun to come in is kept for the
+//! next receive; where that is impossible, both ends are told.
+//!
 //! A message and a receive whose element types differ, or a message longer than the receive's memory, make both ends fail,
 //! and nothing else: the message is used up. A short message is done for its sender by then, so only the receiver is told.
 //!
@@ -26,6 +30,7 @@ mod frame;
 pub(crate) mod fuzz;
 mod incoming;
 mod links;
+mod long_messages;
 mod matching;
 mod matching_state;
 mod messages;
@@ -35,6 +40,7 @@ mod requests;
 mod tests;
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use crate::element::TypeTag;
 
@@ -119,15 +125,48 @@ pub(crate) enum MessageError {
         /// The largest that the receiver takes.
         most: usize,
     },
-    /// The sender cancelled a long message after it had met this receive. Some of it may have been written.
-    #[error("rank {peer} cancelled the message while it was being received")]
+    /// The sender gave the message up. Where it had met this receive by then, some of it may have been written.
+    #[error("rank {peer} gave up sending this message after {:.3} s: it had not been received by then", after.as_secs_f64())]
     Withdrawn {
         /// The sender.
+        peer: usize,
+        /// How long it had tried.
+        after: Duration,
+    },
+    /// The receiver gave up in the middle of a long message, and could not keep it.
+    #[error("rank {peer} gave up receiving this message in the middle of it, and could not keep it: the message is lost")]
+    Abandoned {
+        /// The receiver.
         peer: usize,
     },
     /// A peer is gone.
     #[error("the message's peer is gone: {0:?}")]
     Ended(AbortReason),
+}
+
+/// What a request leaves behind that was given up before it had ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GivenUp {
+    /// Nothing: it had ended, no message had met it, or the whole communicator has ended.
+    Nothing,
+    /// The message of a send, which is on its way all the same.
+    Sent(Envelope),
+    /// A note to the receiver: the receive that meets it fails.
+    Withdrawn,
+    /// A message that had begun to come in, for the next receive.
+    Kept {
+        /// Who sent it.
+        source: usize,
+        /// Its length.
+        bytes: usize,
+    },
+    /// Nothing of a message that had begun to come in: it is lost, and its sender is told unless it was done by then.
+    Lost {
+        /// Who sent it.
+        source: usize,
+        /// Its length.
+        bytes: usize,
+    },
 }
 
 /// How a request ended.

@@ -22,6 +22,8 @@ enum Posting {
     Message(u32),
     /// A frame that must not overtake the messages before it.
     Frame(Frame),
+    /// The note of a message that was given up. The peer keeps it, so it has its cost.
+    Note(Frame),
 }
 
 /// The bytes that follow a header.
@@ -157,15 +159,21 @@ impl Outgoing {
         self.pieces.push_back(send);
     }
 
-    /// Removes a send; where a frame of it was begun, the rest of that frame is copied, so that the send's memory is free.
-    pub(super) fn forget(&mut self, send: u32, matching_state: &MatchingState) {
+    /// Removes a send. Where a frame of it was begun, the rest of that frame is copied, so that the send's memory is free. Whether the whole message is on
+    /// its way then, as a short one is.
+    pub(super) fn forget(&mut self, send: u32, matching_state: &MatchingState) -> bool {
         self.messages.retain(|posting| *posting != Posting::Message(send));
         self.pieces.retain(|other| *other != send);
-        if let Some(current) = &mut self.current
-            && current.payload.send() == Some(send)
-        {
-            current.payload = Payload::Owned(current.payload.as_slice(matching_state).to_vec());
-        }
+        let Some(current) = self.current.as_mut().filter(|current| current.payload.send() == Some(send)) else { return false };
+        let is_whole = matches!(current.payload, Payload::Message(_));
+        current.payload = Payload::Owned(current.payload.as_slice(matching_state).to_vec());
+        is_whole
+    }
+
+    /// Puts a note in the place of a message whose turn has not come; whether it was there.
+    pub(super) fn give_up(&mut self, send: u32, note: Frame) -> bool {
+        let place = self.messages.iter_mut().find(|posting| **posting == Posting::Message(send));
+        place.map(|posting| *posting = Posting::Note(note)).is_some()
     }
 
     /// Writes a short message where nothing is before it, without making it a request; how much of frame and message was written,
@@ -224,6 +232,11 @@ impl Outgoing {
     fn next_message(&mut self, matching_state: &mut MatchingState) -> Option<Current> {
         match *self.messages.front()? {
             Posting::Frame(frame) => {
+                self.messages.pop_front();
+                Some(Current::new(frame, Payload::None))
+            }
+            Posting::Note(frame) => {
+                self.credit = self.credit.checked_sub(cost(0))?;
                 self.messages.pop_front();
                 Some(Current::new(frame, Payload::None))
             }

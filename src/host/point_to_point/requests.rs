@@ -160,8 +160,7 @@ pub(super) enum SendPhase {
 pub(super) struct Receiving {
     pub(super) from: Option<usize>,
     pub(super) element: TypeTag,
-    /// `None` once it was cancelled and the rest of the message is only drained.
-    pub(super) into: Option<Destination>,
+    pub(super) into: Destination,
     pub(super) phase: ReceivePhase,
 }
 
@@ -172,8 +171,8 @@ pub(super) enum ReceivePhase {
     Posted,
     /// A short message is being read from this peer.
     Reading { source: usize },
-    /// A long message was cleared on this link; so much of it has come.
-    Filling { link: usize, source: usize, message: u32, tag: u64, bytes: usize, filled: usize },
+    /// The long message of this number was cleared, and comes in.
+    Filling { long: u32 },
 }
 
 /// A request.
@@ -253,22 +252,22 @@ impl Requests {
 
     /// A part of the memory that a pending receive fills; `None` for anything else, and where there is less.
     pub(super) fn destination(&mut self, index: u32, part: Range<usize>) -> Option<&mut [u8]> {
-        self.receive(index)?.into.as_mut()?.part(part)
+        self.receive(index)?.into.part(part)
     }
 
     /// Ends a request: its memory is let go. Its outcome is kept for the ticket, or forgotten where nobody holds one.
     pub(super) fn finish(&mut self, index: u32, outcome: Outcome) {
         let abandoned = match self.request(index) {
             Some(Request::Send(sending)) => sending.data.is_none(),
-            Some(Request::Receive(receiving)) => receiving.into.is_none(),
+            Some(Request::Receive(_)) => false,
             Some(Request::Done(..)) | None => return,
         };
         if abandoned {
             self.remove(index);
             return;
         }
-        let into = self.receive(index).filter(|_| outcome.is_ok()).and_then(|receiving| receiving.into.as_mut());
-        let message = into.map(Destination::take_own).unwrap_or_default();
+        let receiving = self.receive(index).filter(|_| outcome.is_ok());
+        let message = receiving.map(|receiving| receiving.into.take_own()).unwrap_or_default();
         self.slots[index as usize].request = Some(Request::Done(outcome, message));
     }
 

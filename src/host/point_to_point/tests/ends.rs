@@ -214,7 +214,9 @@ fn nonsense_from_a_peer_is_its_own_loss() {
     };
     // The receive that was posted has number 0, the send number 1.
     let well = [
-        frame(Frame::Withdraw { message: 9 }),
+        frame(Frame::Withdraw { message: 9, after: 0 }),
+        frame(Frame::Abandon { message: 1, reply: 5 }),
+        frame(Frame::GaveUp { tag: 3, after: 7 }),
         frame(Frame::Refuse { message: 1, element, capacity: 0 }),
         frame(Frame::ClearToSend { message: 1, reply: 77 }),
         frame(Frame::AbortReason(AbortReason::Failed { rank: 1 }))[..20].to_vec(),
@@ -276,14 +278,16 @@ fn random_streams_do_no_harm() {
             let element = TypeTag::Plain(1);
             let number = random.below(3) as u32;
             let bytes = random.below(300);
-            let frame = match random.below(9) {
+            let frame = match random.below(11) {
                 0 | 1 => Frame::Eager { tag: random.below(2) as u64, element, bytes },
                 2 => Frame::RequestToSend { message: number, tag: random.below(2) as u64, element, bytes: EAGER_BYTES + 1 + bytes },
                 3 => Frame::ClearToSend { message: number, reply: number },
                 4 => Frame::Refuse { message: number, element, capacity: random.next() },
                 5 => Frame::Data { reply: number, bytes: 1 + bytes },
-                6 => Frame::Withdraw { message: number },
-                7 => Frame::Leave { opened: number },
+                6 => Frame::Withdraw { message: number, after: random.next() },
+                7 => Frame::GaveUp { tag: random.below(2) as u64, after: 1 },
+                8 => Frame::Abandon { message: number, reply: number },
+                9 => Frame::Leave { opened: number },
                 _ => Frame::AbortReason(AbortReason::Failed { rank: 1 }),
             };
             // A notice would end the waits of the test itself.

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "posting takes memory for longer than the call")]
 
 mod ends;
+mod given_up;
 mod objects;
 mod protocol;
 mod traffic;
