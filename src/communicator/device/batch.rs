@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 
 use super::call::{DeviceCall, Guards, Hold, check_place, check_places, overlap, resolve};
-use super::compare;
 use super::headers::Headers;
 use super::queue::{Pledge, Queued};
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
@@ -289,7 +288,7 @@ impl Communicator {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
-        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| compare::is_pairwise(job)) {
+        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| job.call.kind.is_pairwise()) {
             let reason = "its lengths are compared by all ranks of one communicator; record it in a group of that alone";
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }
