@@ -12,12 +12,13 @@ use collectives::{
     interop::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer},
 };
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use simgpu::Gate;
 
 use super::common::cases::Memory;
 use super::common::meeting::wait_until;
-use super::common::ranks::{Meeting, threads_with};
-use super::gpu::{DeviceMemory, alone, builder, ranks, steers_gpu};
+use super::common::ranks::{Meeting, alone_in_a_process, threads_with};
+use super::gpu::{DeviceMemory, alone, builder, ranks, steers_gpu, unchecked};
 
 /// Another crate's tensor, which is gone when it is dropped, whatever its streams still do.
 struct Tensor {
@@ -186,5 +187,82 @@ fn what_the_driver_refuses_behind_a_call_is_no_error_of_the_call() {
             buffer
         });
         assert_eq!(memory.get(&buffer), [2; 64]);
+    });
+}
+
+/// Runs `work` while no thread can be started: its stack would find no room.
+fn without_threads<R>(work: impl FnOnce() -> R) -> R {
+    let unlimited = getrlimit(Resource::As);
+    let pages: u64 = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
+    let enough = pages * rustix::param::page_size() as u64 + (1 << 20);
+    setrlimit(Resource::As, Rlimit { current: Some(enough), ..unlimited }).unwrap();
+    // Stacks of threads that have ended are used again: these have them.
+    let release = Arc::new(AtomicUsize::new(0));
+    let park = |release: Arc<AtomicUsize>| {
+        move || {
+            while release.load(Ordering::Acquire) == 0 {
+                std::thread::park();
+            }
+        }
+    };
+    let mut parked = Vec::new();
+    while let Ok(thread) = std::thread::Builder::new().spawn(park(Arc::clone(&release))) {
+        parked.push(thread);
+        assert!(parked.len() < 1000, "there is no end of threads");
+    }
+    let result = work();
+    setrlimit(Resource::As, unlimited).unwrap();
+    release.store(1, Ordering::Release);
+    for thread in parked {
+        thread.thread().unpark();
+        thread.join().unwrap();
+    }
+    result
+}
+
+#[test]
+fn an_awaited_call_that_no_thread_can_look_at_ends_with_that_error() {
+    steers_gpu!();
+    alone_in_a_process("started::an_awaited_call_that_no_thread_can_look_at_ends_with_that_error", || {
+        threads_with(
+            1,
+            |_| builder(Config::default()),
+            |comm| {
+                let memory = DeviceMemory::of(comm);
+                let buffer = memory.put(&[1_u32; 64]);
+                let held = Gate::close(memory.stream.cu_stream().cast());
+                let work = comm.with_stream(&memory.stream).start_all_reduce(buffer, ReduceOp::Sum).unwrap();
+                let error = without_threads(|| {
+                    work.on_end(|| {});
+                    work.wait().unwrap_err().to_string()
+                });
+                assert!(error.contains("awaiting all_reduce") && error.contains("thread"), "{error}");
+                held.open();
+            },
+        );
+    });
+}
+
+#[test]
+fn a_wait_for_a_device_ends_where_no_thread_can_hear_of_the_others_end() {
+    steers_gpu!();
+    alone_in_a_process("started::a_wait_for_a_device_ends_where_no_thread_can_hear_of_the_others_end", || {
+        let everyone = Meeting::new(2);
+        threads_with(
+            2,
+            |_| builder(unchecked()),
+            |comm| {
+                let memory = DeviceMemory::of(comm);
+                let mut buffer = memory.put(&[1_u32; 64]);
+                everyone.meet();
+                if comm.rank() == 0 {
+                    // The other rank never calls.
+                    comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+                    let error = without_threads(|| comm.device().unwrap().synchronize().unwrap_err().to_string());
+                    assert!(error.contains("message thread"), "{error}");
+                }
+                everyone.meet();
+            },
+        );
     });
 }
