@@ -120,6 +120,12 @@ impl Collective {
     pub(crate) const fn lists_counts(self) -> bool {
         matches!(self, Collective::AllGatherV | Collective::ReduceScatterV)
     }
+
+    /// Whether the two ends of a transfer know its count, and nobody else.
+    #[inline]
+    pub(crate) const fn is_pairwise(self) -> bool {
+        matches!(self, Collective::GatherV | Collective::ScatterV | Collective::AllToAllV)
+    }
 }
 
 impl fmt::Display for Collective {

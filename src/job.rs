@@ -158,6 +158,21 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         self.lists.as_deref().and_then(|lists| lists.destination.as_ref())
     }
 
+    /// What this rank sends to `peer`, and what it expects from it, in bytes, for calls whose counts pairs of ranks know. To itself a rank sends
+    /// what it was checked to expect.
+    pub(crate) fn pair(&self, me: usize, peer: usize) -> [u64; 2] {
+        let is_root = |rank: usize| self.call.root == Some(rank as u32);
+        let bytes = match (self.call.kind, &self.layout) {
+            (_, BlockLayout::Pairs { send, receive }) => [send[peer], receive[peer]],
+            (Collective::GatherV, BlockLayout::Blocks(blocks)) if peer != me => [0, blocks[peer]],
+            (Collective::ScatterV, BlockLayout::Blocks(blocks)) if peer != me => [blocks[peer], 0],
+            (Collective::GatherV, BlockLayout::Own(own)) if is_root(peer) => [*own, 0],
+            (Collective::ScatterV, BlockLayout::Own(own)) if is_root(peer) => [0, *own],
+            _ => [0, 0],
+        };
+        bytes.map(|bytes| bytes as u64)
+    }
+
     /// The root, for calls that have one.
     #[cfg(feature = "cuda")]
     pub(crate) fn root(&self) -> usize {

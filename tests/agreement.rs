@@ -126,18 +126,124 @@ fn other_counts_in_a_variable_collective() {
                 error
             });
             assert!(errors.iter().all(Error::is_mismatch), "{errors:?}");
+        }
+    }
+}
 
-            // Only the two ends of a transfer know its count.
-            let errors = threads(wiring, ranks, |comm| {
-                everyone.wait();
-                let n = comm.world_size();
-                let send = vec![1; n];
-                let receive: Vec<usize> = (0..n).map(|from| if comm.rank() == 1 && from == 0 { 2 } else { 1 }).collect();
-                let source = vec![comm.rank() as u8; n];
-                let mut destination = vec![9_u8; receive.iter().sum()];
-                comm.all_to_all_v_into(&source, &send, &mut destination, &receive).expect_err("counts differ")
-            });
-            assert!(errors.iter().all(Error::is_mismatch), "{errors:?}");
+/// The calls of which each rank knows a part of the counts.
+const PARTLY_KNOWN: [&str; 7] =
+    ["all_to_all_v", "gather_v", "scatter_v", "all_to_all_list", "gather_list", "scatter_list", "all_gather_list"];
+
+/// How a call is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Form {
+    Blocking,
+    Started,
+    Grouped,
+}
+
+/// Makes a call in which rank 1 sends `mine` where the rank that it sends to expects `theirs`, or the other way round, and all else is `len`.
+/// Gives the destination where it is still there: a started call keeps it.
+fn partly_known(comm: &Communicator, name: &str, form: Form, len: usize, [mine, theirs]: [usize; 2]) -> (Result<()>, Vec<Vec<u8>>) {
+    let (me, n) = (comm.rank(), comm.world_size());
+    // Whom rank 1 does not agree with: the last rank in an exchange, else the root.
+    let other = if name.starts_with("all") && n > 2 { n - 1 } else { 0 };
+    let with = |at: usize, count: usize| (0..n).map(|rank| if rank == at { count } else { len }).collect::<Vec<_>>();
+    let sends = if me == 1 { with(other, mine) } else { vec![len; n] };
+    let expects = if me == other { with(1, theirs) } else { vec![len; n] };
+    let own = if me == 1 { mine } else { len };
+    let zeros = |counts: &[usize]| counts.iter().map(|count| vec![1_u8; *count]).collect::<Vec<_>>();
+    let untouched = |counts: &[usize]| counts.iter().map(|count| vec![0xa5_u8; *count]).collect::<Vec<_>>();
+    let (all_sent, mut all_expected) = (zeros(&sends), untouched(&expects));
+    let (source, mut destination) = (all_sent.concat(), all_expected.concat());
+    let (one, mut into_one) = (vec![1_u8; own], vec![0xa5_u8; own]);
+    let is_root = me == 0;
+    // What the root of a scatter sends is what rank 1 does not expect.
+    let parts = zeros(&if is_root { with(1, theirs) } else { Vec::new() });
+    let (joined, counts) = (parts.concat(), parts.iter().map(Vec::len).collect::<Vec<_>>());
+    let result = match (name, form) {
+        ("all_to_all_v", Form::Blocking) => comm.all_to_all_v_into(&source, &sends, &mut destination, &expects),
+        ("all_to_all_v", Form::Grouped) => {
+            comm.group(|group| group.all_to_all_v_into(&source, &sends, &mut destination, &expects)).map(drop)
+        }
+        ("all_to_all_v", Form::Started) => {
+            comm.start_all_to_all_v_into(source, &sends, destination.clone(), &expects).unwrap().wait().map(drop)
+        }
+        ("gather_v", Form::Blocking) => comm.gather_v_into(&one, is_root.then_some((&mut destination, &expects[..])), 0),
+        ("gather_v", Form::Grouped) => {
+            comm.group(|group| group.gather_v_into(&one, is_root.then_some((&mut destination, &expects[..])), 0)).map(drop)
+        }
+        ("gather_v", Form::Started) => {
+            comm.start_gather_v_into(one, is_root.then_some((destination.clone(), &expects[..])), 0).unwrap().wait().map(drop)
+        }
+        ("scatter_v", Form::Blocking) => comm.scatter_v_into(is_root.then_some((&joined, &counts[..])), &mut into_one, 0),
+        ("scatter_v", Form::Grouped) => {
+            comm.group(|group| group.scatter_v_into(is_root.then_some((&joined, &counts[..])), &mut into_one, 0)).map(drop)
+        }
+        ("scatter_v", Form::Started) => {
+            comm.start_scatter_v_into(is_root.then_some((joined, &counts[..])), into_one.clone(), 0).unwrap().wait().map(drop)
+        }
+        ("all_to_all_list", Form::Blocking) => comm.all_to_all_list(&all_sent, &mut all_expected),
+        ("all_to_all_list", Form::Grouped) => comm.group(|group| group.all_to_all_list(&all_sent, &mut all_expected)).map(drop),
+        ("all_to_all_list", Form::Started) => comm.start_all_to_all_list(all_sent, all_expected.clone()).unwrap().wait().map(drop),
+        ("gather_list", Form::Blocking) => comm.gather_list(&one, is_root.then_some(&mut all_expected), 0),
+        ("gather_list", Form::Grouped) => comm.group(|group| group.gather_list(&one, is_root.then_some(&mut all_expected), 0)).map(drop),
+        ("gather_list", Form::Started) => comm.start_gather_list(one, is_root.then_some(all_expected.clone()), 0).unwrap().wait().map(drop),
+        ("scatter_list", Form::Blocking) => comm.scatter_list(is_root.then_some(&parts[..]), &mut into_one, 0),
+        ("scatter_list", Form::Grouped) => {
+            comm.group(|group| group.scatter_list(is_root.then_some(&parts[..]), &mut into_one, 0)).map(drop)
+        }
+        ("scatter_list", Form::Started) => comm.start_scatter_list(is_root.then_some(parts), into_one.clone(), 0).unwrap().wait().map(drop),
+        // Everyone gets what rank 1 has, and one rank has no room for it.
+        (_, form) => {
+            let counts = if me == other { with(1, theirs) } else { with(1, mine) };
+            let mut all = untouched(&counts);
+            let result = match form {
+                Form::Blocking => comm.all_gather_list(&one, &mut all),
+                Form::Grouped => comm.group(|group| group.all_gather_list(&one, &mut all)).map(drop),
+                Form::Started => comm.start_all_gather_list(one, all.clone()).unwrap().wait().map(drop),
+            };
+            return (result, all);
+        }
+    };
+    (result, [all_expected, vec![destination, into_one]].concat())
+}
+
+#[test]
+fn counts_that_each_rank_knows_in_part_fail_on_every_rank_alike_and_nothing_is_written() {
+    for wiring in Wiring::ALL {
+        for ranks in [2, 3, 5] {
+            for (turn, name) in PARTLY_KNOWN.into_iter().enumerate() {
+                for (at, form) in [Form::Blocking, Form::Started, Form::Grouped].into_iter().enumerate() {
+                    let len = [9, 70_000][(turn + at) % 2];
+                    // One more, one less, nothing expected, and nothing sent.
+                    let counts = [[len + 1, len], [len, len + 1], [len, 0], [0, len]][(turn + at + ranks) % 4];
+                    let what = format!("{form:?} {name} of {len} on {ranks} ranks, {wiring:?}, {counts:?}");
+                    let errors = threads(wiring, ranks, |comm| {
+                        let (result, destination) = partly_known(comm, name, form, len, counts);
+                        let error = result.expect_err(&what);
+                        assert!(destination.iter().flatten().all(|byte| *byte == 0xa5), "{what}: rank {}'s is written", comm.rank());
+                        let again = comm.barrier().expect_err("the communicator is ended");
+                        assert!(again.is_poisoned() && again.is_mismatch(), "{what}: {again}");
+                        error
+                    });
+                    for (rank, error) in errors.iter().enumerate() {
+                        assert!(error.is_mismatch(), "{what}: rank {rank}: {error}");
+                        assert_eq!(error.to_string(), errors[0].to_string(), "{what}: rank {rank}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn counts_that_do_not_fit_together_are_named_by_their_two_ends() {
+    for wiring in Wiring::ALL {
+        let errors = threads(wiring, 4, |comm| partly_known(comm, "all_to_all_v", Form::Blocking, 7, [8, 6]).0.unwrap_err().to_string());
+        for error in errors {
+            assert!(error.contains("rank 1") && error.contains("all_to_all_v(u8, count 8 to rank 3) number"), "{wiring:?}: {error}");
+            assert!(error.contains("rank 3") && error.contains("all_to_all_v(u8, count 6 from rank 1) number"), "{wiring:?}: {error}");
         }
     }
 }

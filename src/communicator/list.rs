@@ -25,7 +25,8 @@ use crate::job::{Address, List, Lists, Operands};
 ///
 /// Gathers and scatters to and from a buffer for each rank, in rank order, in place of one long buffer: bytes go straight into and out of
 /// them, without first being put together. The buffers of a list may differ in length, may be empty, and are all on one side. Lengths of the two ends of
-/// each transfer are compared, as in [`gather_v_into`](Self::gather_v_into). The started forms and those in a group mean the same.
+/// each transfer are compared before anything is written, as in [`gather_v_into`](Self::gather_v_into): if any differ, every rank gets the same
+/// `Mismatch`. The started forms and those in a group mean the same.
 ///
 /// A rank that has its blocks in one buffer can make the same call with `_v_into` while others pass lists, and errors and records name the calls
 /// so (`gather_v`, `scatter_v`, `all_to_all_v`); but for `all_gather_list`, which is a call of its own.

@@ -8,8 +8,8 @@ use crate::op::Reduction;
 /// # Collectives with unequal counts
 ///
 /// Blocks lie side by side in rank order; counts are in elements and may be 0. Where every rank passes all counts they must be
-/// the same everywhere; where a rank knows its own only, the counts of the two ends of each transfer are compared: a difference
-/// is a `Mismatch` where it is found and on every rank that is still in the call, and the others hear of it in their next.
+/// the same everywhere. Where each rank knows a part of them (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each
+/// transfer must have the same. All ranks compare that before anything is written: a difference is the same `Mismatch` on every rank.
 impl Communicator {
     /// As [`all_gather`](Self::all_gather), in place, with a count for each rank.
     ///

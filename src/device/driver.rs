@@ -49,6 +49,7 @@ const SYMBOLS: &[&str] = &[
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuStreamQuery",
     "cuStreamIsCapturing",
     CAPTURE_INFO,
     "cuUserObjectCreate",
@@ -325,6 +326,22 @@ unsafe fn query(event: sys::CUevent) -> Result<bool, DriverError> {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Whether a stream has done all that it was given so far. It spoils nobody's capture, unless this stream is captured itself.
+pub(crate) fn is_idle(stream: &CudaStream) -> Result<bool, DriverError> {
+    bind(stream.context())?;
+    // SAFETY: the stream is alive, for we hold a reference to it.
+    match unseen_by_captures(|| unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result()) {
+        Ok(()) => Ok(true),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the driver says that nothing runs on a device any more, and never will in this process.
+pub(crate) fn is_final(error: DriverError) -> bool {
+    error.0 == sys::CUresult::CUDA_ERROR_DEINITIALIZED || FINAL.contains(&(error.0 as u32))
 }
 
 impl Drop for Event {

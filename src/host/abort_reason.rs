@@ -10,7 +10,7 @@ use crate::host::link::Silence;
 pub(crate) enum AbortReason {
     /// Two ranks made different calls.
     Mismatch {
-        /// One rank and its call.
+        /// One rank and its call; the sender, where the calls differ in what goes from one to the other alone.
         first: (u32, Call),
         /// The other and its call.
         second: (u32, Call),
@@ -167,12 +167,10 @@ impl AbortReason {
         let doing = doing.to_owned();
         let elapsed = deadline.elapsed();
         match self {
-            AbortReason::Mismatch { first, second } => Error::Mismatch {
-                first: peer(first.0),
-                first_call: first.1.to_string(),
-                second: peer(second.0),
-                second_call: second.1.to_string(),
-            },
+            AbortReason::Mismatch { first, second } => {
+                let [first_call, second_call] = in_words(first, second);
+                Error::Mismatch { first: peer(first.0), first_call, second: peer(second.0), second_call }
+            }
             AbortReason::Lost { rank } => {
                 Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "its process ended or its connection broke".to_owned() }
             }
@@ -213,6 +211,16 @@ impl AbortReason {
             },
         }
     }
+}
+
+/// Two calls that differ, in words.
+fn in_words(first: (u32, Call), second: (u32, Call)) -> [String; 2] {
+    let differs_in_count_alone = Call { count: second.1.count, ..first.1 } == second.1;
+    if !(first.1.kind.is_pairwise() && differs_in_count_alone) {
+        return [first.1, second.1].map(|call| call.to_string());
+    }
+    let sent = first.1.with_amount(format_args!("count {} to rank {}", first.1.count, second.0));
+    [sent, second.1.with_amount(format_args!("count {} from rank {}", second.1.count, first.0))]
 }
 
 #[cfg(test)]

@@ -20,5 +20,6 @@ mod misuse;
 mod records;
 mod refusals;
 mod start;
+mod started;
 mod turns;
 mod typed_nccl;

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 
 use super::call::{DeviceCall, Guards, Hold, check_place, check_places, overlap, resolve};
-use super::compare;
 use super::headers::Headers;
-use super::queue::{Pledge, Queued};
+use super::queue::Pledge;
+use super::started::Queued;
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
 use crate::communicator::Communicator;
 use crate::communicator::message::Received;
@@ -87,7 +87,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Orders every buffer before `stream`, and fills in the addresses.
-    pub(super) fn resolve<'s>(&'s mut self, stream: &'s CudaStream, hold: Hold) -> Result<Resolved<'s>> {
+    pub(super) fn resolve<'s>(&'s mut self, stream: &'s CudaStream, hold: Hold<'_>) -> Result<Resolved<'s>> {
         let mut guards = Guards::new(hold);
         let mut jobs = Vec::with_capacity(self.calls.len());
         for mut call in std::mem::take(&mut self.calls) {
@@ -121,6 +121,14 @@ pub(in crate::communicator) fn untagged(call: &str, tag: u64) -> Result<()> {
             "NCCL has no tags; send in order, or from host memory",
         )),
     }
+}
+
+/// The messages that `record` records, and what it returns.
+fn recorded<'a, R>(call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> R) -> Result<(Batch<'a>, R)> {
+    untagged(call, tag)?;
+    let mut batch = Batch::default();
+    let recorded = record(&mut batch);
+    Ok((batch, recorded))
 }
 
 impl Communicator {
@@ -176,35 +184,31 @@ impl Communicator {
         tag: u64,
         record: impl FnOnce(&mut Batch<'a>) -> R,
     ) -> Result<R> {
-        self.queue_messages_held(call, tag, record, Hold::Borrowed)
-    }
-
-    fn queue_messages_held<'a, R>(&self, call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> R, hold: Hold) -> Result<R> {
-        untagged(call, tag)?;
-        let mut batch = Batch::default();
-        let recorded = record(&mut batch);
-        self.queue_batch(batch, hold)?;
+        let (batch, recorded) = recorded(call, tag, record)?;
+        self.queue_batch(batch, Hold::Borrowed)?;
         Ok(recorded)
     }
 
-    /// Queues the messages that `record` records, with an event behind them, for a work that owns their buffers.
+    /// Queues the messages that `record` records, for a work that owns their buffers.
     pub(in crate::communicator) fn queue_messages_and_mark<'a, R>(
         &self,
         call: &'static str,
         tag: u64,
         record: impl FnOnce(&mut Batch<'a>) -> R,
     ) -> Result<(Queued, R)> {
-        self.and_mark(call, call.to_owned(), || self.queue_messages_held(call, tag, record, Hold::Owned))
+        let (batch, recorded) = recorded(call, tag, record)?;
+        let queued = self.and_mark(call, call.to_owned(), |hold| self.queue_batch(batch, hold))?;
+        Ok((queued, recorded))
     }
 
-    /// Queues the collectives of one call, with an event behind them, for a work that owns their buffers.
+    /// Queues the collectives of one call, for a work that owns their buffers.
     pub(in crate::communicator) fn queue_all_and_mark(&self, calls: Vec<DeviceCall<'_>>) -> Result<Queued> {
         let doing = calls.first().map_or(String::new(), |call| format!("{} collectives that begin with {}", calls.len(), call.job.call));
-        self.and_mark("group", doing, || self.queue_batch(calls.into(), Hold::Owned)).map(|(queued, ())| queued)
+        self.and_mark("group", doing, |hold| self.queue_batch(calls.into(), hold))
     }
 
     /// Queues what was recorded on this communicator in one go.
-    pub(in crate::communicator) fn queue_batch(&self, batch: Batch<'_>, hold: Hold) -> Result<()> {
+    pub(in crate::communicator) fn queue_batch(&self, batch: Batch<'_>, hold: Hold<'_>) -> Result<()> {
         Self::queue_batches(&mut [(self, batch)], hold, Self::agree_together)
     }
 
@@ -214,7 +218,7 @@ impl Communicator {
         Self::queue_batches(parts, Hold::Borrowed, Self::agree_across)
     }
 
-    fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold, agree: Agree) -> Result<()> {
+    fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold<'_>, agree: Agree) -> Result<()> {
         let began = Instant::now();
         // One communicator's calls are in one order, on one stream at a time.
         let twice = |index: usize| parts[..index].iter().any(|(other, _)| Arc::ptr_eq(&other.core, &parts[index].0.core));
@@ -223,7 +227,9 @@ impl Communicator {
         }
         let mut admitted = Vec::with_capacity(parts.len());
         for (comm, batch) in parts.iter() {
-            admitted.push(comm.admit_batch(batch)?);
+            let (plane, stream) = comm.admit_batch(batch)?;
+            hold.refuse_if_over(plane, &|| "a started call".to_owned())?;
+            admitted.push((plane, stream));
         }
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let comms: Vec<&Communicator> = parts.iter().map(|(comm, _)| *comm).collect();
@@ -248,14 +254,15 @@ impl Communicator {
         // - other ranks make the same collectives, and the other ends of messages have the same types and lengths: compared by `agree`, or
         //   promised by whoever had them not compared (`CheckDeviceCalls::unchecked_after`).
         let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
+        planes.iter().for_each(|plane| hold.note(plane, &queued));
         pledges.into_iter().for_each(|pledge| pledge.settle(&queued));
         drop(ready);
         for ((comm, part), (plane, _)) in comms.iter().zip(&resolved).zip(&admitted) {
             comm.note_batch(plane, part, queued.as_ref().err(), began.elapsed());
         }
-        let mut parts = admitted.iter().zip(resolved);
-        let released = parts.try_for_each(|((plane, stream), part)| Self::release(part.guards, plane, stream, "group"));
-        queued.and(released)
+        let parts = admitted.iter().zip(resolved);
+        // Each, whatever becomes of another.
+        parts.fold(queued, |outcome, ((plane, stream), part)| outcome.and(Self::release(part.guards, plane, stream, timeout)))
     }
 }
 
@@ -289,7 +296,7 @@ impl Communicator {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
-        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| compare::is_pairwise(job)) {
+        if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| job.call.kind.is_pairwise()) {
             let reason = "its lengths are compared by all ranks of one communicator; record it in a group of that alone";
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }

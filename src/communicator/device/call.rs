@@ -1,15 +1,17 @@
 //! A checked call on device buffers, before and after these have addresses, and what is held from when they are ordered until the call has
 //! been queued.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
+use crate::device::{self, DevicePlane};
 use crate::element::TypeTag;
 use crate::error::{Error, Result};
 use crate::job::{List, Lists, Operands};
-use crate::{device, op};
+use crate::op;
 
 /// A checked call on device buffers, which it borrows.
 pub(in crate::communicator) struct DeviceCall<'a> {
@@ -145,18 +147,35 @@ type Outcome = std::result::Result<(), DriverError>;
 
 /// The guards of a call's buffers. They are let go once the call has been queued, and tell later users of the buffers to wait for it.
 pub(super) struct Guards<'s> {
-    hold: Hold,
+    is_owned: bool,
     guards: Vec2<Ordered<'s>>,
     readings: Vec2<Reading<'s>>,
 }
 
 /// Who can reach a call's buffers while it is under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::communicator) enum Hold {
+#[derive(Debug, Clone, Copy)]
+pub(in crate::communicator) enum Hold<'a> {
     /// Whoever lent them.
     Borrowed,
-    /// Nobody: the call's work owns them.
-    Owned,
+    /// Nobody: the call's work owns them. It is there from when a part of the call may be on the stream, which is said here.
+    Owned(&'a Cell<bool>),
+}
+
+impl Hold<'_> {
+    /// Refuses a call that a work would own, before anything is queued: what is refused later may be on the stream, as far as anybody knows.
+    pub(super) fn refuse_if_over(self, plane: &DevicePlane, doing: &dyn Fn() -> String) -> Result<()> {
+        if matches!(self, Self::Owned(_)) { plane.refuse_if_over(doing) } else { Ok(()) }
+    }
+
+    /// Says that the call has been handed to NCCL and the driver. Where these, or what precedes them, refused it, nothing was queued.
+    pub(super) fn note(self, plane: &DevicePlane, queued: &Result<()>) {
+        let is_refused = matches!(queued, Err(Error::InvalidArgument { .. } | Error::Unsupported { .. }));
+        if let Self::Owned(may_run) = self
+            && !(is_refused && plane.comm().failure().is_none())
+        {
+            may_run.set(true);
+        }
+    }
 }
 
 /// A list that allocates for its third item only: most calls have one or two buffers.
@@ -181,15 +200,15 @@ impl<T> Vec2<T> {
 }
 
 impl<'s> Guards<'s> {
-    pub(super) fn new(hold: Hold) -> Self {
-        Self { hold, guards: Vec2::default(), readings: Vec2::default() }
+    pub(super) fn new(hold: Hold<'_>) -> Self {
+        Self { is_owned: matches!(hold, Hold::Owned(_)), guards: Vec2::default(), readings: Vec2::default() }
     }
 
     /// Has `stream` wait for the last write of a buffer; its address.
     pub(super) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
         let (address, guard) = buffer.read(stream);
         // Where the call owns its buffers, its work waits for it.
-        if let (Some(reading), Hold::Borrowed) = (Reading::of(buffer, &guard, stream), self.hold) {
+        if let (Some(reading), false) = (Reading::of(buffer, &guard, stream), self.is_owned) {
             self.readings.push(reading);
         }
         self.guards.push(guard);
@@ -208,12 +227,13 @@ impl<'s> Guards<'s> {
         check_ordering(plane, stream).map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
     }
 
-    /// Lets go, after the call has been queued on `stream`.
+    /// Lets go, after the call has been queued on `stream`. What fails for one buffer is done for the others.
     pub(super) fn release(self, plane: &CudaContext, stream: &CudaStream) -> Outcome {
         let Self { guards, readings, .. } = self;
         drop(guards);
-        readings.few.into_iter().flatten().chain(readings.more).try_for_each(|reading| reading.hold_owner(stream))?;
-        check_ordering(plane, stream)
+        let readings = readings.few.into_iter().flatten().chain(readings.more);
+        let held = readings.fold(Ok(()), |held, reading| held.and(reading.hold_owner(stream)));
+        held.and(check_ordering(plane, stream))
     }
 }
 

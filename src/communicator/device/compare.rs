@@ -6,7 +6,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::call::{BlockLayout, Call, Collective};
+use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::prepare::{Prepared, Source};
 use crate::device::{self, DevicePlane, Job};
@@ -189,32 +189,12 @@ type Pair = [u64; 2];
 /// What a rank has found: whether anything differs, whose it is, in which job, and the two lengths.
 type Finding = [u64; 5];
 
-/// Whether a job's lengths are known to pairs of ranks only.
-pub(super) fn is_pairwise(job: &Job) -> bool {
-    matches!(job.call.kind, Collective::GatherV | Collective::ScatterV | Collective::AllToAllV)
-}
-
-/// What a job of this rank sends to `peer`, and expects from it.
-fn pair(job: &Job, me: usize, peer: usize) -> Pair {
-    let is_root = |rank: usize| job.call.root == Some(rank as u32);
-    let bytes = match (job.call.kind, &job.layout) {
-        (_, BlockLayout::Pairs { send, receive }) => [send[peer], receive[peer]],
-        (Collective::GatherV, BlockLayout::Blocks(blocks)) if peer != me => [0, blocks[peer]],
-        (Collective::ScatterV, BlockLayout::Blocks(blocks)) if peer != me => [blocks[peer], 0],
-        (Collective::GatherV, BlockLayout::Own(own)) if is_root(peer) => [*own, 0],
-        (Collective::ScatterV, BlockLayout::Own(own)) if is_root(peer) => [0, *own],
-        // To itself a rank sends what it was checked to expect.
-        _ => [0, 0],
-    };
-    bytes.map(|bytes| bytes as u64)
-}
-
 impl Communicator {
     /// Compares the lengths of jobs on which the ranks have agreed. Nothing has been queued yet, so a difference harms nothing.
     pub(super) fn compare_pairs<'a>(&self, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
-        let jobs = jobs.filter(|job| is_pairwise(job));
+        let jobs = jobs.filter(|job| job.call.kind.is_pairwise());
         let (me, size) = (self.rank(), self.world_size());
-        let mine: Vec<Pair> = (0..size).flat_map(|peer| jobs.clone().map(move |job| pair(job, me, peer))).collect();
+        let mine: Vec<Pair> = (0..size).flat_map(|peer| jobs.clone().map(move |job| job.pair(me, peer))).collect();
         if mine.is_empty() {
             return Ok(());
         }

@@ -116,7 +116,7 @@ impl Device {
     }
 
     /// Waits until everything queued on a stream of the caller's has ended, in the same way.
-    pub(crate) fn wait_for(&self, stream: &CudaStream) -> Result<()> {
+    pub(crate) fn wait_for(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.comm.refuse_forked("waiting for a stream")?;
         self.raw.plane().comm().wait_for(stream, &Deadline::after(self.comm.timeout()))
     }
@@ -254,7 +254,7 @@ impl Device {
         // SAFETY: both are borrowed, on this device (checked by the caller), as long as they say; their events order what follows.
         let queued = unsafe { plane.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
         // The end of the plane waits for its own stream: its kernels are not taken away from under this.
-        queued.and(Communicator::release(guards, plane, stream, "fill"))
+        queued.and(Communicator::release(guards, plane, stream, self.comm.timeout()))
     }
 
     /// How many elements of a buffer differ from a pattern that is repeated from its `phase`-th element on; compares bytes. Waits for
@@ -292,7 +292,7 @@ impl Device {
         // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and as long as they say; the
         // counter is an allocation of ours, aligned for its type; the events of all three order what follows.
         let queued = unsafe { plane.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };
-        queued.and(Communicator::release(guards, plane, stream, call))?;
+        queued.and(Communicator::release(guards, plane, stream, self.comm.timeout()))?;
         self.synchronize()?;
         let counted = stream.clone_dtoh(&counter).map_err(failed)?;
         Ok(counted.first().copied().unwrap_or_default())

@@ -13,7 +13,7 @@ use crate::communicator::progress::ProgressEngine;
 use crate::communicator::shrink::recovery::{Probe, RecoveryListeners};
 use crate::deadline::Deadline;
 use crate::device::LivenessProbe;
-use crate::error::{Error, Peer};
+use crate::error::{Error, Peer, Result};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
 use crate::tuning::liveness::{ANSWERS, GRACE, LAST_LOOK, PATIENCE, PAUSE, SEARCH};
@@ -123,11 +123,9 @@ impl PeerLiveness {
         self.health.abort_reason().filter(ends).copied()
     }
 
-    /// Has the thread of background messages read what peers say, for a later look.
-    fn listen(&self) {
-        if let Some(Err(error)) = self.progress.upgrade().map(|progress| progress.wake_background()) {
-            crate::event::warn!(rank = self.rank, %error, "the end of a communicator may be heard of late");
-        }
+    /// Has the thread of background messages read what peers say, for a later look. Without that thread nobody would hear of a peer's end.
+    fn listen(&self) -> Result<()> {
+        self.progress.upgrade().map_or(Ok(()), |progress| progress.wake_background())
     }
 
     /// A rank that said that it cannot start. There is no device plane then, and nothing else to wait for.
@@ -176,7 +174,9 @@ impl LivenessProbe for PeerLiveness {
         if looks.last.elapsed() < PAUSE {
             return None;
         }
-        self.listen();
+        if let Err(error) = self.listen() {
+            return Some(error);
+        }
         if let Some(rank) = self.failed_to_start() {
             return Some(Error::Aborted { doing: doing(), by: self.peers[rank].clone() });
         }

@@ -10,6 +10,7 @@ mod liveness;
 mod nccl;
 mod queue;
 mod setup;
+mod started;
 
 pub use handle::Device;
 pub use nccl::NcclGroup;
@@ -17,5 +18,5 @@ pub use setup::{DeviceChoice, device_count};
 
 pub(super) use batch::{Batch, untagged};
 pub(super) use call::{DeviceCall, DeviceLists, Hold, device_reduction};
-pub(super) use queue::Queued;
 pub(super) use setup::DeviceRequest;
+pub(super) use started::Queued;

@@ -1,22 +1,19 @@
-//! Queues checked calls: what precedes every call on the device, what a rank owes once others count on its calls, and the handles of
-//! started calls, which ask an event whether the call has ended.
+//! Queues checked calls: what precedes every call on the device, and what a rank owes once others count on its calls.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device plane")]
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
 use super::call::{DeviceCall, Guards, Hold, ordered};
 use super::headers::awaited_header;
+use super::started::Queued;
 use crate::communicator::Communicator;
-use crate::communicator::completion::{Finished, State};
-use crate::communicator::message::Received;
-use crate::communicator::pinned::{ErasedBuffer, PinnedBuffer};
-use crate::communicator::work::{Drive, Work};
 use crate::deadline::Deadline;
-use crate::device::{self, BackOff, DevicePlane, NcclComm, StreamPosition};
+use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
 use crate::event;
 use crate::flight;
@@ -24,7 +21,6 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::{Moved, Track};
-use crate::own_thread::OwnThread;
 use crate::ticket_lock::{NoTurn, Turn};
 
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
@@ -180,7 +176,7 @@ impl Communicator {
     }
 
     /// Queues a checked call on the stream of this handle, and tells those who listen.
-    pub(in crate::communicator) fn queue(&self, call: &mut DeviceCall<'_>, hold: Hold) -> Result<()> {
+    pub(in crate::communicator) fn queue(&self, call: &mut DeviceCall<'_>, hold: Hold<'_>) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
         let _turn = self.device_turn(kind.name())?;
@@ -192,11 +188,12 @@ impl Communicator {
         watch.around(report, Track::Device, || self.queue_unwatched(call, hold))
     }
 
-    fn queue_unwatched(&self, call: &mut DeviceCall<'_>, hold: Hold) -> Result<()> {
+    fn queue_unwatched(&self, call: &mut DeviceCall<'_>, hold: Hold<'_>) -> Result<()> {
         let kind = call.job.call.kind;
         let plane = self.plane(kind.name())?;
         let stream = self.device_stream(plane);
         self.admit(plane, call)?;
+        hold.refuse_if_over(plane, &|| call.job.call.to_string())?;
         let mut guards = Guards::new(hold);
         ordered(call, &plane.gpu().context, stream, &mut guards)?;
         let job = &call.job;
@@ -211,177 +208,39 @@ impl Communicator {
         //   (`CheckDeviceCalls::unchecked_after`). So what NCCL writes here is as long as the destination, and values of its type, or
         //   bytes that the plan makes truth values of.
         let queued = unsafe { plane.enqueue(job, stream, self.timeout()) };
+        hold.note(plane, &queued);
         pledge.settle(&queued);
         let flight = &self.core.shared.recorder;
         // A call with wrong arguments does not count: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
             flight.note_device_call(&job.call, plane.comm().last_tracker(), queued.as_ref().err());
         }
-        let queued = queued.and(Self::release(guards, plane, stream, kind.name()));
+        let queued = queued.and(Self::release(guards, plane, stream, self.timeout()));
         queued.inspect_err(|error| flight.after_error(error))
     }
 
-    /// Lets go of a call's buffers.
-    pub(super) fn release(guards: Guards<'_>, plane: &DevicePlane, stream: &CudaStream, call: &str) -> Result<()> {
-        let released = guards.release(&plane.gpu().context, stream);
-        released.map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
-    }
-}
-
-/// A call that was queued, and its end on the stream.
-pub(in crate::communicator) struct Queued {
-    end: StreamPosition,
-    comm: Arc<NcclComm>,
-    doing: String,
-    deadline: Deadline,
-}
-
-/// Completes a started call's handle, once the event says that the call has ended.
-struct Watcher {
-    queued: Queued,
-    state: Arc<State>,
-    /// What the call works on, until it has ended.
-    buffers: Mutex<Option<Box<dyn ErasedBuffer>>>,
-    received: Option<Received>,
-}
-
-impl Queued {
-    /// The handle of the call, which owns its buffers.
-    pub(in crate::communicator) fn into_work<B: Send + 'static>(self, buffers: PinnedBuffer<B>) -> Work<B> {
-        let (state, watcher) = self.watched(buffers, None);
-        Work::new(state, Some(watcher))
-    }
-
-    /// The handle of a receive.
-    pub(in crate::communicator) fn into_receiving_work<B: Send + 'static>(
-        self,
-        buffers: PinnedBuffer<B>,
-        received: Received,
-    ) -> Work<(B, Received)> {
-        let (state, watcher) = self.watched(buffers, Some(received));
-        Work::<B>::receiving(state, Some(watcher))
-    }
-
-    fn watched<B: Send + 'static>(self, buffers: PinnedBuffer<B>, received: Option<Received>) -> (Arc<State>, Arc<dyn Drive>) {
-        let state = State::new();
-        let watcher = Watcher { queued: self, state: Arc::clone(&state), buffers: Mutex::new(Some(Box::new(buffers))), received };
-        (state, Arc::new(watcher))
-    }
-
-    /// How it has ended; `None` where it has not.
-    fn look(&self) -> Option<Result<()>> {
-        let ended = self.comm.look(&self.end, &|| self.doing.clone(), &self.deadline)?;
-        // The handle is of this one call, which is to say itself why it failed.
-        Some(ended.map_err(|error| match error {
-            Error::Poisoned { cause, .. } => (*cause).clone(),
-            error => error,
-        }))
-    }
-}
-
-impl Drive for Watcher {
-    fn drive(&self, limit: Duration) -> bool {
-        let until = Deadline::after(limit);
-        let mut back_off = BackOff::default();
-        while !self.poll() && !until.has_passed() {
-            back_off.rest_within(until.remaining());
+    /// Lets go of a call's buffers, which is on the stream. Where later users of them cannot be made to wait for it, this thread waits in their place:
+    /// the call itself is well.
+    pub(super) fn release(guards: Guards<'_>, plane: &DevicePlane, stream: &Arc<CudaStream>, limit: Duration) -> Result<()> {
+        let Err(error) = guards.release(&plane.gpu().context, stream) else { return Ok(()) };
+        if device::is_capturing(stream) {
+            return Err(device::cuda_error("ordering the buffers of a call that is captured", error));
         }
-        true
-    }
-
-    fn poll(&self) -> bool {
-        let Some(ended) = self.queued.look() else { return false };
-        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match (buffers, ended) {
-            (None, _) => {}
-            (Some(buffers), Ok(())) => self.state.end(Ok(Finished { buffer: buffers.release(), received: self.received })),
-            (Some(buffers), Err(error)) => {
-                self.state.end(Err(error));
-                // How a buffer is freed is the program's: not before the end is told, and a panic in it ends nothing.
-                event::caught("the drop of a buffer", || drop(buffers));
-            }
-        }
-        true
-    }
-
-    fn attend(self: Arc<Self>) {
-        Attendant::attend(self);
-    }
-
-    fn is_noticed_here(&self) -> bool {
-        event::lock(&ATTENDANT).thread.as_ref().is_some_and(OwnThread::is_current)
-    }
-}
-
-/// Looks at the events of calls that are awaited, or that call back: one thread of the process, as long as there are any.
-struct Attendant {
-    awaited: Vec<Arc<Watcher>>,
-    /// Whether others are awaited since the last look.
-    has_news: bool,
-    is_running: bool,
-    /// The last one that was started.
-    thread: Option<OwnThread>,
-}
-
-static ATTENDANT: Mutex<Attendant> = Mutex::new(Attendant { awaited: Vec::new(), has_news: false, is_running: false, thread: None });
-/// Somebody is awaited.
-static CAME: Condvar = Condvar::new();
-
-impl Attendant {
-    /// Has a call looked at until it has ended.
-    fn attend(watcher: Arc<Watcher>) {
-        let mut attendant = event::lock(&ATTENDANT);
-        if !attendant.awaited.iter().any(|known| Arc::ptr_eq(known, &watcher)) {
-            attendant.awaited.push(watcher);
-            attendant.has_news = true;
-            CAME.notify_one();
-        }
-        if !attendant.is_running {
-            match OwnThread::spawn("awaited calls".to_owned(), Self::run) {
-                Ok(thread) => (attendant.is_running, attendant.thread) = (true, Some(thread)),
-                Err(error) => {
-                    event::error!(%error, "no thread looks at calls on devices that are awaited: they end when they are waited for");
-                }
-            }
-        }
-    }
-
-    fn run() {
-        let mut back_off = BackOff::default();
-        loop {
-            let mut awaited = {
-                let mut attendant = event::lock(&ATTENDANT);
-                attendant.is_running = !attendant.awaited.is_empty();
-                if !attendant.is_running {
-                    return;
-                }
-                if std::mem::take(&mut attendant.has_news) {
-                    back_off = BackOff::default();
-                }
-                attendant.awaited.clone()
-            };
-            // Without the lock: the end is told to the program.
-            awaited.retain(|watcher| watcher.poll());
-            event::lock(&ATTENDANT).awaited.retain(|watcher| !awaited.iter().any(|ended| Arc::ptr_eq(ended, watcher)));
-            // Buffers may be freed with these, which is the program's.
-            event::caught("the drop of a buffer", || drop(awaited));
-            back_off.rest_on(|nap| {
-                let attendant = ATTENDANT.lock().unwrap_or_else(PoisonError::into_inner);
-                drop(CAME.wait_timeout_while(attendant, nap, |attendant| !attendant.has_news));
-            });
-        }
+        event::warn!(?error, "the driver does not order what comes after a call: the call is waited for");
+        plane.comm().outlast(stream, &Deadline::after(limit))
     }
 }
 
 impl Communicator {
-    /// Queues a call, and an event behind it.
+    /// Queues a call for a work that owns its buffers.
     pub(in crate::communicator) fn queue_and_mark(&self, call: &mut DeviceCall<'_>) -> Result<Queued> {
         let doing = call.job.call.to_string();
-        self.and_mark(call.job.call.kind.name(), doing, || self.queue(call, Hold::Owned)).map(|(queued, ())| queued)
+        self.and_mark(call.job.call.kind.name(), doing, |hold| self.queue(call, hold))
     }
 
-    /// Puts an event behind what `queue` queues.
-    pub(super) fn and_mark<R>(&self, call: &str, doing: String, queue: impl FnOnce() -> Result<R>) -> Result<(Queued, R)> {
+    /// Marks the end of what `queue` queues. An error comes where nothing is on the stream. Else there is a work, whatever happened: it keeps what
+    /// the device may use, and says why it failed.
+    pub(super) fn and_mark(&self, call: &str, doing: String, queue: impl FnOnce(Hold<'_>) -> Result<()>) -> Result<Queued> {
         let plane = self.plane(call)?;
         self.refuse_forked(call)?;
         let stream = self.device_stream(plane);
@@ -389,10 +248,12 @@ impl Communicator {
             let reason = "its end cannot be asked for inside a graph; use the form that returns no Work, which is queued as well";
             return Err(Error::unsupported(format!("a started {doing} while a graph is captured"), reason));
         }
-        let result = queue()?;
+        let may_run = Cell::new(false);
+        let failure = match queue(Hold::Owned(&may_run)) {
+            Err(error) if !may_run.get() => return Err(error),
+            queued => queued.err(),
+        };
         // From here: the time in which other threads had their turns is not this call's.
-        let deadline = Deadline::after(self.timeout());
-        let end = plane.comm().position(stream).map_err(|error| device::cuda_error(doing.clone(), error))?;
-        Ok((Queued { end, comm: Arc::clone(plane.comm()), doing, deadline }, result))
+        Ok(Queued::new(plane.comm(), stream, doing, self.timeout(), failure))
     }
 }

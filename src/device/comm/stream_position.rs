@@ -2,19 +2,22 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaEvent, CudaStream, DriverError};
+use cudarc::driver::{CudaStream, DriverError};
 
 use super::NcclComm;
 use super::lock::BackOff;
 use super::stream_tracker::StreamTracker;
 use crate::deadline::Deadline;
-use crate::device::driver::{self, cuda_error};
+use crate::device::driver::{self, Event, cuda_error};
 use crate::error::Result;
+use crate::tuning::device::PLANE_DROP_WAIT;
 
 /// A place in a stream, behind some of the communicator's calls.
 #[derive(Debug)]
 pub(crate) struct StreamPosition {
-    event: CudaEvent,
+    /// What marks it; nothing where the driver would not have it marked: then the place is wherever the stream has done all that it has.
+    event: Option<Event>,
+    stream: Arc<CudaStream>,
     /// Who follows the stream, where it has calls, and how many it had been given.
     calls: Option<(Arc<StreamTracker>, u64)>,
     /// How many calls were on record.
@@ -24,21 +27,49 @@ pub(crate) struct StreamPosition {
 impl StreamPosition {
     /// Whether the stream has come there.
     pub(crate) fn is_complete(&self) -> std::result::Result<bool, DriverError> {
-        let complete = driver::is_complete(&self.event)?;
+        // Whoever asks may have used no device before.
+        driver::bind_once(self.stream.context())?;
+        let complete = match &self.event {
+            Some(event) => event.is_complete()?,
+            None if driver::is_per_thread(&self.stream) => return Ok(false),
+            None => driver::is_idle(&self.stream)?,
+        };
         if let Some((tracker, calls)) = self.calls.as_ref().filter(|_| complete) {
             tracker.settle(*calls);
         }
         Ok(complete)
     }
+
+    /// Whether nothing before it uses memory any more: the stream has come there, or the device runs nothing now. A driver that does not say so
+    /// may say so later.
+    pub(crate) fn is_passed(&self) -> bool {
+        self.is_complete().unwrap_or_else(driver::is_final)
+    }
+
+    /// As [`StreamPosition::is_passed`], or becomes so in time.
+    pub(crate) fn is_passed_within(&self, deadline: &Deadline) -> bool {
+        let mut back_off = BackOff::default();
+        while !self.is_passed() {
+            if deadline.has_passed() {
+                return false;
+            }
+            back_off.rest();
+        }
+        true
+    }
 }
 
 impl NcclComm {
-    /// The end of what a stream has been given.
-    pub(crate) fn position(&self, stream: &CudaStream) -> std::result::Result<StreamPosition, DriverError> {
+    /// The end of what a stream has been given. Nothing here can fail: what is on the stream is followed, whatever the driver says.
+    pub(crate) fn position(&self, stream: &Arc<CudaStream>) -> StreamPosition {
         let calls = self.inner.tracker_of(stream).map(|tracker| (Arc::clone(&tracker), tracker.issued()));
         let noted = self.inner.flight().map_or(0, |flight| flight.device_calls_noted());
         // Behind what was counted.
-        Ok(StreamPosition { event: stream.record_event(None)?, calls, noted })
+        let event = Event::new(stream.context()).and_then(|event| event.record(stream).map(|()| event));
+        if let Err(error) = &event {
+            crate::event::warn!(?error, "the driver marks no place in a stream: the whole stream is waited for");
+        }
+        StreamPosition { event: event.ok(), stream: Arc::clone(stream), calls, noted }
     }
 
     /// How the wait for a position has ended; `None` where it goes on. A deadline that passes ends the communicator, so that the stream comes free.
@@ -66,10 +97,19 @@ impl NcclComm {
     /// # Errors
     ///
     /// `Timeout` when the deadline passes; `Poisoned` when the communicator has ended, or what another rank says that ends it; `Cuda`.
-    pub(crate) fn wait_for(&self, stream: &CudaStream, deadline: &Deadline) -> Result<()> {
-        let doing = || format!("waiting on the device for {}", self.inner.last_call());
-        let position = self.position(stream).map_err(|error| cuda_error(doing(), error))?;
-        self.wait(&position, deadline)
+    pub(crate) fn wait_for(&self, stream: &Arc<CudaStream>, deadline: &Deadline) -> Result<()> {
+        self.wait(&self.position(stream), deadline)
+    }
+
+    /// As [`NcclComm::wait_for`], and stays where that fails until the stream has come there all the same: the end of a communicator frees it. For
+    /// memory that its owner takes back when this returns.
+    pub(crate) fn outlast(&self, stream: &Arc<CudaStream>, deadline: &Deadline) -> Result<()> {
+        let position = self.position(stream);
+        let waited = self.wait(&position, deadline);
+        if waited.is_err() && !position.is_passed_within(&Deadline::after(PLANE_DROP_WAIT)) {
+            crate::event::error!(rank = self.rank(), "a stream has not come free, and may still use the buffers of a call that has failed");
+        }
+        waited
     }
 
     /// Waits for a position; as [`NcclComm::wait_for`].

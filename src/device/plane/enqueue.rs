@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUevent_wait_flags, CUstream};
@@ -11,10 +12,12 @@ use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
 use super::kept_plan::{KeptPlan, Steps};
 use super::{DevicePlane, GroupPart, Product};
+use crate::deadline::Deadline;
 use crate::device::comm::{self, Part};
 use crate::device::driver::{self, cuda_error};
 use crate::device::nccl::{Raw, Refusal, data_type};
 use crate::device::plan::{self, Folder, Job, NcclOp, Plan, Step, StepEvent, StreamRole, Transfer};
+use crate::tuning::device::PLANE_DROP_WAIT;
 use crate::{DType, Result, event};
 
 impl DevicePlane {
@@ -208,8 +211,7 @@ pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> Str
     if outcome.is_err() {
         for Running { plane, stream, .. } in parts.iter() {
             plane.comm.abort();
-            // What is on the streams may use the plane's memory until its turn has come.
-            let _ = plane.join_side(stream).and_then(|()| plane.free_room(stream));
+            plane.leave(stream);
         }
     }
     outcome
@@ -243,8 +245,11 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
         // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
         parts => while unsafe { put_next(parts, doing, timeout) }? {},
     }
-    for part in parts.iter().filter(|part| part.steps.uses_room) {
-        part.plane.free_room(part.stream)?;
+    for Running { plane, stream, .. } in parts.iter().filter(|part| part.steps.uses_room) {
+        if plane.free_room(stream).is_err() {
+            // All is queued: who waits here needs no mark.
+            plane.comm.outlast(stream, &Deadline::after(timeout))?;
+        }
     }
     Ok(())
 }
@@ -398,6 +403,19 @@ impl DevicePlane {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         record(&self.arrived, &self.side)?;
         wait(&self.arrived, stream)
+    }
+
+    /// Sees to it that what is on the streams of a call that was not queued in whole, and has been aborted, is waited for by whoever takes its memory
+    /// back, the plane's own included.
+    #[cold]
+    fn leave(&self, stream: &Arc<CudaStream>) {
+        if self.join_side(stream).is_err() && !driver::is_capturing(stream) {
+            // Whoever waits for the call's stream does not wait for the side.
+            self.comm.position(&self.side).is_passed_within(&Deadline::after(PLANE_DROP_WAIT));
+        }
+        if self.free_room(stream).is_err() {
+            self.is_room_lost.store(true, Ordering::Release);
+        }
     }
 
     /// Notes when the stream has done with the plane's memory.

@@ -12,7 +12,7 @@ mod teardown;
 #[cfg(simgpu)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -99,6 +99,8 @@ pub(crate) struct DevicePlane {
     free: CudaEvent,
     /// The stream on which it was used last.
     last: Mutex<Arc<CudaStream>>,
+    /// Whether the driver would not have it marked when that is: then nobody knows.
+    is_room_lost: AtomicBool,
     /// How many collectives were queued: the number of the next one, on every rank.
     calls: AtomicU64,
     /// How many messages were sent to each rank, and received from it.
@@ -185,6 +187,7 @@ impl DevicePlane {
             folded,
             free,
             last,
+            is_room_lost: AtomicBool::new(false),
             calls,
             mail,
             comparison,

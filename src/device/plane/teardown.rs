@@ -3,8 +3,7 @@
 #![expect(unsafe_code, reason = "device memory is freed by hand")]
 
 use std::sync::Arc;
-
-use cudarc::driver::DriverError;
+use std::sync::atomic::Ordering;
 
 use super::DevicePlane;
 use super::scratch::ScratchMemory;
@@ -73,30 +72,29 @@ impl DevicePlane {
     fn comes_to_rest(&self) -> bool {
         let own = [&self.stream, &self.side, &self.exchange].map(|stream| {
             // What is captured does not run.
-            if driver::is_capturing(stream) { Ok(None) } else { self.comm.position(stream).map(Some) }
+            (!driver::is_capturing(stream)).then(|| self.comm.position(stream))
         });
-        let ends = || own.iter().flatten().flatten();
+        let ends = || own.iter().flatten();
         let deadline = Deadline::after(PLANE_DROP_WAIT);
         let has_ended = ends().all(|end| self.comm.wait(end, &deadline).is_ok());
-        if own.iter().all(Result::is_ok) && has_ended && is_complete_within(|| self.free.try_is_complete(), &deadline) {
+        if has_ended && self.is_room_free_within(&deadline) {
             return true;
         }
         // Kernels may run for a while after the abort has returned.
         self.comm.abort();
         let deadline = Deadline::after(PLANE_DROP_WAIT);
-        ends().all(|end| is_complete_within(|| end.is_complete(), &deadline))
-            && is_complete_within(|| self.free.try_is_complete(), &deadline)
+        ends().all(|end| end.is_passed_within(&deadline)) && self.is_room_free_within(&deadline)
     }
-}
 
-/// Whether an event is complete, or becomes so in time.
-fn is_complete_within(is_complete: impl Fn() -> std::result::Result<bool, DriverError>, deadline: &Deadline) -> bool {
-    let mut back_off = BackOff::default();
-    loop {
-        match is_complete() {
-            Ok(false) if !deadline.has_passed() => back_off.rest(),
-            // A context that is broken runs nothing any more.
-            outcome => return outcome.unwrap_or(true),
+    /// Whether the streams of the caller's have done with the plane's memory, or have so in time; `false` where that is not known.
+    fn is_room_free_within(&self, deadline: &Deadline) -> bool {
+        let mut back_off = BackOff::default();
+        while !driver::is_complete(&self.free).unwrap_or_else(driver::is_final) {
+            if deadline.has_passed() {
+                return false;
+            }
+            back_off.rest();
         }
+        !self.is_room_lost.load(Ordering::Acquire)
     }
 }

@@ -198,7 +198,8 @@ impl PeerState {
         // The calls agree in all that every rank knows, so their counts say what they disagree in.
         let element_bytes = context.call.element.size_bytes().max(1) as u64;
         let count_of = |bytes: u64| Call { count: bytes / element_bytes, ..*context.call };
-        Err(self.mismatch(count_of(self.run_state.receive_total), count_of(total), context))
+        let (sent, expected) = ((self.rank, count_of(total)), (context.rank as u32, count_of(self.run_state.receive_total)));
+        Err(Trouble::Found(AbortReason::Mismatch { first: sent, second: expected }))
     }
 
     fn disagree(&self, theirs: &[u8; Call::FINGERPRINT_BYTES], context: &Context<'_>) -> Trouble {

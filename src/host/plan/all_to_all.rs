@@ -3,73 +3,85 @@
 //! In round k, rank r meets rank (k - r) mod n, and they exchange their blocks: every pair meets once, and no rank has two
 //! partners in one round. A few rounds are under way at once.
 //!
-//! Small equal blocks all go at once, into scratch: everyone hears everyone, so they are copied without an agreement. (Of unequal blocks no
-//! rank knows how long those of others are.)
+//! Small equal blocks all go at once, into scratch: everyone hears everyone, so they are copied without an agreement. Unequal blocks go when
+//! the ranks have compared their lengths, which was the agreement.
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space, Span};
 use crate::tuning::plan::EXCHANGES_IN_FLIGHT as IN_FLIGHT;
 
-/// A plan for `all_to_all`: `sends` are this rank's blocks for the others, `receives` theirs for it.
+/// A plan for `all_to_all`, of blocks of one length.
 ///
-/// Scratch: what is received, where blocks are small; else none. `in_place` (source and destination are the same memory, `sends` and
-/// `receives` are equal): `IN_FLIGHT` segments.
-pub(crate) fn all_to_all(n: usize, me: usize, sends: Blocks<'_>, receives: Blocks<'_>, in_place: bool, segment: usize) -> Plan {
+/// Scratch: what is received, where blocks are small; else none. `in_place` (source and destination are the same memory): `IN_FLIGHT` segments.
+pub(crate) fn all_to_all(n: usize, me: usize, block: usize, in_place: bool, segment: usize) -> Plan {
     if n == 1 {
-        return alone(sends.len(me));
+        return alone(block);
     }
-    let is_carried = matches!(sends, Blocks::Equal(block) if is_carried(n, block.saturating_mul(n)));
-    let is_variable = matches!(sends, Blocks::Each(_));
-    let (sends, receives) = (sends.parts(n), receives.parts(n));
-    let partners = (0..n).map(|round| (round + n - me) % n).filter(|partner| *partner != me);
-    if is_carried {
-        return carried(me, partners, &sends, &receives);
+    let blocks = Blocks::Equal(block).parts(n);
+    if is_carried(n, block.saturating_mul(n)) {
+        return carried(me, partners(n, me), &blocks);
     }
     let mut plan = Builder::agreed(n, me);
     if in_place {
-        swap(&mut plan, partners, &sends, segment);
-        return plan.finish();
+        swap(&mut plan, partners(n, me), &blocks, segment);
+    } else {
+        // Cut as a partner cuts that exchanges in place.
+        exchange(&mut plan, me, &blocks, &blocks, segment);
     }
-    // Only the two ends of a transfer know its length. Whoever expects another length finds that out in the agreement, where that goes over
-    // the same link. It must not have sent before, since the other end might accept that.
-    let checked = plan.agreement().filter(|_| is_variable);
-    // Equal blocks are cut as a partner cuts them that exchanges in place.
-    let segment = if is_variable { usize::MAX } else { segment };
+    plan.finish()
+}
+
+/// A plan for `all_to_all_v` between ranks that have compared their counts: `sends` are this rank's blocks for the others, `receives` theirs
+/// for it. No scratch.
+pub(crate) fn all_to_all_v(n: usize, me: usize, sends: Blocks<'_>, receives: Blocks<'_>) -> Plan {
+    if n == 1 {
+        return alone(sends.len(me));
+    }
+    let mut plan = Builder::new(2 * n);
+    exchange(&mut plan, me, &sends.parts(n), &receives.parts(n), usize::MAX);
+    plan.finish()
+}
+
+/// Whom a rank meets, in turn.
+fn partners(n: usize, me: usize) -> impl Iterator<Item = usize> {
+    (0..n).map(move |round| (round + n - me) % n).filter(move |partner| *partner != me)
+}
+
+/// Blocks go straight from the source, and into the destination, a few at a time.
+fn exchange(plan: &mut Builder, me: usize, sends: &[Part], receives: &[Part], segment: usize) {
     let (mut sent, mut received) = ([None; IN_FLIGHT], [None; IN_FLIGHT]);
-    for (turn, partner) in partners.enumerate() {
-        let (outgoing, incoming) = (sends[partner], receives[partner]);
+    for (turn, partner) in partners(sends.len(), me).enumerate() {
         let flight = turn % IN_FLIGHT;
         let (before_sends, before_receives) = (sent[flight], received[flight]);
-        for part in outgoing.cut(segment) {
-            sent[flight] = Some(plan.send(partner, part.of(Space::Source), &[before_sends, checked]));
+        for part in sends[partner].cut(segment) {
+            sent[flight] = Some(plan.send(partner, part.of(Space::Source), &[before_sends]));
         }
-        for part in incoming.cut(segment) {
+        for part in receives[partner].cut(segment) {
             received[flight] = Some(plan.receive(partner, part.of(Space::Destination), &[before_receives]));
         }
     }
     if sends[me].len > 0 {
         plan.copy(sends[me].of(Space::Source), receives[me].of(Space::Destination), &[]);
     }
-    plan.finish()
 }
 
 /// Everything at once. What came is copied from scratch when everyone has been heard and everything has been sent (in place, a copy
 /// overwrites what is sent).
-fn carried(me: usize, partners: impl Iterator<Item = usize>, sends: &[Part], receives: &[Part]) -> Plan {
-    let mut plan = Builder::new(4 * sends.len());
-    let (mut moved, mut arrived) = (Vec::with_capacity(2 * sends.len()), Vec::with_capacity(sends.len()));
+fn carried(me: usize, partners: impl Iterator<Item = usize>, blocks: &[Part]) -> Plan {
+    let mut plan = Builder::new(4 * blocks.len());
+    let (mut moved, mut arrived) = (Vec::with_capacity(2 * blocks.len()), Vec::with_capacity(blocks.len()));
     for partner in partners {
-        moved.push(Some(plan.send(partner, sends[partner].of(Space::Source), &[])));
-        let aside = plan.scratch(receives[partner].len, 1);
+        moved.push(Some(plan.send(partner, blocks[partner].of(Space::Source), &[])));
+        let aside = plan.scratch(blocks[partner].len, 1);
         moved.push(Some(plan.receive(partner, aside, &[])));
-        arrived.push((aside, receives[partner]));
+        arrived.push((aside, blocks[partner]));
     }
     let all = Some(plan.join(&moved));
     for (aside, block) in arrived.into_iter().filter(|(_, block)| block.len > 0) {
         plan.copy(aside, block.of(Space::Destination), &[all]);
     }
-    if sends[me].len > 0 {
-        plan.copy(sends[me].of(Space::Source), receives[me].of(Space::Destination), &[all]);
+    if blocks[me].len > 0 {
+        plan.copy(blocks[me].of(Space::Source), blocks[me].of(Space::Destination), &[all]);
     }
     plan.finish()
 }

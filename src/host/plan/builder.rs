@@ -88,7 +88,7 @@ impl Part {
 const LINE: usize = 64;
 
 /// A plan that is being built.
-pub(super) struct Builder {
+pub(crate) struct Builder {
     plan: Plan,
     /// A step that every later step that writes to the destination comes after.
     gate: Option<usize>,
@@ -121,11 +121,6 @@ impl Builder {
             self.gate = Some(self.receive((me + n - distance) % n, nothing, &[heard]));
             distance *= 2;
         }
-    }
-
-    /// The step that completes the agreement, where there is one: for steps that wait for it though they write nothing.
-    pub(super) fn agreement(&self) -> Option<usize> {
-        self.gate
     }
 
     /// Reserves scratch memory, aligned for elements of this size.

@@ -8,7 +8,8 @@
 //!
 //! - **Agreement.** A rank writes no byte of its destination before it has heard, transitively, from every participant. What counts as
 //!   heard is the first message of a direction of a link (whatever its length), and messages with bytes. A plan never waits for anything
-//!   else that has no bytes. Plans whose data flow does not bring this about start with a barrier.
+//!   else that has no bytes. Plans whose data flow does not bring this about start with a barrier. Those of `gather_v`, `scatter_v` and
+//!   `all_to_all_v` do not promise this: they are run when the ranks have agreed, which they have by comparing counts.
 //! - **In place.** Source and destination may be the same memory, in the layout of the collective: equal for `all_reduce`,
 //!   `reduce`, `broadcast` and `all_to_all`; the destination is the rank's own block inside the source for `reduce_scatter` and
 //!   for the root of `scatter`; the source is the own block inside the destination for `all_gather` and for the root of

@@ -84,24 +84,24 @@ fn chain(n: usize, me: usize, root: usize, bytes: usize, segment: usize) -> Plan
 }
 
 /// A plan for `gather`: everyone's block goes to `root`. A rank other than the root needs to know its own block's length alone. No scratch.
-pub(crate) fn gather(n: usize, me: usize, root: usize, blocks: Blocks<'_>) -> Plan {
-    star(n, me, root, blocks, true)
+/// It goes on `plan`, which begins with an agreement, except when the ranks have agreed before.
+pub(crate) fn gather(plan: Builder, n: usize, me: usize, root: usize, blocks: Blocks<'_>) -> Plan {
+    star(plan, n, me, root, blocks, true)
 }
 
 /// A plan for `scatter`: everyone's block comes from `root`. A rank other than the root needs to know its own block's length alone. No
-/// scratch.
-pub(crate) fn scatter(n: usize, me: usize, root: usize, blocks: Blocks<'_>) -> Plan {
-    star(n, me, root, blocks, false)
+/// scratch. It goes on `plan`, as that of a gather.
+pub(crate) fn scatter(plan: Builder, n: usize, me: usize, root: usize, blocks: Blocks<'_>) -> Plan {
+    star(plan, n, me, root, blocks, false)
 }
 
 /// Blocks go straight to the root, or come straight from it.
-fn star(n: usize, me: usize, root: usize, blocks: Blocks<'_>, is_gather: bool) -> Plan {
+fn star(mut plan: Builder, n: usize, me: usize, root: usize, blocks: Blocks<'_>, is_gather: bool) -> Plan {
     let (of_one, of_all) = if is_gather { (Space::Source, Space::Destination) } else { (Space::Destination, Space::Source) };
     let own = Part::whole(blocks.len(me)).of(of_one);
     if n == 1 {
         return alone(own.len);
     }
-    let mut plan = Builder::agreed(n, me);
     if me != root {
         match own.len {
             0 => None,

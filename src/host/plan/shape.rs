@@ -1,8 +1,8 @@
 //! What a plan depends on, and nothing else: two calls of one shape have one plan.
 
 use super::all_gather::all_gather;
-use super::all_to_all::all_to_all;
-use super::builder::{Blocks, barrier};
+use super::all_to_all::{all_to_all, all_to_all_v};
+use super::builder::{Blocks, Builder, barrier};
 use super::reduce::{all_reduce, reduce, reduce_scatter};
 use super::rooted::{broadcast, gather, scatter};
 use super::{Plan, Step};
@@ -46,11 +46,13 @@ impl Shape<'_> {
             Collective::Broadcast => broadcast(algorithm, n, me, root, whole(), segment),
             Collective::AllGather | Collective::AllGatherV => all_gather(algorithm, n, me, blocks, segment),
             Collective::ReduceScatter | Collective::ReduceScatterV => reduce_scatter(algorithm, n, me, blocks, element, segment),
-            Collective::Gather | Collective::GatherV => gather(n, me, root, blocks),
-            Collective::Scatter | Collective::ScatterV => scatter(n, me, root, blocks),
-            Collective::AllToAll | Collective::AllToAllV => {
-                all_to_all(n, me, blocks, receives.map_or(blocks, Blocks::Each), in_place, segment)
-            }
+            Collective::Gather => gather(Builder::agreed(n, me), n, me, root, blocks),
+            Collective::Scatter => scatter(Builder::agreed(n, me), n, me, root, blocks),
+            Collective::AllToAll => all_to_all(n, me, whole(), in_place, segment),
+            // Everyone was heard when the counts were compared.
+            Collective::GatherV => gather(Builder::new(n), n, me, root, blocks),
+            Collective::ScatterV => scatter(Builder::new(n), n, me, root, blocks),
+            Collective::AllToAllV => all_to_all_v(n, me, blocks, receives.map_or(blocks, Blocks::Each)),
         }
     }
 }

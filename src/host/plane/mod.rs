@@ -7,14 +7,16 @@
 //!
 //! Every collective carries its call's fingerprint (sequence, kind, op, type, count, root, hash of the counts) in its first message, and
 //! no rank writes to the caller's destination before it has heard, directly or through others, from every rank. Where the data's own way
-//! does not tell everyone of everyone, plans begin with a dissemination round of empty messages, beside which data is already sent (but for
-//! `all_to_all_v`, whose counts only two ranks know). That costs rooted collectives up to log₂ n hops, nothing between two ranks, and
-//! makes every collective synchronising. It buys that a mismatch is an error on every rank and touches no buffer.
+//! does not tell everyone of everyone, plans begin with a dissemination round of empty messages, beside which data is already sent.
+//! That costs rooted collectives up to log₂ n hops, nothing between two ranks, and makes every collective synchronising. It buys that a
+//! mismatch is an error on every rank and touches no buffer. Where each rank knows a part of the counts, these are compared first, by a sum
+//! over all ranks (`counts.rs`), and data follows: as many messages, and for `gather_v` and `scatter_v` one hop more.
 //!
 //! A rank that finds a difference ends the communicator with an *abort reason* of 80 bytes, which is written to shared memory and flooded over
 //! all links, so that ranks with no link to the culprit get the same error. A broken link is not taken for a dead peer for 200 ms: whoever
 //! knows why it broke gets a moment to say so, or the cause would be lost in a race between a message and an end of file.
 
+mod counts;
 mod job;
 mod links;
 mod many;
@@ -307,6 +309,9 @@ impl HostPlane {
     /// A call that goes over links, and is on record from its beginning: a look at the clock is nothing to it.
     fn run_between(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         self.recorder.begin(call);
+        if call.kind.is_pairwise() {
+            return self.run_pairwise(job, call, deadline);
+        }
         if self.topology.is_scattered() { self.run_inter_host(job, call, deadline) } else { self.run_hierarchical(job, call, deadline) }
     }
 

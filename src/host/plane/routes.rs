@@ -7,14 +7,17 @@ use std::sync::Arc;
 use super::HostPlane;
 use super::job::{Job, Operands};
 use super::plans::Participants;
+use crate::algorithm::Algorithm;
 use crate::call::{BlockLayout, Call, Collective};
 use crate::deadline::Deadline;
+use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{self, Execution};
 use crate::host::fold::Fold;
 use crate::host::plan::{self, Shape};
 use crate::host::reduce::Kernel;
 use crate::host::shm::{Blocks, CallContext, Group, Memory};
+use crate::op::ReduceOp;
 
 impl HostPlane {
     // Inside a host.
@@ -33,8 +36,11 @@ impl HostPlane {
             // until it has run: two borrows, which are apart, or one for both, or one and the contribution multiplied.
             return unsafe { group.all_reduce(memory, *bytes, kernel, true, &context) };
         }
-        if matches!(call.kind, Collective::GatherV | Collective::ScatterV | Collective::AllToAllV) || job.is_too_large_to_share() {
-            // Each rank knows a part of the counts, or an element does not fit: links carry these, once everyone is known to make this call.
+        if call.kind.is_pairwise() {
+            return self.run_pairwise(job, call, deadline);
+        }
+        if job.is_too_large_to_share() {
+            // An element does not fit: links carry these, once everyone is known to make this call.
             group.barrier(&context)?;
             return self.run_inter_host(job, call, deadline);
         }
@@ -50,6 +56,12 @@ impl HostPlane {
     }
 
     // Between hosts.
+
+    /// Runs a call of which each rank knows a part of the counts. Links carry it, once these are known to fit together everywhere.
+    pub(super) fn run_pairwise(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        self.compare_counts(job, call, deadline)?;
+        self.run_inter_host(job, call, deadline)
+    }
 
     /// Runs a call over links between all ranks.
     pub(super) fn run_inter_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
@@ -76,22 +88,49 @@ impl HostPlane {
         self.execute(&shape, &participants, operands, job.lists.as_deref(), call, deadline)
     }
 
-    /// Runs a call among the participants, on vectors of `bytes`. `root`: the number of the root among them, where there is one.
-    fn run_leg(
+    /// Sums words over all ranks, whichever way these reach each other, as a part of a call on something else.
+    pub(super) fn sum_words(&mut self, words: &mut [u64; 2], call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        let kernel = Kernel::of(&crate::op::Reduction::<u64>::from(ReduceOp::Sum), TypeTag::Scalar(DType::U64), self.peers.len())
+            .map_err(|_| AbortReason::Failed { rank: self.rank as u32 })?;
+        let bytes = size_of_val(words);
+        let start = words.as_mut_ptr().cast::<u8>();
+        let operands = Operands { source: start.cast_const(), source_len: bytes, destination: start, destination_len: bytes };
+        match self.group.as_mut() {
+            Some(group) if self.topology.is_one_host() => {
+                let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
+                let memory = Memory { source: operands.source, destination: operands.destination };
+                // SAFETY: both are the same two words, borrowed for as long as this runs.
+                unsafe { group.all_reduce(memory, bytes, &kernel, true, &context) }
+            }
+            _ if self.topology.is_scattered() => {
+                let participants = Participants { ranks: self.topology.everyone(), me: self.rank, kernel: Some(&kernel) };
+                // Sums of words come out alike in whatever order, and this takes the fewest messages.
+                let shape = Shape { algorithm: Algorithm::Doubling, ..self.shape(Collective::AllReduce, &participants, bytes, 0) };
+                self.execute(&shape, &participants, operands, None, call, deadline)
+            }
+            _ => self.hierarchical_all_reduce(operands, bytes, &kernel, call, deadline),
+        }
+    }
+
+    /// Exchanges words with every rank over links (`AllToAll`), or gathers those of every rank (`AllGather`), as a part of a call on something else.
+    pub(super) fn exchange_words(
         &mut self,
-        participants: &Participants<'_>,
-        operands: Operands,
-        bytes: usize,
-        root: usize,
+        kind: Collective,
+        mine: &[u64],
+        theirs: &mut [u64],
         call: &Call,
         deadline: &Deadline,
     ) -> Result<(), Interrupted> {
-        let shape = self.shape(call.kind, participants, bytes, root);
-        self.execute(&shape, participants, operands, None, call, deadline)
+        let participants = Participants { ranks: self.topology.everyone(), me: self.rank, kernel: None };
+        let (source_len, destination_len) = (size_of_val(mine), size_of_val(theirs));
+        let (source, destination) = (mine.as_ptr().cast(), theirs.as_mut_ptr().cast());
+        let blocks = plan::Blocks::Equal(destination_len / self.peers.len());
+        let shape = Shape { blocks, ..self.shape(kind, &participants, destination_len, 0) };
+        self.execute(&shape, &participants, Operands { source, source_len, destination, destination_len }, None, call, deadline)
     }
 
-    /// The shape of a call on `bytes` in all.
-    fn shape(&self, kind: Collective, participants: &Participants<'_>, bytes: usize, root: usize) -> Shape<'static> {
+    /// The shape of a call on `bytes` in all. `root`: the number of the root among the participants, where there is one.
+    pub(super) fn shape(&self, kind: Collective, participants: &Participants<'_>, bytes: usize, root: usize) -> Shape<'static> {
         Shape {
             kind,
             algorithm: self.chooser.algorithm(kind, bytes, participants),
@@ -123,8 +162,9 @@ impl HostPlane {
             let request = Execution {
                 plan,
                 participants: &participants.ranks,
-                // SAFETY: these are a job's buffers, scratch memory of the plane's, or null and of length 0. Both hold what their lengths say,
-                // initialised, until this call returns: a job's are made of borrows (`prepare`), and nothing reserves scratch meanwhile. They
+                // SAFETY: these are a job's buffers, scratch memory of the plane's, words that a caller has borrowed, or null and of length 0. Both hold
+                // what their lengths say, initialised, until this call returns: a job's are made of borrows (`prepare`), and nothing reserves scratch
+                // meanwhile. They
                 // are aligned to their elements: borrows of these, blocks of whole elements of them, or 64 bytes, which is what folds ask of
                 // scratch. In place one is the other, or a block of it (`Job::narrowed`); nobody but the engine uses either meanwhile. The
                 // blocks of lists are made of borrows in the same way, one for each rank, and have the length in all.
@@ -147,7 +187,7 @@ impl HostPlane {
         let by_links = self.chooser.in_rank_order(job.kernel()) || job.is_too_large_to_share();
         match (call.kind, job.kernel(), &job.layout) {
             (Collective::AllReduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
-                self.hierarchical_all_reduce(job, *bytes, kernel, call, deadline)
+                self.hierarchical_all_reduce(job.memory, *bytes, kernel, call, deadline)
             }
             (Collective::Reduce, Some(kernel), BlockLayout::Equal(bytes)) if !by_links => {
                 self.hierarchical_reduce(job, *bytes, kernel, call, deadline)
@@ -172,18 +212,19 @@ impl HostPlane {
     /// when every rank is known to make the same call.
     fn hierarchical_all_reduce(
         &mut self,
-        job: &Job,
+        operands: Operands,
         bytes: usize,
         kernel: &Kernel,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<(), Interrupted> {
         let (shares, local, ranks) = (self.topology.shares(), self.topology.local(), self.topology.local_ranks().len());
-        let Operands { source, destination, .. } = job.memory;
+        let Operands { source, destination, .. } = operands;
         if self.group.is_none() {
             // This rank is alone on its host, so there is one share: everything.
             let participants = Participants { ranks: self.topology.share_owners(0), me: self.topology.host(), kernel: Some(kernel) };
-            return self.run_leg(&participants, job.memory, bytes, 0, call, deadline);
+            let shape = self.shape(Collective::AllReduce, &participants, bytes, 0);
+            return self.execute(&shape, &participants, operands, None, call, deadline);
         }
         let lengths = cut(bytes, kernel.element_bytes(), shares, ranks);
         let starts = offsets(&lengths);
@@ -199,7 +240,8 @@ impl HostPlane {
         if local < shares {
             let part = Operands { source: scratch, source_len: lengths[local], destination: scratch, destination_len: lengths[local] };
             let participants = Participants { ranks: self.topology.share_owners(local), me: self.topology.host(), kernel: Some(kernel) };
-            self.run_leg(&participants, part, lengths[local], 0, call, deadline)?;
+            let shape = self.shape(Collective::AllReduce, &participants, lengths[local], 0);
+            self.execute(&shape, &participants, part, None, call, deadline)?;
         }
         match self.group.as_mut() {
             // SAFETY: the scratch memory holds this rank's share, the destination room for all of them.
@@ -234,7 +276,8 @@ impl HostPlane {
         }
         if self.rank == representative {
             let participants = Participants { ranks: representatives, me: self.topology.host(), kernel: Some(kernel) };
-            self.run_leg(&participants, part, bytes, self.topology.place(root).0, call, deadline)?;
+            let shape = self.shape(Collective::Reduce, &participants, bytes, self.topology.place(root).0);
+            self.execute(&shape, &participants, part, None, call, deadline)?;
         }
         // So that everyone on the host hears of a disagreement between hosts.
         self.agree_within_host(call, deadline)
@@ -249,7 +292,8 @@ impl HostPlane {
         let mut memory = Memory { source: job.memory.source, destination: job.memory.destination };
         if self.rank == representative {
             let participants = Participants { ranks: representatives, me: self.topology.host(), kernel: None };
-            self.run_leg(&participants, job.memory, bytes, self.topology.place(root).0, call, deadline)?;
+            let shape = self.shape(Collective::Broadcast, &participants, bytes, self.topology.place(root).0);
+            self.execute(&shape, &participants, job.memory, None, call, deadline)?;
             if self.rank != root {
                 memory.source = memory.destination;
             }

@@ -26,6 +26,11 @@ impl DriverCalls {
         self.0.get(function).map_or(0, |[outside, _]| *outside)
     }
 
+    /// The calls of one function, those that NCCL makes included.
+    pub fn with_nccl(&self, function: &str) -> u64 {
+        self.0.get(function).map_or(0, |calls| calls.iter().sum())
+    }
+
     fn since(mut self, before: &DriverCalls) -> DriverCalls {
         for (name, counts) in &mut self.0 {
             let before = before.0.get(name).copied().unwrap_or_default();

@@ -85,7 +85,7 @@ impl NcclCommunicator {
         //   raw calls promise so). What NCCL writes is values of the type, or bytes that the plan makes truth values of.
         let queued = unsafe { plane.enqueue(job, stream, self.config().timeout) };
         pledge.settle(&queued);
-        queued.and(Communicator::release(guards, plane, stream, name))
+        queued.and(Communicator::release(guards, plane, stream, self.config().timeout))
     }
 
     /// Has the ranks agree on a call, where that was asked for, and at the first use of a kernel of the caller's or of much memory. Nothing has been queued yet, so a

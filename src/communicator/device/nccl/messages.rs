@@ -175,7 +175,7 @@ impl NcclCommunicator {
         //   `agree_on_messages`, or promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`).
         let queued = unsafe { DevicePlane::enqueue_group(&[(plane, &[], &resolved.messages, stream)], comm.config().timeout) };
         pledge.settle(&queued);
-        queued.and(Communicator::release(resolved.guards, plane, stream, call))
+        queued.and(Communicator::release(resolved.guards, plane, stream, comm.config().timeout))
     }
 
     /// Has both ends of messages agree on them. A difference ends the communicator: other pairs of the group may have agreed, and count on it. Gives what

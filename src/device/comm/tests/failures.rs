@@ -63,7 +63,7 @@ fn abort_ends_what_other_threads_wait_for_and_may_be_done_again() {
         }
         let mut vector = rank.stream.alloc_zeros::<f32>(10).unwrap();
         sum(&comm, &rank.stream, &mut vector, LONG).unwrap();
-        let event = comm.position(&rank.stream).unwrap();
+        let event = comm.position(&rank.stream);
         let waiter = thread::spawn({
             let comm = Arc::clone(&comm);
             move || comm.wait(&event, &Deadline::after(LONG))
@@ -100,7 +100,7 @@ fn work_that_a_shrink_stops_is_waited_for_in_vain() {
         if stopped {
             let mut vector = rank.vector(10);
             rank.all_reduce(&mut vector, LONG).unwrap();
-            let event = rank.comm.position(&rank.stream).unwrap();
+            let event = rank.comm.position(&rank.stream);
             let (error, child) = thread::scope(|scope| {
                 let waiting = scope.spawn(|| rank.comm.wait(&event, &Deadline::after(LONG)).unwrap_err());
                 let child = rank.comm.shrink(&[2], true, &NcclConfig::default(), &Deadline::after(LONG)).unwrap();

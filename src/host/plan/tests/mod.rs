@@ -4,8 +4,8 @@ mod proof;
 mod simulator;
 
 use super::all_gather::all_gather;
-use super::all_to_all::all_to_all;
-use super::builder::barrier;
+use super::all_to_all::{all_to_all, all_to_all_v};
+use super::builder::{Builder, barrier};
 use super::reduce::{all_reduce, reduce, reduce_scatter};
 use super::rooted::{broadcast, gather, scatter};
 use super::{Action, Blocks, Plan};
@@ -136,7 +136,7 @@ fn all_reduce_folds_everything_for_everyone() {
                 let sources = sources(n, |_| bytes, index as u64);
                 let plan = |me| all_reduce(algorithm, n, me, bytes, element, segment);
                 let ranks = ranks(&sources, plan, |_| bytes, |_| in_place.then_some(0));
-                let results = run(&what, &ranks, op, Claims { element, hears: everyone, root: 0 }, index as u64);
+                let results = run(&what, &ranks, op, Claims { element, hears: Some(everyone), root: 0 }, index as u64);
                 let expected = if exact { written(&oracle(op, &sources, element)) } else { results[0].clone() };
                 assert!(expected.iter().all(Option::is_some), "{what}");
                 for (rank, result) in ranks.iter().zip(&results) {
@@ -158,7 +158,7 @@ fn direct_shares_of_a_vector_too_large_to_be_sent_whole() {
         let sources = sources(n, |_| bytes, 3);
         let plan = |me| all_reduce(Algorithm::Direct, n, me, bytes, element, segment);
         let ranks = ranks(&sources, plan, |_| bytes, |me| (me % 2 == 0).then_some(0));
-        let results = run(&what, &ranks, Op::Hash, Claims { element, hears: everyone, root: 0 }, 5);
+        let results = run(&what, &ranks, Op::Hash, Claims { element, hears: Some(everyone), root: 0 }, 5);
         let expected = written(&oracle(Op::Hash, &sources, element));
         assert!(results.iter().all(|result| *result == expected), "{what}");
         for rank in &ranks {
@@ -178,7 +178,7 @@ fn reduce_folds_everything_for_the_root_alone() {
                 let sources = sources(n, |_| bytes, index as u64);
                 let plan = |me| reduce(algorithm, n, me, root, bytes, element, segment);
                 let ranks = ranks(&sources, plan, |me| if me == root { bytes } else { 0 }, |me| (in_place && me == root).then_some(0));
-                let results = run(&what, &ranks, op, Claims { element, hears: root_alone, root }, index as u64);
+                let results = run(&what, &ranks, op, Claims { element, hears: Some(root_alone), root }, index as u64);
                 let complete = results[root].iter().all(Option::is_some);
                 assert!(if exact { results[root] == written(&oracle(op, &sources, element)) } else { complete }, "{what}");
                 for rank in &ranks {
@@ -197,7 +197,7 @@ fn reduce_by_direct_shares() {
         let sources = sources(n, |_| bytes, 3);
         let plan = |me| reduce(Algorithm::Direct, n, me, root, bytes, 4, segment);
         let ranks = ranks(&sources, plan, |me| if me == root { bytes } else { 0 }, |me| (me == root).then_some(0));
-        let results = run(&what, &ranks, Op::Hash, Claims { element: 4, hears: root_alone, root }, 5);
+        let results = run(&what, &ranks, Op::Hash, Claims { element: 4, hears: Some(root_alone), root }, 5);
         assert_eq!(results[root], written(&oracle(Op::Hash, &sources, 4)), "{what}");
         assert!(ranks.iter().all(|rank| rank.plan.scratch_bytes <= 2 * (n - 1) * segment.next_multiple_of(64)), "{what}");
     }
@@ -220,7 +220,7 @@ fn reduce_scatter_folds_each_block_for_its_rank() {
                 let plan = |me| reduce_scatter(algorithm, n, me, blocks, element, segment);
                 // A rank that is alone copies its block, which is all there is.
                 let ranks = ranks(&sources, plan, |me| lens[me], |me| in_place.then_some(start(me) as isize));
-                let results = run(&what, &ranks, op, Claims { element, hears: everyone, root: 0 }, index as u64);
+                let results = run(&what, &ranks, op, Claims { element, hears: Some(everyone), root: 0 }, index as u64);
                 let expected = written(&oracle(op, &sources, element));
                 for (me, result) in results.iter().enumerate() {
                     assert!(result.iter().all(Option::is_some), "{what}");
@@ -248,7 +248,7 @@ fn broadcast_brings_the_roots_vector_to_everyone() {
                     let sources = sources(n, |me| if in_place || me == root { bytes } else { 0 }, index as u64);
                     let plan = |me| broadcast(algorithm, n, me, root, bytes, segment);
                     let ranks = ranks(&sources, plan, |_| bytes, |_| in_place.then_some(0));
-                    let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root }, index as u64);
+                    let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: Some(everyone), root }, index as u64);
                     assert!(results.iter().all(|result| *result == written(&sources[root])), "{what}");
                     let bound = if algorithm == Algorithm::Chain { 0 } else { bytes.min(CARRIED_BYTES) };
                     assert!(ranks.iter().all(|rank| rank.plan.scratch_bytes <= bound), "{what}");
@@ -272,7 +272,7 @@ fn all_gather_brings_every_block_to_everyone() {
                 let sources = sources(n, |me| lens[me], index as u64);
                 let plan = |me| all_gather(algorithm, n, me, blocks, segment);
                 let ranks = ranks(&sources, plan, |_| start(n), |me| in_place.then_some(-(start(me) as isize)));
-                let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, index as u64);
+                let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: Some(everyone), root: 0 }, index as u64);
                 assert!(results.iter().all(|result| *result == written(&sources.concat())), "{what}");
                 let bound = if algorithm == Algorithm::Ring { 0 } else { start(n) };
                 assert!(ranks.iter().all(|rank| rank.plan.scratch_bytes <= bound), "{what}");
@@ -291,53 +291,65 @@ fn gather_and_scatter_between_the_root_and_everyone() {
             let start = |me: usize| lens[..me].iter().sum::<usize>();
             // Others than the root know their own block alone.
             let blocks = |me: usize| if me == root { Blocks::Each(&lens) } else { Blocks::Equal(lens[me]) };
-            let claims = Claims { element: 1, hears: everyone, root };
             let aliased = |me, offset: isize| (in_place && me == root).then_some(offset);
 
             let what = format!("gather n={n} root={root} {lens:?} in_place={in_place}");
             let blocks_of_all = sources(n, |me| lens[me], index as u64);
-            let plan = |me| gather(n, me, root, blocks(me));
-            let gathering =
-                ranks(&blocks_of_all, plan, |me| if me == root { start(n) } else { 0 }, |me| aliased(me, -(start(root) as isize)));
-            let results = run(&what, &gathering, Op::Sum, claims, index as u64);
-            assert_eq!(results[root], written(&blocks_of_all.concat()), "{what}");
+            for (claims, begin) in ways(n, root) {
+                let plan = |me| gather(begin(n, me), n, me, root, blocks(me));
+                let gathering =
+                    ranks(&blocks_of_all, plan, |me| if me == root { start(n) } else { 0 }, |me| aliased(me, -(start(root) as isize)));
+                let results = run(&what, &gathering, Op::Sum, claims, index as u64);
+                assert_eq!(results[root], written(&blocks_of_all.concat()), "{what}");
+            }
 
             let what = format!("scatter n={n} root={root} {lens:?} in_place={in_place}");
             let vector = sources(n, |me| if me == root { start(n) } else { 0 }, index as u64);
-            let plan = |me| scatter(n, me, root, blocks(me));
-            let scattering = ranks(&vector, plan, |me| lens[me], |me| aliased(me, start(root) as isize));
-            let results = run(&what, &scattering, Op::Sum, claims, index as u64);
-            for (me, result) in results.iter().enumerate() {
-                assert_eq!(*result, written(&vector[root][start(me)..start(me + 1)]), "{what}");
+            for (claims, begin) in ways(n, root) {
+                let plan = |me| scatter(begin(n, me), n, me, root, blocks(me));
+                let scattering = ranks(&vector, plan, |me| lens[me], |me| aliased(me, start(root) as isize));
+                let results = run(&what, &scattering, Op::Sum, claims, index as u64);
+                for (me, result) in results.iter().enumerate() {
+                    assert_eq!(*result, written(&vector[root][start(me)..start(me + 1)]), "{what}");
+                }
             }
         }
     }
+}
+
+/// What a plan begins with, and what is to be proved of it then.
+type Way = (Claims, fn(usize, usize) -> Builder);
+
+/// With an agreement of the plan's own, and after one; a rank that is alone has nobody to hear.
+fn ways(n: usize, root: usize) -> Vec<Way> {
+    let agreed: Way = (Claims { element: 1, hears: Some(everyone), root }, Builder::agreed);
+    let after: Way = (Claims { element: 1, hears: None, root }, |n, _| Builder::new(n));
+    [agreed, after].into_iter().take(n).collect()
 }
 
 #[test]
 fn all_to_all_brings_each_block_where_it_belongs() {
     for &n in WORLDS {
         for index in 0..10 {
-            let (segment, in_place) = ([16, 1 << 20, 0][index % 3], index > 4);
+            // Unequal blocks are never exchanged in place.
+            let (segment, in_place) = ([16, 1 << 20, 0][index % 3], index == 5);
             let mut random = Random(index as u64);
             let mut lens: Vec<Vec<usize>> =
                 (0..n).map(|me| (0..n).map(|to| [0, 5, 16, 21][(random.below(4) + me + to) % 4]).collect()).collect();
             if index % 5 == 0 {
                 lens = vec![vec![9; n]; n];
             }
-            if in_place {
-                // What goes to a rank is as long as what comes from it.
-                (0..n).for_each(|me| (0..me).for_each(|to| lens[me][to] = lens[to][me]));
-            }
             let what = format!("all_to_all n={n} {lens:?} in_place={in_place} segment={segment}");
             let incoming: Vec<Vec<usize>> = (0..n).map(|me| (0..n).map(|from| lens[from][me]).collect()).collect();
             let sources = sources(n, |me| lens[me].iter().sum(), index as u64);
-            let plan = |me: usize| match index % 5 {
-                0 => all_to_all(n, me, Blocks::Equal(9), Blocks::Equal(9), in_place, segment),
-                _ => all_to_all(n, me, Blocks::Each(&lens[me]), Blocks::Each(&incoming[me]), in_place, segment),
+            let hears = (index % 5 == 0).then_some(everyone as fn(usize, usize) -> bool);
+            let plan = |me: usize| match hears {
+                Some(_) => all_to_all(n, me, 9, in_place, segment),
+                // The ranks have compared their counts.
+                None => all_to_all_v(n, me, Blocks::Each(&lens[me]), Blocks::Each(&incoming[me])),
             };
             let ranks = ranks(&sources, plan, |me| incoming[me].iter().sum(), |_| in_place.then_some(0));
-            let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, index as u64);
+            let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears, root: 0 }, index as u64);
             for (me, result) in results.iter().enumerate() {
                 let block = |from: usize| {
                     let start: usize = lens[from][..me].iter().sum();
@@ -364,9 +376,9 @@ fn what_is_too_large_to_be_carried_goes_straight() {
         let block = CARRIED_BYTES / n + 5;
         let sources = sources(n, |_| n * block, 11);
         let what = format!("all_to_all n={n} blocks of {block} way={way}");
-        let plan = |me| all_to_all(n, me, Blocks::Equal(block), Blocks::Equal(block), in_place(me), 1 << 14);
+        let plan = |me| all_to_all(n, me, block, in_place(me), 1 << 14);
         let ranks = self::ranks(&sources, plan, |_| n * block, |me| in_place(me).then_some(0));
-        let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, 3);
+        let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: Some(everyone), root: 0 }, 3);
         for (me, result) in results.iter().enumerate() {
             let expected: Vec<u8> = sources.iter().flat_map(|source| source[me * block..(me + 1) * block].to_vec()).collect();
             assert_eq!(*result, written(&expected), "{what}");
@@ -376,7 +388,7 @@ fn what_is_too_large_to_be_carried_goes_straight() {
         let plan = |me| all_gather(Algorithm::Direct, n, me, Blocks::Equal(block), 1 << 14);
         let blocks: Vec<Vec<u8>> = sources.iter().map(|source| source[..block].to_vec()).collect();
         let ranks = self::ranks(&blocks, plan, |_| n * block, |_| None);
-        let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, 3);
+        let results = run(&what, &ranks, Op::Sum, Claims { element: 1, hears: Some(everyone), root: 0 }, 3);
         assert!(results.iter().all(|result| *result == written(&blocks.concat())), "{what}");
         assert!(ranks.iter().all(|rank| rank.plan.scratch_bytes == 0), "{what}");
     }
@@ -387,9 +399,20 @@ fn a_barrier_takes_a_logarithm_of_rounds() {
     for n in WORLDS.iter().copied().chain([31, 32]) {
         let nothing = vec![Vec::new(); n];
         let ranks = ranks(&nothing, |me| barrier(n, me), |_| 0, |_| None);
-        run(&format!("barrier n={n}"), &ranks, Op::Sum, Claims { element: 1, hears: everyone, root: 0 }, 1);
+        run(&format!("barrier n={n}"), &ranks, Op::Sum, Claims { element: 1, hears: Some(everyone), root: 0 }, 1);
         let rounds = n.next_power_of_two().ilog2() as usize;
         assert!(ranks.iter().all(|rank| rank.plan.steps.len() == 2 * rounds), "n={n}");
+    }
+}
+
+#[test]
+fn comparing_counts_takes_no_more_messages_than_an_agreement() {
+    let sends = |plan: &Plan| plan.steps.iter().filter(|step| matches!(step.action, Action::Send { .. })).count();
+    let of_all = |n: usize, plan: &dyn Fn(usize) -> Plan| (0..n).map(|me| sends(&plan(me))).sum::<usize>();
+    for n in WORLDS.iter().copied().chain([31, 32, 100]) {
+        let compared = of_all(n, &|me| all_reduce(Algorithm::Doubling, n, me, 16, 8, 1 << 16));
+        let agreed = of_all(n, &|me| barrier(n, me));
+        assert!(compared <= agreed, "n={n}: {compared} messages, and {agreed} of an agreement");
     }
 }
 
@@ -401,7 +424,7 @@ fn plans_of_large_worlds_stay_short() {
     assert!(steps(all_reduce(Algorithm::Ring, n, 1, 4 * n, 4, 1 << 16)) <= 5 * n);
     assert!(steps(all_reduce(Algorithm::Direct, n, 1, 1 << 20, 4, 1 << 16)) <= 5 * n);
     assert!(steps(all_gather(Algorithm::Doubling, n, 0, Blocks::Equal(4), 1 << 16)) < 50);
-    assert!(steps(all_to_all(n, 7, Blocks::Equal(4), Blocks::Equal(4), true, 1 << 16)) <= 4 * n);
+    assert!(steps(all_to_all(n, 7, 4, true, 1 << 16)) <= 4 * n);
     assert!(steps(reduce(Algorithm::Binomial, n, 512, 512, 4, 4, 1 << 16)) < 50);
     assert!(steps(broadcast(Algorithm::Binomial, n, 3, 3, 4, 1 << 16)) < 50);
 }
@@ -435,7 +458,7 @@ fn no_schedule_changes_the_result() {
 
 /// Whether the proof or the simulation finds fault with these ranks.
 fn is_refuted(ranks: &[Rank]) -> bool {
-    let claims = Claims { element: 4, hears: everyone, root: 0 };
+    let claims = Claims { element: 4, hears: Some(everyone), root: 0 };
     std::panic::catch_unwind(|| run("broken on purpose", ranks, Op::Hash, claims, 1)).is_err()
 }
 

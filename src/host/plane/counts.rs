@@ -1,0 +1,131 @@
+//! Comparing counts of which each rank knows a part (`gather_v`, `scatter_v`, `all_to_all_v` and lists), before any data moves.
+//!
+//! For each block that it sends a rank adds a number, and for each that it expects it subtracts one: a hash of sender, receiver and length.
+//! So the sum over all ranks is 0 where the ends of every transfer agree, and else by a chance of 2⁻¹²⁸. One all-reduce of 16 bytes tells
+//! everyone of everyone's counts. It is the agreement on the call as well: one step in shared memory, and over links the messages of an
+//! agreement, with 16 bytes in each. Where the sum is not 0 the ranks show each other their counts, and all have the same error.
+//!
+//! Counts that somebody has searched for, so that their sum is 0, do no harm: the ends of a link compare them again before bytes are taken.
+
+use super::HostPlane;
+use super::job::Job;
+use crate::call::{Call, Collective};
+use crate::deadline::Deadline;
+use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::random::Random;
+
+/// What a rank has found: 1 where two counts differ, else 0; who sends, to whom, and how many bytes; and how many the other expects.
+type Finding = [u64; 5];
+
+impl HostPlane {
+    /// Returns once all ranks are known to make this call, with counts that fit together. Otherwise all of them get the same error.
+    pub(super) fn compare_counts(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
+        let (me, ranks) = (self.rank, self.peers.len());
+        let mut sum = own_sum(me, (0..ranks).map(|peer| job.pair(me, peer)));
+        self.sum_words(&mut sum, call, deadline)?;
+        if sum == [0; 2] {
+            return Ok(());
+        }
+        Err(self.find_difference(job, call, deadline)?.into())
+    }
+
+    /// Which two ranks differ, of those that do the first: the same on every rank.
+    #[cold]
+    fn find_difference(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<AbortReason, Interrupted> {
+        let (me, ranks) = (self.rank, self.peers.len());
+        let mine: Vec<[u64; 2]> = (0..ranks).map(|peer| job.pair(me, peer)).collect();
+        let mut theirs = vec![[0; 2]; ranks];
+        self.exchange_words(Collective::AllToAll, mine.as_flattened(), theirs.as_flattened_mut(), call, deadline)?;
+        let mut findings = vec![Finding::default(); ranks];
+        self.exchange_words(Collective::AllGather, &finding(me, &mine, &theirs), findings.as_flattened_mut(), call, deadline)?;
+        let element_bytes = job.element_bytes.max(1) as u64;
+        let end = |rank: u64, bytes: u64| (rank as u32, Call { count: bytes / element_bytes, ..*call });
+        Ok(match findings.iter().find(|found| found[0] != 0) {
+            Some([_, from, to, sent, expected]) => AbortReason::Mismatch { first: end(*from, *sent), second: end(*to, *expected) },
+            // Some rank has said two things.
+            None => AbortReason::Failed { rank: me as u32 },
+        })
+    }
+}
+
+/// A rank's part of the sum: of what it sends to each rank, and expects from it, in bytes.
+fn own_sum(me: usize, pairs: impl Iterator<Item = [u64; 2]>) -> [u64; 2] {
+    let mut sum = [0_u64; 2];
+    for (peer, [sent, expected]) in pairs.enumerate() {
+        let (sent, expected) = (number(me, peer, sent), number(peer, me, expected));
+        for (lane, total) in sum.iter_mut().enumerate() {
+            *total = total.wrapping_add(sent[lane]).wrapping_sub(expected[lane]);
+        }
+    }
+    sum
+}
+
+/// What stands for a block of so many bytes.
+fn number(from: usize, to: usize, bytes: u64) -> [u64; 2] {
+    let pair = Random((from as u64) << 32 | to as u64).next();
+    let mut random = Random(pair ^ bytes);
+    [random.next(), random.next()]
+}
+
+/// The first of a rank's transfers whose ends differ.
+fn finding(me: usize, mine: &[[u64; 2]], theirs: &[[u64; 2]]) -> Finding {
+    let found = mine.iter().zip(theirs).enumerate().find_map(|(peer, ([sent, expected], [peer_sends, peer_expects]))| {
+        if sent != peer_expects {
+            return Some([1, me as u64, peer as u64, *sent, *peer_expects]);
+        }
+        (peer_sends != expected).then_some([1, peer as u64, me as u64, *peer_sends, *expected])
+    });
+    found.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each rank sends to each.
+    fn matrix(ranks: usize, random: &mut Random) -> Vec<Vec<u64>> {
+        let row = |random: &mut Random| (0..ranks).map(|_| [0, 1, 4096, random.next() >> 20][random.below(4)]).collect();
+        (0..ranks).map(|_| row(random)).collect()
+    }
+
+    /// The sum over all ranks, of what they send and what they expect.
+    fn sum(sent: &[Vec<u64>], expected: &[Vec<u64>]) -> [u64; 2] {
+        let parts = (0..sent.len()).map(|me| own_sum(me, (0..sent.len()).map(|peer| [sent[me][peer], expected[peer][me]])));
+        parts.fold([0; 2], |sum, part| [sum[0].wrapping_add(part[0]), sum[1].wrapping_add(part[1])])
+    }
+
+    #[test]
+    fn counts_that_fit_together_add_up_to_nothing_and_others_do_not() {
+        let seed = 0x5eed_0035;
+        let mut random = Random(seed);
+        for round in 0..200 {
+            let ranks = 2 + round % 7;
+            let sent = matrix(ranks, &mut random);
+            assert_eq!(sum(&sent, &sent), [0; 2], "seed {seed:#x}, round {round}");
+            // One count, two that leave the totals of their rank as they were, and two ranks' counts for one.
+            let (from, to) = (random.below(ranks), random.below(ranks));
+            let mut other = sent.clone();
+            other[from][to] += 1;
+            assert!(sum(&sent, &other).iter().all(|word| *word != 0), "seed {seed:#x}, round {round}");
+            let next = (to + 1) % ranks;
+            other[from][next] = other[from][next].wrapping_sub(1);
+            assert!(sum(&sent, &other).iter().all(|word| *word != 0), "seed {seed:#x}, round {round}");
+            let mut swapped = sent.clone();
+            swapped[from].swap(to, next);
+            let differs = swapped != sent;
+            assert_eq!(sum(&sent, &swapped) != [0; 2], differs, "seed {seed:#x}, round {round}");
+            let transposed: Vec<Vec<u64>> = (0..ranks).map(|from| (0..ranks).map(|to| sent[to][from]).collect()).collect();
+            assert_eq!(sum(&sent, &transposed) != [0; 2], transposed != sent, "seed {seed:#x}, round {round}");
+        }
+    }
+
+    #[test]
+    fn both_ends_find_the_same_difference() {
+        // Rank 0 sends 5 to rank 1, which expects 6.
+        let (of_0, of_1) = ([[2, 2], [5, 7]], [[7, 6], [3, 3]]);
+        let at_0 = finding(0, &of_0, &[[2, 2], of_1[0]]);
+        let at_1 = finding(1, &of_1, &[of_0[1], [3, 3]]);
+        assert_eq!((at_0, at_1), ([1, 0, 1, 5, 6], [1, 0, 1, 5, 6]));
+        assert_eq!(finding(0, &of_0, &[[2, 2], [7, 5]]), Finding::default());
+    }
+}
