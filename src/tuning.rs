@@ -121,7 +121,7 @@ pub(crate) mod admission {
     pub(crate) const LINKS: Limits = Limits { most: 256, grace: Duration::from_millis(100), rest: Duration::from_millis(50) };
     /// Of the server that hands out shared memory: the ranks of one host.
     pub(crate) const MEMORY: Limits = Limits { most: 64, grace: Duration::from_millis(100), rest: Duration::from_millis(20) };
-    /// How long a lack of descriptors or memory lasts that no stranger is the cause of before whoever waits for a connection is told.
+    /// How long a lack of descriptors or memory lasts, with no unproven connection that could make room, before whoever waits is told.
     pub(crate) const STARVED: Duration = Duration::from_secs(1);
     /// How long each may take to prove itself, or to say hello where there is no secret.
     pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

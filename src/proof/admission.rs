@@ -5,10 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
-
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::tuning::admission::{BATCH, Limits, PATIENCE, REPORTED, STARVED};
 
@@ -27,8 +24,6 @@ pub(crate) struct Admission<C> {
     starving: Option<(Instant, io::Error)>,
     /// When somebody was last found who could not be let in.
     lacked: Option<Instant>,
-    /// A descriptor that is given up for a moment where there is no other, for telling who has come that there is none.
-    spare: Option<OwnedFd>,
 }
 
 /// An unproven connection.
@@ -47,26 +42,17 @@ impl<C> Waiting<C> {
 impl<C> Admission<C> {
     /// None yet.
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0, starving: None, lacked: None, spare: None }
+        Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0, starving: None, lacked: None }
     }
 
-    /// Keeps a descriptor for [`Admission::accept_to_refuse`].
-    pub(crate) fn with_spare(self) -> io::Result<Self> {
-        Ok(Self { spare: Some(eventfd(0, EventfdFlags::CLOEXEC)?), ..self })
-    }
-
-    /// What keeps everybody out, where the limits of this process do: strangers could be made to leave, and there are none.
+    /// What keeps everybody out, where the limits of this process do: unproven connections could be made to leave, and there are none.
     pub(crate) fn starved(&self, now: Instant) -> Option<&io::Error> {
         self.starving.as_ref().filter(|(since, _)| now.saturating_duration_since(*since) >= STARVED).map(|(_, error)| error)
     }
 
-    /// One who has come and could not be let in at `now` for such a lack, to be told so and dropped; `None` where there is no lack, or nobody more.
-    pub(crate) fn accept_to_refuse<S>(&mut self, now: Instant, accept: impl FnOnce() -> io::Result<S>) -> Option<S> {
-        self.starved(now).filter(|_| self.lacked == Some(now))?;
-        // The last one's descriptor is free by now.
-        self.spare = self.spare.take().or_else(|| eventfd(0, EventfdFlags::CLOEXEC).ok());
-        drop(self.spare.take()?);
-        accept().ok()
+    /// Whether somebody who came could not be let in at `now` for such a lack.
+    pub(crate) fn lacks(&self, now: Instant) -> bool {
+        self.lacked == Some(now) && self.starved(now).is_some()
     }
 
     /// Remembers whether who came could be let in.
@@ -249,23 +235,20 @@ mod tests {
     }
 
     #[test]
-    fn a_lack_that_lasts_and_that_no_stranger_is_the_cause_of_is_told_to_who_comes() {
+    fn a_lack_that_lasts_though_no_connection_is_unproven_is_our_own() {
         let begun = Instant::now();
         let lack = || -> io::Result<u32> { Err(io::Error::from_raw_os_error(libc::EMFILE)) };
-        let mut admission = Admission::<u32>::new(LIMITS).with_spare().unwrap();
+        let mut admission = Admission::<u32>::new(LIMITS);
         admission.accept(begun, lack);
         assert!(admission.starved(begun + STARVED / 2).is_none(), "it may pass");
         admission.accept(begun + STARVED / 2, lack);
         assert_eq!(admission.starved(begun + STARVED).unwrap().raw_os_error(), Some(libc::EMFILE));
-        assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(7)), None, "who comes now may be let in");
+        assert!(!admission.lacks(begun + STARVED), "who comes now may be let in");
         admission.accept(begun + STARVED, lack);
-        assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(7)), Some(7));
-        assert_eq!(admission.accept_to_refuse(begun + STARVED, || Ok(8)), Some(8));
-        assert_eq!(admission.accept_to_refuse(begun + STARVED, lack), None);
+        assert!(admission.lacks(begun + STARVED) && !admission.lacks(begun + STARVED * 2));
         // It has passed.
         assert_eq!(admission.accept(begun + STARVED * 2, accepting(0..1)), [0]);
         assert!(admission.starved(begun + STARVED * 9).is_none());
-        assert_eq!(admission.accept_to_refuse(begun + STARVED * 9, || Ok(7)), None);
     }
 
     #[test]

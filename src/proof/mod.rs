@@ -55,6 +55,7 @@ mod noise_tests;
 pub(crate) mod record;
 mod responder;
 mod secret;
+mod spare;
 #[cfg(test)]
 mod tests;
 #[cfg(not(feature = "encryption"))]
@@ -72,6 +73,7 @@ pub(crate) use initiator::{Initiator, Step};
 pub(crate) use noise::Cipher;
 pub(crate) use responder::Responder;
 pub use secret::Secret;
+pub(crate) use spare::Spare;
 #[cfg(not(feature = "encryption"))]
 use without_noise as noise;
 

@@ -22,7 +22,7 @@
 //!
 //! # What is lacking
 //!
-//! A listener that has no descriptor for who comes rests, since a flood of strangers may be the cause. Where none of them is there, and the lack
+//! A listener that has no descriptor for who comes rests, since a flood of unproven connections may be the cause. Where none is there, and the lack
 //! lasts, it is a limit of the process's own (`Admission::starved`), and whoever waits is told: a client by a last word for which a
 //! descriptor is kept, rank 0 by its store's server, a rank by its own listener. Where the system refuses to share memory, the ranks of that host, all of them,
 //! go over TCP (`host/shm/group.rs`).

@@ -19,7 +19,7 @@ use rustix::net::{
 };
 
 use crate::deadline::Deadline;
-use crate::proof::{self, Admission, Initiator, Purpose, Reason, Responder, Secret, Step, Unproven};
+use crate::proof::{self, Admission, Initiator, Purpose, Reason, Responder, Secret, Spare, Step, Unproven};
 use crate::tuning::{admission, net::BACKLOG};
 
 /// The leader's listening socket.
@@ -29,7 +29,7 @@ pub(super) struct DescriptorServer {
     /// What clients have to know.
     key: Secret,
     /// Kept for telling clients that there is no other.
-    clients: Mutex<Option<Admission<Client>>>,
+    spare: Mutex<Spare>,
 }
 
 /// A process that has connected and does not have the file yet.
@@ -46,8 +46,7 @@ impl DescriptorServer {
         let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         rustix::net::listen(&listener, BACKLOG)?;
-        let clients = Admission::new(admission::MEMORY).with_spare()?;
-        Ok(Self { listener, name, key: key.clone(), clients: Mutex::new(Some(clients)) })
+        Ok(Self { listener, name, key: key.clone(), spare: Mutex::new(Spare::new()?) })
     }
 
     /// The name under which others find it. It is no secret: the system shows it to everybody.
@@ -58,8 +57,7 @@ impl DescriptorServer {
     /// Hands `file` to every process of this user that connects and knows the key, until [`DescriptorServer::close`]. No client waits
     /// for another. Those that prove nothing, and those that hang up, are dropped.
     pub(super) fn serve(&self, file: BorrowedFd<'_>) {
-        // It is served once.
-        let Some(mut clients) = crate::event::lock(&self.clients).take() else { return };
+        let mut clients = Admission::new(admission::MEMORY);
         while self.wait(&clients) {
             let now = Instant::now();
             self.admit(&mut clients, now);
@@ -94,7 +92,9 @@ impl DescriptorServer {
             accepted => Ok(accepted?),
         };
         let accepted = clients.accept(now, accept);
-        while let Some(connection) = clients.accept_to_refuse(now, accept) {
+        while clients.lacks(now)
+            && let Some(connection) = crate::event::lock(&self.spare).accept(accept)
+        {
             let _ = send(&connection, &Reason::Starved.to_reply());
             refuse(clients, "there is no descriptor left for it");
         }

@@ -13,7 +13,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use crate::Error;
 use crate::deadline::Deadline;
-use crate::proof::{Admission, Reason, Secret};
+use crate::proof::{Admission, Reason, Secret, Spare};
 use crate::rendezvous::service::{ClientId, Service};
 use crate::tuning::admission::{Limits, STORE};
 use crate::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
@@ -52,6 +52,8 @@ pub(super) struct Daemon {
     clients: HashMap<ClientId, Client>,
     /// Clients that have not shown that they speak the protocol. Those that have, or are gone, are taken out in their turn.
     fresh: Admission<ClientId>,
+    /// For telling clients that there is no other descriptor.
+    spare: Spare,
     /// Why clients cannot be let in, where that is for a lack of this process.
     lack: Arc<OnceLock<String>>,
     next: ClientId,
@@ -88,7 +90,8 @@ impl Daemon {
             shutdown: None,
             service: Service::new(secret),
             clients: HashMap::new(),
-            fresh: Admission::new(Limits { most: share.clamp(1, STORE.most), ..STORE }).with_spare()?,
+            fresh: Admission::new(Limits { most: share.clamp(1, STORE.most), ..STORE }),
+            spare: Spare::new()?,
             lack: Arc::default(),
             next: 0,
             scratch: vec![0; 64 << 10],
@@ -175,7 +178,9 @@ impl Daemon {
         }
         let listener = &self.listener;
         let accepted = self.fresh.accept(now, || listener.accept());
-        while let Some((stream, _)) = self.fresh.accept_to_refuse(now, || listener.accept()) {
+        while self.fresh.lacks(now)
+            && let Some((stream, _)) = self.spare.accept(|| listener.accept())
+        {
             refuse_for_lack(stream);
         }
         if let Some(error) = self.fresh.starved(now) {
