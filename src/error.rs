@@ -46,7 +46,8 @@ fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
     if missing.is_empty() && arrived.is_empty() {
         return String::new();
     }
-    format!("; still missing: {}; arrived: {}", list_peers(missing), list_peers(arrived))
+    let missing = if missing.is_empty() { String::new() } else { format!("; still missing: {}", list_peers(missing)) };
+    format!("{missing}; arrived: {}", list_peers(arrived))
 }
 
 /// What else was waited in, in words; nothing where there was none.
