@@ -138,10 +138,11 @@ class CollectivesBackend(Backend):
     @staticmethod
     def _place(tensor, what):
         """Contiguous memory for a tensor that a call changes, and what puts its result back."""
-        check_target(tensor, what)
+        check(tensor, what)
         own = tensor.detach()  # keeps the memory, whatever the program puts into the tensor meanwhile
         if own.is_contiguous() and not own.is_neg() and not own.is_conj():
             return own, None
+        check_target(own, what)
         copy = own.resolve_conj().resolve_neg().contiguous()
         if copy.data_ptr() == own.data_ptr():
             copy = copy.clone()
@@ -160,11 +161,14 @@ class CollectivesBackend(Backend):
             if self._window() is not None:
                 raise RuntimeError("ProcessGroup::allreduce: sparse tensors cannot be coalesced with other calls")
             return sparse.all_reduce(self, tensors[0], opts)
+        return self._call(*self._all_reduce(tensors, opts))
+
+    def _all_reduce(self, tensors, opts):
         tensor = single(tensors, "ProcessGroup::allreduce")
         op = reduction(opts.reduceOp, tensor, "ProcessGroup::allreduce")
         place, finish = self._place(tensor, "ProcessGroup::allreduce")
         used = foldable(place, "ProcessGroup::allreduce")
-        return self._call(self._group.all_reduce, (memory(used), op), opts, tensors, used, finish)
+        return self._group.all_reduce, (memory(used), op), opts, tensors, used, finish
 
     def allreduce_coalesced(self, tensors, opts=None):
         opts = opts or AllreduceCoalescedOptions()
@@ -172,7 +176,7 @@ class CollectivesBackend(Backend):
             raise ValueError("ProcessGroup::allreduce_coalesced: tensors must all have the same type")
         if any(tensor.layout != torch.strided for tensor in tensors):
             raise ValueError("ProcessGroup::allreduce_coalesced: tensors must be dense")
-        return self._joined([self.allreduce([tensor], opts) for tensor in tensors], tensors)
+        return self._call_all([self._all_reduce([tensor], opts) for tensor in tensors], tensors)
 
     def reduce(self, tensors, opts):
         what = "ProcessGroup::reduce"
@@ -193,12 +197,17 @@ class CollectivesBackend(Backend):
             raise ValueError(f"{what}: invalid root rank: {opts.rootRank}")
         return opts.rootRank
 
-    def _joined(self, works, result):
+    def _call_all(self, calls, result):
+        """Makes several calls as one: when none of them is refused any more, since what has begun cannot be taken back."""
+        works = [self._call(*call) for call in calls]
         return works[0] if len(works) == 1 else joined(works, result, self._work)
 
     # Gathering.
 
     def all_gather_single(self, output, input, opts=None):
+        return self._call(*self._all_gather_single(output, input, opts))
+
+    def _all_gather_single(self, output, input, opts):
         what = "ProcessGroup::all_gather_single"
         opts = opts or AllgatherOptions()
         check(input, what)
@@ -212,17 +221,20 @@ class CollectivesBackend(Backend):
         if overlap(source, place):
             source = None if source.data_ptr() == own else source.clone()
         arguments = (None if source is None else memory(source), memory(place))
-        return self._call(self._group.all_gather, arguments, opts, [output], (source, place), finish)
+        return self._group.all_gather, arguments, opts, [output], (source, place), finish
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
-        works = [self.all_gather_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
-        return self._joined(works, outputs)
+        calls = [self._all_gather_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._call_all(calls, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs, inputs, opts=None):
+        return self._call(*self._all_gather(outputs, inputs, opts))
+
+    def _all_gather(self, outputs, inputs, opts):
         what = "ProcessGroup::allgather"
         opts = opts or AllgatherOptions()
         if len(inputs) != 1 or len(outputs) != 1:
@@ -232,13 +244,13 @@ class CollectivesBackend(Backend):
         source = self._input(input, what)
         gathered = source.new_empty((self._size, source.numel()))
         arguments = (memory(source), memory(gathered))
-        return self._call(self._group.all_gather, arguments, opts, outputs, (source, gathered), lambda: _spread(gathered, outputs))
+        return self._group.all_gather, arguments, opts, outputs, (source, gathered), lambda: _spread(gathered, outputs)
 
     def allgather_coalesced(self, outputs, inputs, opts=None):
-        works = []
+        calls = []
         for at, input in enumerate(inputs):
-            works.append(self.allgather([[outputs[rank][at] for rank in range(self._size)]], [input], opts))
-        return self._joined(works, outputs)
+            calls.append(self._all_gather([[outputs[rank][at] for rank in range(self._size)]], [input], opts))
+        return self._call_all(calls, outputs)
 
     def gather(self, outputs, inputs, opts):
         what = "ProcessGroup::gather"
@@ -304,6 +316,9 @@ class CollectivesBackend(Backend):
     # Folding and spreading.
 
     def reduce_scatter_single(self, output, input, opts=None):
+        return self._call(*self._reduce_scatter_single(output, input, opts))
+
+    def _reduce_scatter_single(self, output, input, opts):
         what = "ProcessGroup::reduce_scatter_single"
         opts = opts or ReduceScatterOptions()
         check(output, what)
@@ -317,13 +332,13 @@ class CollectivesBackend(Backend):
         if overlap(source, place):
             source = source.clone()
         used, into = foldable(source, what), foldable(place, what)
-        return self._call(self._group.reduce_scatter, (memory(used), memory(into), None, op), opts, [output], (used, into), finish)
+        return self._group.reduce_scatter, (memory(used), memory(into), None, op), opts, [output], (used, into), finish
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
-        works = [self.reduce_scatter_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
-        return self._joined(works, outputs)
+        calls = [self._reduce_scatter_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._call_all(calls, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 

@@ -72,7 +72,7 @@ class Memoryless(RuntimeError):
 
 def check(tensor, what):
     """Refuses what does not lie in this process's memory, one element after another, or is more than its elements."""
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise RuntimeError(
             f"{what}: the tensor lies on {tensor.device}, and the backend collectives serves CPU tensors; "
             'for both, init_process_group("cpu:collectives,cuda:nccl")'

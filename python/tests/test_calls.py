@@ -427,6 +427,26 @@ def tensors_of_one_element(rank, size):
             raise AssertionError("elements that are one were written")
 
 
+def several_of_which_one_is_refused(rank, size):
+    """Of several calls as one none has begun when one is refused: the next call of each rank meets the others'."""
+    world, whole, wrong = dist.group.WORLD, torch.ones(size), torch.zeros(1).expand(size)
+    for call in (
+        lambda: world.allreduce_coalesced([whole, wrong]),
+        lambda: world.all_gather_single_coalesced([whole, wrong], [torch.ones(1), torch.ones(1)]),
+        lambda: world.all_gather_single_coalesced([whole], [torch.ones(1), torch.ones(1)]),
+        lambda: world.reduce_scatter_single_coalesced([torch.ones(1), wrong], [whole, torch.ones(size * size)]),
+        lambda: world.allgather_coalesced([[whole, wrong]] * size, [whole, whole]),
+    ) if rank == 0 and size > 1 else ():
+        try:
+            call()
+        except (RuntimeError, ValueError):
+            continue
+        raise AssertionError("not refused")
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert torch.equal(total, torch.full((3,), float(size)))
+
+
 def values_of_futures(rank, size):
     """As with Gloo: a list of the tensors."""
     tensor, parts = torch.ones(1), [torch.zeros(1) for _ in range(size)]
@@ -505,6 +525,9 @@ class Calls(unittest.TestCase):
 
     def test_elements_that_are_one_in_memory_are_read_and_not_written(self):
         self.run_on(tensors_of_one_element)
+
+    def test_several_calls_as_one_begin_when_none_is_refused(self):
+        self.run_on(several_of_which_one_is_refused)
 
     def test_futures_give_lists_of_tensors(self):
         self.run_on(values_of_futures)
