@@ -8,7 +8,7 @@ import atexit
 
 import torch.distributed as dist
 
-from . import _core
+from . import _core, hooks
 from .backend import CollectivesBackend
 from .process_group import CollectivesProcessGroup, create
 
@@ -16,4 +16,5 @@ __all__ = ["CollectivesBackend", "CollectivesProcessGroup"]
 
 # No thread may be in a callback when the interpreter ends.
 atexit.register(_core.stop_telling)
+hooks.serve()
 dist.Backend.register_backend("collectives", create, extended_api=True, devices=["cpu"])

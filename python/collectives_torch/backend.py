@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import (
 
 from . import _core, sparse
 from .monitored_barrier import monitored_barrier
-from .tensors import check, foldable, memory, overlap, reduction, single
+from .opaque import opaque_class
+from .tensors import check, check_target, foldable, memory, overlap, reduction, single
 from .work import Call, EndedWork, HeldWork, joined
 
 # Tags of PyTorch's are below this.
@@ -39,6 +40,13 @@ def _address():
         return None
 
 
+def _of_this_attempt(store):
+    """The part of a store that is this start's own. Where torchrun starts ranks anew, they may find the store of those that failed, with all its keys."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return store if attempt == "0" else dist.PrefixStore(f"attempt_{attempt}/", store)
+
+
+@opaque_class
 class CollectivesBackend(Backend):
     """Ranks of one group of PyTorch's, connected by this crate."""
 
@@ -52,7 +60,7 @@ class CollectivesBackend(Backend):
         self._windows = threading.local()  # coalescing is a thread's own
         self._barriers = 0
         # Ranks that make groups of themselves alone may do so under one name, as PyTorch counts names.
-        meeting = store if size > 1 else dist.HashStore()
+        meeting = _of_this_attempt(store) if size > 1 else dist.HashStore()
         self._group = _core.Group(meeting, rank, size, self._seconds, _address())
 
     # What it is.
@@ -104,7 +112,7 @@ class CollectivesBackend(Backend):
             return self._add(self._work(Call(started, finish), result))
         method(*arguments, self._limit(opts), None)
         if finish is not None:
-            with torch.no_grad():
+            with torch.inference_mode():  # what was made in it may be changed there alone
                 finish()
         return EndedWork(result)
 
@@ -134,8 +142,7 @@ class CollectivesBackend(Backend):
         own = tensor.detach()  # keeps the memory, whatever the program puts into the tensor meanwhile
         if own.is_contiguous() and not own.is_neg() and not own.is_conj():
             return own, None
-        if torch._debug_has_internal_overlap(own) == 1:
-            raise RuntimeError(f"{what}: several elements of the tensor are one in memory: clone it first")
+        check_target(own, what)
         copy = own.resolve_conj().resolve_neg().contiguous()
         if copy.data_ptr() == own.data_ptr():
             copy = copy.clone()
@@ -154,11 +161,14 @@ class CollectivesBackend(Backend):
             if self._window() is not None:
                 raise RuntimeError("ProcessGroup::allreduce: sparse tensors cannot be coalesced with other calls")
             return sparse.all_reduce(self, tensors[0], opts)
+        return self._call(*self._all_reduce(tensors, opts))
+
+    def _all_reduce(self, tensors, opts):
         tensor = single(tensors, "ProcessGroup::allreduce")
         op = reduction(opts.reduceOp, tensor, "ProcessGroup::allreduce")
         place, finish = self._place(tensor, "ProcessGroup::allreduce")
         used = foldable(place, "ProcessGroup::allreduce")
-        return self._call(self._group.all_reduce, (memory(used), op), opts, tensors, used, finish)
+        return self._group.all_reduce, (memory(used), op), opts, tensors, used, finish
 
     def allreduce_coalesced(self, tensors, opts=None):
         opts = opts or AllreduceCoalescedOptions()
@@ -166,21 +176,20 @@ class CollectivesBackend(Backend):
             raise ValueError("ProcessGroup::allreduce_coalesced: tensors must all have the same type")
         if any(tensor.layout != torch.strided for tensor in tensors):
             raise ValueError("ProcessGroup::allreduce_coalesced: tensors must be dense")
-        return self._joined([self.allreduce([tensor], opts) for tensor in tensors], tensors)
+        return self._call_all([self._all_reduce([tensor], opts) for tensor in tensors], tensors)
 
     def reduce(self, tensors, opts):
         what = "ProcessGroup::reduce"
         tensor = single(tensors, what)
         op = reduction(opts.reduceOp, tensor, what)
-        place, finish = self._place(tensor, what)
+        place, finish = self._place(tensor, what) if opts.rootRank == self._rank else (self._input(tensor, what), None)
         used = foldable(place, what)
-        finish = finish if opts.rootRank == self._rank else None
         return self._call(self._group.reduce, (memory(used), self._root(opts, what), op), opts, tensors, used, finish)
 
     def broadcast(self, tensors, opts):
         what = "ProcessGroup::broadcast"
         tensor = single(tensors, what)
-        place, finish = self._place(tensor, what)
+        place, finish = (self._input(tensor, what), None) if opts.rootRank == self._rank else self._place(tensor, what)
         return self._call(self._group.broadcast, (memory(place), self._root(opts, what)), opts, tensors, place, finish)
 
     def _root(self, opts, what):
@@ -188,12 +197,17 @@ class CollectivesBackend(Backend):
             raise ValueError(f"{what}: invalid root rank: {opts.rootRank}")
         return opts.rootRank
 
-    def _joined(self, works, result):
+    def _call_all(self, calls, result):
+        """Makes several calls as one: when none of them is refused any more, since what has begun cannot be taken back."""
+        works = [self._call(*call) for call in calls]
         return works[0] if len(works) == 1 else joined(works, result, self._work)
 
     # Gathering.
 
     def all_gather_single(self, output, input, opts=None):
+        return self._call(*self._all_gather_single(output, input, opts))
+
+    def _all_gather_single(self, output, input, opts):
         what = "ProcessGroup::all_gather_single"
         opts = opts or AllgatherOptions()
         check(input, what)
@@ -207,33 +221,36 @@ class CollectivesBackend(Backend):
         if overlap(source, place):
             source = None if source.data_ptr() == own else source.clone()
         arguments = (None if source is None else memory(source), memory(place))
-        return self._call(self._group.all_gather, arguments, opts, [output], (source, place), finish)
+        return self._group.all_gather, arguments, opts, [output], (source, place), finish
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
-        works = [self.all_gather_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
-        return self._joined(works, outputs)
+        calls = [self._all_gather_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._call_all(calls, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs, inputs, opts=None):
+        return self._call(*self._all_gather(outputs, inputs, opts))
+
+    def _all_gather(self, outputs, inputs, opts):
         what = "ProcessGroup::allgather"
         opts = opts or AllgatherOptions()
         if len(inputs) != 1 or len(outputs) != 1:
             raise ValueError(f"{what}: requires a single-element input and output tensor list")
         (outputs,), input = outputs, single(inputs, what)
-        self._alike(outputs, input, what)
+        self._alike(outputs, input, what, check_target)
         source = self._input(input, what)
         gathered = source.new_empty((self._size, source.numel()))
         arguments = (memory(source), memory(gathered))
-        return self._call(self._group.all_gather, arguments, opts, [outputs], (source, gathered), lambda: _spread(gathered, outputs))
+        return self._group.all_gather, arguments, opts, outputs, (source, gathered), lambda: _spread(gathered, outputs)
 
     def allgather_coalesced(self, outputs, inputs, opts=None):
-        works = []
+        calls = []
         for at, input in enumerate(inputs):
-            works.append(self.allgather([[outputs[rank][at] for rank in range(self._size)]], [input], opts))
-        return self._joined(works, outputs)
+            calls.append(self._all_gather([[outputs[rank][at] for rank in range(self._size)]], [input], opts))
+        return self._call_all(calls, outputs)
 
     def gather(self, outputs, inputs, opts):
         what = "ProcessGroup::gather"
@@ -242,9 +259,10 @@ class CollectivesBackend(Backend):
         if root == self._rank:
             if len(outputs) != 1:
                 raise ValueError(f"{what}: requires a single-element output list containing a list with {self._size} tensors")
-            self._alike(outputs[0], input, what)
+            (outputs,) = outputs
+            self._alike(outputs, input, what, check_target)
             gathered = source.new_empty((self._size, source.numel()))
-            finish = lambda: _spread(gathered, outputs[0])
+            finish = lambda: _spread(gathered, outputs)
         elif outputs:
             raise ValueError(f"{what}: requires empty output on non-root")
         arguments = (memory(source), None if gathered is None else memory(gathered), root)
@@ -275,25 +293,32 @@ class CollectivesBackend(Backend):
             if len(inputs) != 1:
                 raise ValueError(f"{what}: requires a single-element input list containing a list with {self._size} tensors")
             self._alike(inputs[0], output, what)
-            source = _joined_input(inputs[0], place)
+            source = _flat(inputs[0])
         elif inputs:
             raise ValueError(f"{what}: requires empty input on non-root")
         arguments = (None if source is None else memory(source), memory(place), root)
         return self._call(self._group.scatter, arguments, opts, outputs, (source, place), finish)
 
-    def _alike(self, tensors, like, what):
+    def _of_one_type(self, tensors, like, what, check=check):
         if len(tensors) != self._size:
             raise ValueError(f"{what}: Incorrect list size {len(tensors)}, which should be {self._size}, same as the group's size")
         for tensor in tensors:
             check(tensor, what)
             if tensor.dtype != like.dtype:
                 raise ValueError(f"{what}: invalid tensor type: {tensor.dtype} where {like.dtype} is expected")
+
+    def _alike(self, tensors, like, what, check=check):
+        self._of_one_type(tensors, like, what, check)
+        for tensor in tensors:
             if tensor.numel() != like.numel():
                 raise ValueError(f"{what}: invalid tensor size: {tuple(tensor.shape)} where {tuple(like.shape)} is expected")
 
     # Folding and spreading.
 
     def reduce_scatter_single(self, output, input, opts=None):
+        return self._call(*self._reduce_scatter_single(output, input, opts))
+
+    def _reduce_scatter_single(self, output, input, opts):
         what = "ProcessGroup::reduce_scatter_single"
         opts = opts or ReduceScatterOptions()
         check(output, what)
@@ -307,24 +332,33 @@ class CollectivesBackend(Backend):
         if overlap(source, place):
             source = source.clone()
         used, into = foldable(source, what), foldable(place, what)
-        return self._call(self._group.reduce_scatter, (memory(used), memory(into), op), opts, [output], (used, into), finish)
+        return self._group.reduce_scatter, (memory(used), memory(into), None, op), opts, [output], (used, into), finish
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
-        works = [self.reduce_scatter_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
-        return self._joined(works, outputs)
+        calls = [self._reduce_scatter_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._call_all(calls, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(self, outputs, inputs, opts=None):
+        """Parts may be of different lengths, as long as each is so on all ranks."""
         what = "ProcessGroup::reduce_scatter"
+        opts = opts or ReduceScatterOptions()
         if len(inputs) != 1:
             raise ValueError(f"{what}: requires a single-element input list")
-        output = single(outputs, what)
-        check(output, what)
-        self._alike(inputs[0], output, what)
-        return self.reduce_scatter_single(output, _joined_input(inputs[0], output), opts)
+        (inputs,), output = inputs, single(outputs, what)
+        self._of_one_type(inputs, output, what)
+        if inputs[self._rank].shape != output.shape:
+            raise ValueError(f"{what}: invalid tensor size: {tuple(inputs[self._rank].shape)} where {tuple(output.shape)} is expected")
+        op = reduction(opts.reduceOp, output, what)
+        place, finish = self._place(output, what)
+        used, into = foldable(_flat(inputs), what), foldable(place, what)
+        factor = 2 if output.is_complex() else 1
+        counts = [factor * tensor.numel() for tensor in inputs]
+        counts = counts if len(set(counts)) > 1 else None
+        return self._call(self._group.reduce_scatter, (memory(used), memory(into), counts, op), opts, [output], (used, into), finish)
 
     # Everyone to everyone.
 
@@ -363,12 +397,9 @@ class CollectivesBackend(Backend):
     def alltoall(self, outputs, inputs, opts=None):
         what = "ProcessGroup::alltoall"
         opts = opts or AllToAllOptions()
-        for tensors in (outputs, inputs):
-            if len(tensors) != self._size:
-                raise ValueError(f"{what}: lists of {self._size} tensors are expected, one for each rank")
-            for tensor in tensors:
-                check(tensor, what)
-        source = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
+        self._of_one_type(inputs, inputs[0] if inputs else None, what)
+        self._of_one_type(outputs, inputs[0], what, check_target)
+        source = _flat(inputs)
         place = source.new_empty(sum(tensor.numel() for tensor in outputs))
         factor = 1 if memory(source)[2] != 10 else source.element_size()
         counts = [[factor * tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
@@ -450,8 +481,6 @@ def _spread(gathered, outputs):
         output.detach().copy_(part.view(output.shape))
 
 
-def _joined_input(tensors, like):
-    joined = like.detach().new_empty((len(tensors), like.numel()))
-    for part, tensor in zip(joined, tensors):
-        part.copy_(tensor.detach().reshape(-1))
-    return joined
+def _flat(tensors):
+    """The elements of all of them, one after another."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

@@ -6,6 +6,7 @@ several in a group of PyTorch's own; its calls pass through C++, and so do its w
 
 import torch
 import torch.distributed as dist
+from torch._C import _len_torch_dispatch_stack as modes
 from torch._C._distributed_c10d import (
     AllToAllOptions,
     AllgatherOptions,
@@ -19,9 +20,11 @@ from torch._C._distributed_c10d import (
 )
 
 from .backend import CollectivesBackend
+from .opaque import opaque, opaque_class
+from .tensors import Memoryless
 from .work import OwnedWork
 
-# What programs call on a group.
+# What programs call on a group. PyTorch has older names of some, which lead there.
 OPERATIONS = (
     "allreduce",
     "allreduce_coalesced",
@@ -30,7 +33,6 @@ OPERATIONS = (
     "all_gather_single",
     "_allgather_base",
     "all_gather_single_coalesced",
-    "allgather_into_tensor_coalesced",
     "allgather",
     "allgather_coalesced",
     "gather",
@@ -40,10 +42,8 @@ OPERATIONS = (
     "reduce_scatter_single",
     "_reduce_scatter_base",
     "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
     "reduce_scatter",
     "all_to_all_single",
-    "alltoall_base",
     "alltoall",
     "send",
     "recv",
@@ -65,9 +65,10 @@ _OPTIONS = (
     ScatterOptions,
 )
 _OF_TWO_FORMS = dict.fromkeys(_LISTS, frozenset((list, *_OPTIONS)))
-_OF_TWO_FORMS |= dict.fromkeys(("all_to_all_single", "alltoall_base"), frozenset((torch.Tensor, list, *_OPTIONS)))
+_OF_TWO_FORMS["all_to_all_single"] = frozenset((torch.Tensor, list, *_OPTIONS))
 
 
+@opaque_class
 class CollectivesProcessGroup(dist.ProcessGroup):
     """For groups that have no other backend: programs call its operations straight away, and C++ by way of the backend that is registered."""
 
@@ -103,24 +104,52 @@ def _are(arguments, kinds):
     return kinds.issuperset(map(type, arguments)) or all(isinstance(argument, tuple(kinds)) for argument in arguments)
 
 
+def _dispatched(name):
+    """PyTorch's operation, by way of its dispatcher. It asks the group for its own, unless that has called it: which it tells by the name."""
+    pytorchs = getattr(dist.ProcessGroup, name)
+    name = getattr(CollectivesBackend, name).__name__  # of an older name, the new one
+
+    def dispatched(self, *arguments, **named):
+        return pytorchs(self, *arguments, **named)
+
+    dispatched.__code__ = dispatched.__code__.replace(co_name=name)
+    return opaque(dispatched)
+
+
 def _operation(name):
-    """The backend's operation, in both forms that PyTorch has of it: of the second C++ makes the first, and calls that."""
-    second, of_first = getattr(dist.ProcessGroup, name, None), _OF_TWO_FORMS.get(name)
+    """
+    The backend's operation, in both forms that PyTorch has of it: of the second C++ makes the first, and calls that. Modes (as that of fake tensors)
+    and tensors without memory, which may answer for themselves, are for the dispatcher.
+    """
+    first, second, dispatched = getattr(CollectivesBackend, name), getattr(dist.ProcessGroup, name), _dispatched(name)
+    of_first = _OF_TWO_FORMS.get(name)
 
     def operation(self, *arguments, **named):
-        if of_first is None or (named.keys() <= {"opts"} and _are(arguments, of_first)):
-            return getattr(self._backend, name)(*arguments, **named)
-        return second(self, *arguments, **named)
+        if modes():
+            return dispatched(self, *arguments, **named)
+        try:
+            if of_first is None or (named.keys() <= {"opts"} and _are(arguments, of_first)):
+                return first(self._backend, *arguments, **named)
+            return second(self, *arguments, **named)
+        except Memoryless:
+            return dispatched(self, *arguments, **named)
 
-    return operation
+    return opaque(operation)
 
 
 for _name in OPERATIONS:
     setattr(CollectivesProcessGroup, _name, _operation(_name))
 
 
+def _is_for_cpu(options):
+    """Whether CPU tensors are to come here: PyTorch tells the device by the prefix of the store alone."""
+    key = f"collectives/device/{options.group_rank}"
+    options.store.set(key, "1")
+    return dist.PrefixStore("cpu/", options.store.underlying_store).check([key])
+
+
 def create(options, _backend_options=None):
     """What PyTorch calls to make a group."""
     alone = options.process_group is None or options.process_group.name() == "custom"
-    made = CollectivesProcessGroup if alone else CollectivesBackend
+    made = CollectivesProcessGroup if alone and _is_for_cpu(options) else CollectivesBackend
     return made(options.store, options.group_rank, options.group_size, options.timeout)

@@ -66,15 +66,35 @@ def reduction(op, tensor, what):
     return (number, factor)
 
 
+class Memoryless(RuntimeError):
+    """A tensor has elements and no memory."""
+
+
 def check(tensor, what):
-    """Refuses what does not lie in this process's memory, one element after another."""
-    if tensor.device.type != "cpu":
+    """Refuses what does not lie in this process's memory, one element after another, or is more than its elements."""
+    if not tensor.is_cpu:
         raise RuntimeError(
             f"{what}: the tensor lies on {tensor.device}, and the backend collectives serves CPU tensors; "
             'for both, init_process_group("cpu:collectives,cuda:nccl")'
         )
     if tensor.layout != torch.strided:
         raise RuntimeError(f"{what}: a tensor of layout {tensor.layout} has no memory of its own; only all_reduce takes sparse ones")
+    if tensor.is_quantized:
+        raise RuntimeError(f"{what}: a quantized tensor is more than its elements, whose scale would stay behind: pass its int_repr() and its scale")
+    if tensor.is_nested:
+        raise RuntimeError(f"{what}: a nested tensor is more than its elements, whose sizes would stay behind: pass its values() and its sizes")
+    if not tensor.data_ptr() and tensor.nbytes:
+        raise Memoryless(
+            f"{what}: a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory: its storage has been resized to 0, or it stands for other "
+            "tensors (of a DTensor pass its to_local())"
+        )
+
+
+def check_target(tensor, what):
+    """The same for a tensor that a call changes, whose elements each have a place."""
+    check(tensor, what)
+    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+        raise RuntimeError(f"{what}: several elements of the tensor are one in memory: clone it first")
 
 
 def single(tensors, what):

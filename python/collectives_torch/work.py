@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PythonCallbackWork
 
+from .opaque import opaque, opaque_class
+
 # What PyTorch passes for "as long as the call's own timeout".
 _NO_TIMEOUT = timedelta(0)
 
@@ -42,7 +44,7 @@ class Call:
             if self._finish is not None:
                 finish, self._finish = self._finish, None
                 try:
-                    with torch.no_grad():
+                    with torch.inference_mode():  # what was made in it may be changed there alone
                         finish()
                 except Exception as error:
                     self._failure = error
@@ -87,6 +89,7 @@ class Calls:
             self._calls[after].on_end(lambda: self.on_end(callback, after + 1))
 
 
+@opaque_class
 class PendingWork:
     """Python's half of one call or several under way."""
 
@@ -151,6 +154,7 @@ def _outcome(call, result):
     return outcome
 
 
+@opaque_class
 class HeldWork(PendingWork, dist.Work):
     """A work that C++ gets from a `Backend`, and keeps whole."""
 
@@ -159,6 +163,7 @@ class HeldWork(PendingWork, dist.Work):
         self._begin(call, result)
 
 
+@opaque_class
 class OwnedWork(PendingWork, PythonCallbackWork):
     """A work that programs get, and may hand to C++."""
 
@@ -172,6 +177,7 @@ class OwnedWork(PendingWork, PythonCallbackWork):
         self._half.is_left()
 
 
+@opaque_class
 class _HalfOfCpp:
     """What C++ waits by. It knows nothing of the work: the work is to go when nobody has it."""
 
@@ -239,6 +245,7 @@ class _Failure:
         raise self._kind(*self._arguments)
 
 
+@opaque_class
 class EndedWork(PythonCallbackWork):
     """A call that has ended."""
 
@@ -265,6 +272,7 @@ class EndedWork(PythonCallbackWork):
         return self._result
 
 
+@opaque
 def _has_ended(_timeout):
     return True
 

@@ -6,15 +6,16 @@
 #![expect(unsafe_code, reason = "Python passes addresses of tensors")]
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use collectives::store::Store;
 use collectives::{Communicator, Config, Envelope, Error, ReduceOp, Result};
 use pyo3::prelude::*;
 
 use crate::buffer::{Buffer, Tensor};
-use crate::error::raise;
+use crate::error::{exception, raise};
 use crate::store::TorchStore;
 use crate::work::Work;
 
@@ -23,6 +24,30 @@ use crate::work::Work;
 pub(crate) struct Group {
     /// Nothing, once it has been shut down.
     comm: Mutex<Option<Communicator>>,
+    /// How many calls have begun and not ended.
+    under_way: Arc<AtomicUsize>,
+    /// Owners of what a call may still use that could not be started. They go after the communicator, whose end is the end of every call.
+    kept: Mutex<Vec<Py<PyAny>>>,
+}
+
+/// How long a group that is shut down leaves calls under way to end by themselves, and how often it looks.
+const LAST_CALLS: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A call under way, until it is dropped.
+pub(crate) struct UnderWay(Arc<AtomicUsize>);
+
+impl UnderWay {
+    fn begin(calls: &Arc<AtomicUsize>) -> Self {
+        calls.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(calls))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// An op by its number, and the factor of the one that has one.
@@ -70,14 +95,39 @@ impl Group {
         block: impl FnOnce(&Communicator) -> Result<()> + Send,
         start: impl FnOnce(&Communicator) -> Started<B> + Send,
     ) -> PyResult<Option<Work>> {
-        let comm = raise(py, self.with_timeout(seconds))?;
-        match owner {
-            None => raise(py, py.detach(|| block(&comm))).map(|()| None),
-            Some(owner) => {
-                let started = raise(py, py.detach(|| start(&comm)))?;
-                Ok(Some(Work::new(started.erased(), owner)))
+        let Some(owner) = owner else {
+            let blocking = || {
+                let _under_way = UnderWay::begin(&self.under_way);
+                block(&self.with_timeout(seconds)?)
+            };
+            return raise(py, py.detach(blocking)).map(|()| None);
+        };
+        self.start(py, seconds, owner, start).map(Some)
+    }
+
+    /// Starts a call, which keeps `owner` until it has ended. So does the group where the start met an error that need not be the end of the call.
+    fn start<B: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        seconds: f64,
+        owner: Py<PyAny>,
+        start: impl FnOnce(&Communicator) -> Started<B> + Send,
+    ) -> PyResult<Work> {
+        let under_way = UnderWay::begin(&self.under_way);
+        match py.detach(|| start(&self.with_timeout(seconds)?)) {
+            Ok(started) => Ok(Work::new(started.erased(), owner, under_way)),
+            Err(error) => {
+                if matches!(error, Error::Io { .. }) {
+                    self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(owner);
+                }
+                Err(exception(py, &error))
             }
         }
+    }
+
+    /// Takes the communicator away from later calls.
+    fn take(&self) -> Option<Communicator> {
+        self.comm.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -93,7 +143,7 @@ impl Group {
             config.listen_address = address;
             Communicator::builder().config(config).with_store(store, rank, size)
         });
-        raise(py, made).map(|comm| Self { comm: Mutex::new(Some(comm)) })
+        raise(py, made).map(|comm| Self { comm: Mutex::new(Some(comm)), under_way: Arc::default(), kept: Mutex::default() })
     }
 
     fn all_reduce(&self, py: Python<'_>, tensor: Tensor, op: Op, seconds: f64, owner: Option<Py<PyAny>>) -> PyResult<Option<Work>> {
@@ -136,15 +186,25 @@ impl Group {
         self.call(py, seconds, owner, block, |comm| comm.start_all_gather_into(buffer(source)?, buffer(destination)?))
     }
 
+    /// Where counts are given, so many elements go to each rank, and else as many to each.
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by place")]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
         source: Tensor,
         destination: Tensor,
+        counts: Option<Vec<usize>>,
         op: Op,
         seconds: f64,
         owner: Option<Py<PyAny>>,
     ) -> PyResult<Option<Work>> {
+        if let Some(counts) = counts {
+            let block =
+                |comm: &Communicator| comm.reduce_scatter_v_into(&buffer(source)?, &mut buffer(destination)?, &counts, op.reduction()?);
+            let start =
+                |comm: &Communicator| comm.start_reduce_scatter_v_into(buffer(source)?, buffer(destination)?, &counts, op.reduction()?);
+            return self.call(py, seconds, owner, block, start);
+        }
         let block = |comm: &Communicator| comm.reduce_scatter_into(&buffer(source)?, &mut buffer(destination)?, op.reduction()?);
         let start = |comm: &Communicator| comm.start_reduce_scatter_into(buffer(source)?, buffer(destination)?, op.reduction()?);
         self.call(py, seconds, owner, block, start)
@@ -199,28 +259,33 @@ impl Group {
 
     /// Always started: a message may wait for another call of this thread's.
     fn send(&self, py: Python<'_>, tensor: Tensor, to: usize, tag: u64, seconds: f64, owner: Py<PyAny>) -> PyResult<Work> {
-        let started = py.detach(|| self.with_timeout(seconds)?.start_send(buffer(tensor)?, Envelope::rank(to).tag(tag)));
-        Ok(Work::new(raise(py, started)?.erased(), owner))
+        self.start(py, seconds, owner, |comm| comm.start_send(buffer(tensor)?, Envelope::rank(to).tag(tag)))
     }
 
     /// From any rank where none is named.
     fn recv(&self, py: Python<'_>, tensor: Tensor, from: Option<usize>, tag: u64, seconds: f64, owner: Py<PyAny>) -> PyResult<Work> {
         let envelope = from.map_or_else(Envelope::any, Envelope::rank).tag(tag);
-        let started = py.detach(|| self.with_timeout(seconds)?.start_recv(buffer(tensor)?, envelope));
-        Ok(Work::new(raise(py, started)?.erased(), owner))
+        self.start(py, seconds, owner, |comm| comm.start_recv(buffer(tensor)?, envelope))
     }
 
     /// Ends all calls, here and at the other ranks.
     fn abort(&self, py: Python<'_>) {
-        py.detach(|| {
-            let comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner).take();
-            comm.inspect(Communicator::abort);
-        });
+        py.detach(|| drop(self.take().inspect(Communicator::abort)));
     }
 
-    /// Leaves the group, and waits for nobody: PyTorch asks of programs that their ranks have ended their calls. What others still wait for this rank to
-    /// do fails there.
+    /// Leaves the group, and waits for nobody: PyTorch asks of programs that their ranks have ended their calls. Calls that have not ended do so now,
+    /// with an error, here and at the other ranks; and what others still wait for this rank to do fails there.
     fn shut_down(&self, py: Python<'_>) {
-        py.detach(|| drop(self.comm.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| {
+            let Some(comm) = self.take() else { return };
+            let began = Instant::now();
+            while self.under_way.load(Ordering::Acquire) > 0 {
+                if began.elapsed() >= LAST_CALLS {
+                    comm.abort();
+                    break;
+                }
+                std::thread::sleep(LOOK);
+            }
+        });
     }
 }

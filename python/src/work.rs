@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::completion;
 use crate::error::exception;
+use crate::group::UnderWay;
 
 type Started = collectives::Work<Box<dyn Any + Send>>;
 
@@ -41,9 +42,12 @@ impl State {
 }
 
 impl Work {
-    /// The handle of a started call, which keeps `owner` until it has ended.
-    pub(crate) fn new(started: Started, owner: Py<PyAny>) -> Self {
-        started.on_end(move || completion::tell(Box::new(move |py| owner.drop_ref(py))));
+    /// The handle of a started call, which keeps `owner` until it has ended, and is under way so long.
+    pub(crate) fn new(started: Started, owner: Py<PyAny>, under_way: UnderWay) -> Self {
+        started.on_end(move || {
+            drop(under_way);
+            completion::tell(Box::new(move |py| owner.drop_ref(py)));
+        });
         Self { state: Mutex::new(State::Started(started)) }
     }
 

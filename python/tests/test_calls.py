@@ -7,6 +7,7 @@ import unittest
 import torch
 import torch.distributed as dist
 from ranks import run
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 FOLDED = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (70_001,)]
@@ -228,13 +229,6 @@ def ends_that_are_seen(rank, size):
     work = dist.all_reduce(held := torch.ones(1000), async_op=True)
     held.data = torch.zeros(1)
     work.wait()
-    spread = torch.zeros(1).expand(4)
-    try:
-        dist.broadcast(spread, 0)
-    except RuntimeError as error:
-        assert "one in memory" in str(error)
-    else:
-        raise AssertionError("elements that are one were taken")
     negative = torch._neg_view(torch.ones(2))
     gathered = torch.zeros(size, 2)
     dist.all_gather_into_tensor(gathered, negative)
@@ -281,6 +275,185 @@ def refusals(rank, size):
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size
+
+
+def kinds_that_are_more_than_elements():
+    """Tensors whose memory does not say all of them, with a word of the refusal."""
+    quantized = [torch.quantize_per_tensor(torch.ones(4), 0.1, 0, dtype) for dtype in (torch.quint8, torch.qint8, torch.qint32)]
+    by_channel = torch.quantize_per_channel(torch.ones(2, 2), torch.tensor([0.1, 0.2]), torch.zeros(2), 0, torch.quint8)
+    yield from ((tensor, "quantized") for tensor in (*quantized, by_channel))
+    yield torch.nested.nested_tensor([torch.ones(2), torch.ones(2)]), "nested"
+    yield torch.nested.nested_tensor([torch.ones(2), torch.ones(2)], layout=torch.jagged), "jagged"
+    for sparse in (torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.eye(2).to_sparse_csc(), torch.eye(2).to_sparse_bsr((1, 1))):
+        yield sparse, "sparse"
+    without = torch.ones(4)
+    without.untyped_storage().resize_(0)
+    yield without, "no memory"
+
+
+def with_tensor(tensor, rank, size):
+    """Every operation, with the tensor in each place where one goes."""
+    plain, root = torch.ones(4), rank == 0
+    many, plenty = [tensor] * size, [plain] * size
+    yield lambda: dist.broadcast(tensor, 0)
+    yield lambda: dist.reduce(tensor, 0)
+    yield lambda: dist.gather(tensor, plenty if root else None, 0)
+    yield lambda: dist.scatter(tensor, plenty if root else None, 0)
+    for outputs, input in ((many, tensor), (plenty, tensor), (many, plain)):
+        yield lambda outputs=outputs, input=input: dist.all_gather(outputs, input)
+        yield lambda outputs=outputs, input=input: dist.reduce_scatter(input, outputs)
+    for outputs, inputs in ((many, many), (plenty, many), (many, plenty)):
+        yield lambda outputs=outputs, inputs=inputs: dist.all_to_all(outputs, inputs)
+    for output, input in ((tensor, tensor), (torch.ones(4 * size), tensor), (tensor, torch.ones(4 * size))):
+        yield lambda output=output, input=input: dist.all_gather_into_tensor(output, input)
+        yield lambda output=output, input=input: dist.reduce_scatter_tensor(output, input)
+        yield lambda output=output, input=input: dist.all_to_all_single(output, input)
+    yield lambda: dist.send(tensor, (rank + 1) % size)
+    yield lambda: dist.recv(tensor, (rank + 1) % size)
+    if tensor.layout != torch.sparse_coo:
+        yield lambda: dist.all_reduce(tensor)
+
+
+def refuses_what_is_more_than_elements(rank, size):
+    """Before anything is sent: the group is as before."""
+    for tensor, word in kinds_that_are_more_than_elements():
+        for at, call in enumerate(with_tensor(tensor, rank, size)):
+            try:
+                call()
+            except (RuntimeError, ValueError, TypeError, NotImplementedError):
+                continue
+            raise AssertionError(f"{word}, call {at}: not refused")
+        try:
+            dist.broadcast(tensor, 0)
+        except RuntimeError as error:
+            assert word in str(error), error
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert torch.equal(total, torch.full((3,), float(size)))
+
+
+def negative_views(rank, size):
+    """The sign that a bit of the view says goes along. Conjugate views PyTorch itself refuses."""
+    view, of_all = torch._neg_view(torch.full((3,), rank + 1.0)), [torch.full((3,), -(other + 1.0)) for other in range(size)]
+    gathered, parts, part = torch.zeros(size, 3), [torch.zeros(3) for _ in range(size)], torch.zeros(3)
+    dist.all_gather_into_tensor(gathered, view)
+    dist.all_gather(parts, view)
+    dist.reduce_scatter(part, [view] * size)
+    assert torch.equal(gathered, torch.stack(of_all)) and all(map(torch.equal, parts, of_all)) and torch.equal(part, sum(of_all))
+    dist.all_reduce(view)
+    assert torch.equal(view, sum(of_all))
+
+
+def in_inference_mode(rank, size):
+    """Tensors that were made there may be waited for elsewhere."""
+    with torch.inference_mode():
+        rows, outputs = torch.ones(3, 2), [torch.zeros(2) for _ in range(size)]
+        works = [dist.all_reduce(rows[:, 0], async_op=True), dist.all_gather(outputs, torch.ones(2), async_op=True)]
+        scattered = torch.zeros(2, 2).t()
+        works.append(dist.scatter(scattered, [torch.ones(2, 2)] * size if rank == 0 else None, 0, async_op=True))
+    for work in works:
+        work.wait()
+    assert torch.equal(rows, torch.tensor([[float(size), 1.0]] * 3))
+    assert all(torch.equal(output, torch.ones(2)) for output in outputs) and torch.equal(scattered, torch.ones(2, 2))
+    dist.all_reduce(rows[:, 1])
+    future = dist.all_reduce(rows.t(), async_op=True).get_future()
+    future.wait()
+    assert torch.equal(rows, torch.full((3, 2), float(size * size)))
+    plain = torch.ones(3, 2)
+    with torch.inference_mode():
+        dist.all_reduce(plain[:, 0])
+    assert torch.equal(plain, torch.tensor([[float(size), 1.0]] * 3))
+
+
+def uneven_parts(rank, size):
+    for dtype in (torch.float32, torch.int64, torch.complex64):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[: 1 if dtype.is_complex else 2]:
+            for asynchronous in (False, True):
+                inputs = [((torch.arange(6 * part) + rank) % 5).reshape(2 * part, 3).to(dtype).t().contiguous().t() for part in range(size)]
+                of_all = torch.stack([((torch.arange(6 * rank) + other) % 5).reshape(2 * rank, 3).to(dtype) for other in range(size)])
+                output = torch.zeros(2 * rank, 3, dtype=dtype)
+                ended(dist.reduce_scatter(output, inputs, op=op, async_op=asynchronous))
+                assert torch.equal(output, of_all.sum(0).to(dtype) if op == dist.ReduceOp.SUM else of_all.amax(0)), (dtype, op)
+
+
+def fake_tensors(rank, size):
+    """Calls on tensors that have a shape alone move nothing, as with Gloo."""
+    with FakeTensorMode():
+        tensor, parts = torch.ones(4), [torch.ones(4) for _ in range(size)]
+        whole, root = torch.ones(4 * size), rank == 0
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+        dist.broadcast(tensor, 0)
+        dist.reduce(tensor, 0)
+        dist.all_gather(parts, tensor)
+        dist.all_gather_into_tensor(whole, tensor)
+        dist.reduce_scatter(tensor, parts)
+        dist.reduce_scatter_tensor(tensor, whole)
+        dist.all_to_all(parts, parts)
+        dist.all_to_all_single(whole, whole)
+        dist.gather(tensor, parts if root else None)
+        dist.scatter(tensor, parts if root else None)
+        dist.barrier()
+        assert tensor.shape == (4,) and whole.shape == (4 * size,)
+    dist.all_reduce(tensor)  # outside of the mode too
+
+
+def tensors_of_one_element(rank, size):
+    """Several elements that are one in memory may be read, and not written."""
+    def spread(value):
+        return torch.full((1,), float(value)).expand(4)
+
+    tensor = spread(7) if rank == 0 else torch.zeros(4)
+    dist.broadcast(tensor, 0)
+    assert torch.equal(tensor, torch.full((4,), 7.0))
+    total = torch.ones(4) if rank == 0 else spread(1)
+    dist.reduce(total, 0)
+    assert rank or torch.equal(total, torch.full((4,), float(size)))
+    outputs = [torch.zeros(4) for _ in range(size)]
+    dist.all_gather(outputs, spread(rank))
+    assert all(torch.equal(output, spread(other)) for other, output in enumerate(outputs))
+    for call in (
+        lambda: dist.all_reduce(spread(1)),
+        lambda: dist.all_gather([spread(0) for _ in range(size)], torch.ones(4)),
+        lambda: dist.all_to_all([spread(0) for _ in range(size)], [torch.ones(4)] * size),
+        lambda: dist.reduce_scatter(spread(0), [torch.ones(4)] * size),
+        lambda: dist.scatter(spread(0), [torch.ones(4)] * size if rank == 0 else None, 0),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "one in memory" in str(error), error
+        else:
+            raise AssertionError("elements that are one were written")
+
+
+def several_of_which_one_is_refused(rank, size):
+    """Of several calls as one none has begun when one is refused: the next call of each rank meets the others'."""
+    world, whole, wrong = dist.group.WORLD, torch.ones(size), torch.zeros(1).expand(size)
+    for call in (
+        lambda: world.allreduce_coalesced([whole, wrong]),
+        lambda: world.all_gather_single_coalesced([whole, wrong], [torch.ones(1), torch.ones(1)]),
+        lambda: world.all_gather_single_coalesced([whole], [torch.ones(1), torch.ones(1)]),
+        lambda: world.reduce_scatter_single_coalesced([torch.ones(1), wrong], [whole, torch.ones(size * size)]),
+        lambda: world.allgather_coalesced([[whole, wrong]] * size, [whole, whole]),
+    ) if rank == 0 and size > 1 else ():
+        try:
+            call()
+        except (RuntimeError, ValueError):
+            continue
+        raise AssertionError("not refused")
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert torch.equal(total, torch.full((3,), float(size)))
+
+
+def values_of_futures(rank, size):
+    """As with Gloo: a list of the tensors."""
+    tensor, parts = torch.ones(1), [torch.zeros(1) for _ in range(size)]
+    for work in (dist.group.WORLD.allgather([parts], [tensor]), dist.all_gather(parts, tensor, async_op=True)):
+        assert [value.data_ptr() for value in work.get_future().wait()] == [part.data_ptr() for part in parts]
+    gathered = dist.gather(tensor, parts if rank == 0 else None, 0, async_op=True).get_future().wait()
+    assert [value.data_ptr() for value in gathered] == ([part.data_ptr() for part in parts] if rank == 0 else [])
 
 
 def among_others(rank, size):
@@ -334,6 +507,30 @@ class Calls(unittest.TestCase):
 
     def test_what_cannot_be_is_refused_and_ends_nothing(self):
         self.run_on(refusals)
+
+    def test_tensors_that_are_more_than_their_elements_are_refused(self):
+        self.run_on(refuses_what_is_more_than_elements)
+
+    def test_the_sign_of_a_view_goes_along(self):
+        self.run_on(negative_views)
+
+    def test_tensors_of_inference_mode_may_be_waited_for_outside(self):
+        self.run_on(in_inference_mode)
+
+    def test_parts_of_uneven_lengths_are_folded(self):
+        self.run_on(uneven_parts)
+
+    def test_tensors_without_memory_answer_for_themselves(self):
+        self.run_on(fake_tensors)
+
+    def test_elements_that_are_one_in_memory_are_read_and_not_written(self):
+        self.run_on(tensors_of_one_element)
+
+    def test_several_calls_as_one_begin_when_none_is_refused(self):
+        self.run_on(several_of_which_one_is_refused)
+
+    def test_futures_give_lists_of_tensors(self):
+        self.run_on(values_of_futures)
 
     def test_a_backend_among_others_gives_the_same(self):
         for program in (among_others, folds, layouts, everyone_to_everyone):

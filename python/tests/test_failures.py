@@ -1,6 +1,8 @@
 """What a rank hears when something fails: in time, in words, and of a type that programs for PyTorch catch."""
 
+import gc
 import os
+import resource
 import time
 import unittest
 from datetime import timedelta
@@ -8,6 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from ranks import die, run
+
+NOBODY = 65_534
 
 
 def caught(call):
@@ -63,6 +67,38 @@ def late_for_a_monitored_barrier(rank, size):
     first = caught(lambda: dist.monitored_barrier(timeout=timedelta(milliseconds=300)))[1]
     dist.send(torch.ones(1), 1)
     return first, caught(lambda: dist.monitored_barrier(timeout=timedelta(seconds=1)))[1]
+
+
+def takes_longer_than_its_timeout(rank, size):
+    """All come, and the time of rank 0 is too short for so much."""
+    tensor = torch.ones(1 << 26)
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(milliseconds=3 if rank == 0 else 40_000)
+    dist.barrier()
+    heard = caught(lambda: dist.group.WORLD.allreduce([tensor], options).wait())
+    return heard, caught(lambda: dist.barrier())
+
+
+def cannot_start_a_thread(rank, size):
+    """A receive that needs the first thread of its kind where the system gives none; then its tensor is let go of."""
+    if rank == 1:
+        dist.barrier()
+        dist.send(torch.full((1 << 22,), 7, dtype=torch.uint8), 0, tag=1)
+        dist.send(torch.ones(1), 0, tag=2)
+        return None
+    tensor = torch.zeros(1 << 22, dtype=torch.uint8)
+    users, limit = os.getresuid(), resource.getrlimit(resource.RLIMIT_NPROC)
+    os.setresuid(NOBODY, NOBODY, 0)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, limit[1]))
+    heard = caught(lambda: dist.irecv(tensor, 1, tag=1))
+    resource.setrlimit(resource.RLIMIT_NPROC, limit)
+    os.setresuid(*users)
+    del tensor
+    gc.collect()
+    later = [torch.zeros(1 << 22, dtype=torch.uint8) for _ in range(4)]
+    dist.barrier()
+    dist.recv(torch.zeros(1), 1, tag=2)
+    return heard[:2], [int(tensor.max()) for tensor in later]
 
 
 def leaves_without_a_word(rank, size):
@@ -123,6 +159,18 @@ class Failures(unittest.TestCase):
         self.assertIn("Rank 1 failed", outcomes[0][0])
         self.assertIn("Rank 1 failed", outcomes[0][1])
         self.assertIsNotNone(outcomes[1][0])
+
+    def test_a_time_that_is_too_short_blames_nobody_who_came(self):
+        for rank, outcomes in enumerate(run(2, takes_longer_than_its_timeout)):
+            for kind, words, _ in outcomes:
+                self.assertEqual(kind, "DistBackendError", words)
+                self.assertNotIn(f"missing: rank {rank}", words)
+                self.assertNotIn("missing: none", words)
+
+    @unittest.skipIf(os.getuid() != 0, "needs root, whom no limit holds until it is somebody else")
+    def test_memory_of_a_call_that_could_not_be_started_is_left_alone(self):
+        (_, later), _ = run(2, cannot_start_a_thread)
+        self.assertEqual(later, [0, 0, 0, 0])
 
     def test_leaving_without_destroying_the_group_hangs_nobody(self):
         self.assertEqual(run(2, leaves_without_a_word, lost=[0, 1]), [None, None])

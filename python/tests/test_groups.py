@@ -1,7 +1,10 @@
 """How long calls may take, and how groups are split and end."""
 
 import re
+import sys
 import tempfile
+import threading
+import time
 import unittest
 from datetime import timedelta
 
@@ -181,6 +184,64 @@ def shuts_down(rank, size):
     return outcome
 
 
+def shuts_down_beside_calls(rank, size, kind):
+    """Calls whose peers never come: started ones, one that a thread waits in, a message."""
+    group, outcome, ended = dist.new_group([0, 1]), [], threading.Event()
+    dist.barrier()
+    seconds = None
+    if rank == 0:
+        tensor, work = one(), None
+        if kind == "thread":
+            options = AllreduceOptions()
+            options.asyncOp = False
+
+            def wait():
+                outcome.append(heard(lambda: group.allreduce([tensor], options)))
+                ended.set()
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code.co_name != "_call":
+                pass  # it is on its way there
+        else:
+            work = dist.all_reduce(tensor, group=group, async_op=True) if kind == "started" else dist.irecv(tensor, 1, group=group)
+        began = time.monotonic()
+        dist.destroy_process_group(group)
+        seconds = time.monotonic() - began
+        if work is not None:
+            outcome.append(heard(work.wait))
+            ended.set()
+        assert ended.wait(50)
+    dist.barrier()
+    return seconds, outcome
+
+
+def ends_what_can_end(rank, size):
+    """Calls that all ranks have made end well, though nobody has waited for them."""
+    for _ in range(20):
+        group = dist.new_group([0, 1])
+        works = [dist.all_reduce(one(), group=group, async_op=True) for _ in range(5)]
+        [work.wait() for work in works]
+        dist.destroy_process_group(group)
+
+
+def for_cuda_tensors(rank, size):
+    """CPU tensors go where the program has said, whatever this backend could serve."""
+    world = dist.group.WORLD
+    assert type(world) is dist.ProcessGroup
+    assert type(world._get_backend(torch.device("cpu"))) is dist.ProcessGroupGloo
+    assert world._get_backend(torch.device("cuda")).getBackendName() == "collectives"
+    tensor = one()
+    dist.all_reduce(tensor)
+    assert tensor[0].item() == size
+    part = dist.new_group([0, 1])
+    assert type(part._get_backend(torch.device("cpu"))) is dist.ProcessGroupGloo
+
+
+def for_cuda_tensors_alone(rank, size):
+    return heard(lambda: dist.all_reduce(one()))
+
+
 def splits(rank, size):
     world = torch.ones(3) * (rank + 1)
     for _ in range(2):  # each of its own
@@ -280,6 +341,25 @@ class Groups(unittest.TestCase):
         for rank, (kind, words) in enumerate(run(3, shuts_down)):
             self.assertIn(kind, ("DistBackendError", "DistNetworkError"))
             self.assertTrue(rank == 0 or "rank 0" in words, words)
+
+    def test_a_shutdown_waits_for_no_call(self):
+        for kind in ("started", "thread", "message"):
+            with self.subTest(kind=kind):
+                seconds, outcomes = run(2, shuts_down_beside_calls, kind)[0]
+                self.assertLess(seconds, 3)
+                for error, words in outcomes:
+                    self.assertEqual(error, "DistBackendError", words)
+                    self.assertTrue("abort" in words or "closed" in words, words)
+
+    def test_a_shutdown_leaves_calls_that_have_ended_alone(self):
+        run(2, ends_what_can_end)
+
+    def test_each_kind_of_device_has_the_backend_that_was_named(self):
+        for backend in ("cpu:gloo,cuda:collectives", "cuda:collectives,cpu:gloo"):
+            run(2, for_cuda_tensors, backend=backend)
+        for kind, words in run(2, for_cuda_tensors_alone, backend="cuda:collectives"):
+            self.assertEqual(kind, "RuntimeError")
+            self.assertIn("cpu", words)
 
     def test_a_group_is_split(self):
         for size in (2, 3, 4):

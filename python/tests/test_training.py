@@ -48,10 +48,10 @@ def part_of(rank, size):
     return slice(rank * BATCH // size, (rank + 1) * BATCH // size)
 
 
-def close(parameters, expected):
+def close(parameters, expected, bound=BOUND):
     for parameter, other in zip(parameters, expected, strict=True):
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        torch.testing.assert_close(whole.detach(), other, rtol=0, atol=BOUND)
+        torch.testing.assert_close(whole.detach(), other, rtol=0, atol=bound)
 
 
 def data_parallel(rank, size, expected):
@@ -59,6 +59,15 @@ def data_parallel(rank, size, expected):
         net = DistributedDataParallel(model(), **settings)
         train(net, torch.optim.AdamW(net.parameters(), lr=0.01), part_of(rank, size))
         close(net.parameters(), expected)
+
+
+def compressed(rank, size, expected):
+    """DDP's built-in hooks; half precision has eleven bits."""
+    for hook, bound in ((dist.BuiltinCommHookType.FP16_COMPRESS, 2e-2), (dist.BuiltinCommHookType.ALLREDUCE, BOUND)):
+        net = DistributedDataParallel(model())
+        net._register_builtin_comm_hook(hook)
+        train(net, torch.optim.AdamW(net.parameters(), lr=0.01), part_of(rank, size))
+        close(net.parameters(), expected, bound)
 
 
 def sharded_optimizer(rank, size, expected):
@@ -101,13 +110,17 @@ def load(rank, size, folder):
 
 
 class Training(unittest.TestCase):
-    def trains_as_one_process(self, program):
+    def trains_as_one_process(self, program, backend="collectives"):
         expected = alone()
         for size in (2, 3):
-            run(size, program, expected)
+            run(size, program, expected, backend=backend)
 
     def test_data_parallel(self):
         self.trains_as_one_process(data_parallel)
+
+    def test_gradients_are_compressed_by_built_in_hooks(self):
+        for backend in ("collectives", "cpu:collectives,cuda:gloo"):
+            self.trains_as_one_process(compressed, backend)
 
     def test_sharded_optimizer(self):
         self.trains_as_one_process(sharded_optimizer)

@@ -36,7 +36,7 @@ pub(crate) enum AbortReason {
     TimedOut {
         /// Whose deadline.
         waiting: u32,
-        /// Whom it waited for.
+        /// Whom it waited for; itself where all had come, and the call's own work took too long.
         missing: u32,
     },
     /// A rank called `abort`.
@@ -81,6 +81,7 @@ impl Interrupted {
     pub(crate) fn seen_by(mut self, rank: u32, awaited: impl IntoIterator<Item = u32>) -> Self {
         if let AbortReason::TimedOut { waiting, missing } = self.abort_reason
             && waiting != rank
+            && self.arrived.is_empty()
         {
             self.missing = awaited.into_iter().chain([missing]).filter(|other| ![waiting, rank].contains(other)).collect();
             self.missing.sort_unstable();
@@ -93,12 +94,16 @@ impl Interrupted {
     /// As the error that a call on this rank returns. `peers` is indexed by rank.
     pub(crate) fn to_error(&self, doing: &str, deadline: &Deadline, peers: &[Peer]) -> Error {
         let mut error = self.abort_reason.to_error(doing, deadline, peers);
-        if let Error::Timeout { missing, arrived, .. } = &mut error
-            && !self.missing.is_empty()
+        if let (Error::Timeout { doing, missing, arrived, .. }, AbortReason::TimedOut { waiting, missing: first }) =
+            (&mut error, self.abort_reason)
+            && !self.arrived.is_empty()
         {
             let name = |rank: &u32| peers.get(*rank as usize).cloned().unwrap_or_else(|| Peer::unknown(*rank as usize));
             *missing = self.missing.iter().map(name).collect();
             *arrived = self.arrived.iter().map(name).collect();
+            if missing.is_empty() && waiting != first {
+                *doing = format!("{doing}, in which {} has stopped waiting for this rank", name(&waiting));
+            }
         }
         error
     }
@@ -195,6 +200,13 @@ impl AbortReason {
                     "it closed or dropped its communicator before it came to this call: its program returned, panicked, or called close"
                         .to_owned(),
             },
+            AbortReason::TimedOut { waiting, missing } if waiting == missing => Error::Timeout {
+                doing: format!("{doing}, for whose own work the time of {} was too short, since nobody was missing", peer(waiting)),
+                elapsed,
+                missing: Vec::new(),
+                arrived: vec![peer(waiting)],
+                meanwhile: Vec::new(),
+            },
             AbortReason::TimedOut { waiting, missing } => {
                 Error::Timeout { doing, elapsed, missing: vec![peer(missing)], arrived: vec![peer(waiting)], meanwhile: Vec::new() }
             }
@@ -239,6 +251,23 @@ mod tests {
         assert_eq!(seen(3, &[4, 0]), (vec![0, 4], vec![1, 3]));
         assert_eq!(seen(0, &[]), (vec![], vec![0, 1]));
         assert_eq!(seen(1, &[2]), (vec![], vec![]), "its own deadline");
+    }
+
+    #[test]
+    fn no_rank_is_told_that_it_is_missing_itself() {
+        let peers: Vec<Peer> = (0..3).map(Peer::unknown).collect();
+        for waiting in 0..3 {
+            for missing in 0..3 {
+                for me in 0..3 {
+                    let stop = Interrupted::from(AbortReason::TimedOut { waiting, missing }).seen_by(me, [me, waiting]);
+                    let error = stop.to_error("a call", &Deadline::after(std::time::Duration::ZERO), &peers);
+                    let Error::Timeout { missing: named, .. } = &error else { panic!("{error}") };
+                    let expected = if [me, waiting].contains(&missing) { vec![] } else { vec![peers[missing as usize].clone()] };
+                    assert_eq!(*named, expected, "rank {me}: {error}");
+                    assert!(!error.to_string().contains("missing: none"), "{error}");
+                }
+            }
+        }
     }
 
     #[test]

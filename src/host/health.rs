@@ -84,7 +84,11 @@ impl Health {
             return None;
         }
         let Some(abort_reason) = self.abort_reason() else { return Some(Error::Closed { call: call() }) };
-        let between_calls = || Arc::new(abort_reason.to_error("between calls", &Deadline::after(Duration::ZERO), peers));
+        let doing = match abort_reason {
+            AbortReason::TimedOut { waiting, .. } => format!("between calls, in a call of rank {waiting}"),
+            _ => "between calls".to_owned(),
+        };
+        let between_calls = || Arc::new(abort_reason.to_error(&doing, &Deadline::after(Duration::ZERO), peers));
         Some(Error::Poisoned { call: call(), cause: Arc::clone(self.cause.get_or_init(between_calls)) })
     }
 }

@@ -63,7 +63,8 @@ impl ProgressEngine {
 
     /// A stop, in the caller's terms.
     fn stopped(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
-        let told = || self.recorder.with_meanwhile(stop.to_error(&request.doing(), &request.deadline, &self.peers));
+        let seen = stop.clone().seen_by(self.rank as u32, request.context.peer.map(|peer| peer as u32));
+        let told = || self.recorder.with_meanwhile(seen.to_error(&request.doing(), &request.deadline, &self.peers));
         self.health.own_failure(&stop.abort_reason, self.rank).unwrap_or_else(told)
     }
 

@@ -48,15 +48,12 @@ impl Engine {
     /// The deadline passed: says whom this rank waits for, and who is known to have come.
     pub(super) fn timed_out<L: Links>(&mut self, request: &Execution<'_>, links: &mut L) -> End {
         let waiting = self.rank as u32;
-        let mut missing = self.awaited(request, links);
+        let missing = self.awaited(request, links);
         let has_come = |rank: usize| rank == self.rank || (!missing.contains(&(rank as u32)) && self.peers[rank].has_come());
-        let mut arrived: Vec<u32> = request.participants.iter().filter(|rank| has_come(**rank)).map(|rank| *rank as u32).collect();
-        // Nobody is missing: the time went into this rank's own folds.
-        if missing.is_empty() {
-            arrived.retain(|rank| *rank != waiting);
-            missing.push(waiting);
-        }
-        Interrupted { abort_reason: AbortReason::TimedOut { waiting, missing: missing[0] }, missing, arrived }.into()
+        let arrived: Vec<u32> = request.participants.iter().filter(|rank| has_come(**rank)).map(|rank| *rank as u32).collect();
+        // Where nobody is missing, the time went into this rank's own folds.
+        let first = missing.first().copied().unwrap_or(waiting);
+        Interrupted { abort_reason: AbortReason::TimedOut { waiting, missing: first }, missing, arrived }.into()
     }
 
     /// Adds whom this rank waits for to the abort reason of another rank's deadline.
