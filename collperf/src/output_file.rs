@@ -37,7 +37,10 @@ impl OutputFile {
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let found = match fs::metadata(&target) {
             Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-            Ok(there) if there.is_file() => OpenOptions::new().write(true).open(&target).map(|_| Found::Older)?,
+            // `/dev/stdout` may lead to a file that others write to.
+            Ok(there) if there.is_file() && !path.starts_with("/dev") => {
+                OpenOptions::new().write(true).open(&target).map(|_| Found::Older)?
+            }
             Ok(_) => Found::Special,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
             Err(error) => return Err(error),

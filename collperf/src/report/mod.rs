@@ -68,7 +68,7 @@ impl<'a> Report<'a> {
             OutputFile::new(path)?;
         }
         let csv = settings.csv.as_ref().map(Csv::open).transpose()?;
-        write_when_interrupted(&results, &bar).map_err(|error| Failure::io("waiting for signals", &error))?;
+        write_when_interrupted(&results, &bar);
         let mut report = Self { settings, facts, has_table, csv, bar, results, here: Tally::default(), accuracy: Accuracy::default() };
         if let Some(path) = settings.json.as_ref().filter(|_| has_table) {
             report.print(&format!("# Writing JSON output to {}\n", path.display()))?;

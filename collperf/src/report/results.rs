@@ -1,6 +1,5 @@
 //! What a run has brought so far, and the files of it that are written in one piece: at the end, or when the run ends early.
 
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use indicatif::ProgressBar;
@@ -28,7 +27,7 @@ pub(super) struct Results {
     is_written: bool,
 }
 
-/// What the figures of single calls in a page are of. Those of a row are from other calls than its time, as in nccl-tests.
+/// What the figures of single calls in a page are of. Those of a row are from other calls than its time.
 const OF_CALLS: &str = "time, algbw and busbw are of calls one after the other, from the first to the end of the last. mean to most are of as many more \
     calls, each timed by itself on its slowest rank: such a call does not overlap the next, and takes longer.";
 const OF_CELLS: &str = "mean to most are of samples, each of some calls one after the other behind a barrier; time is p50.";
@@ -171,12 +170,12 @@ impl Results {
 }
 
 /// From here on a signal that ends this process has the results written first, as far as they have come.
-pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) -> io::Result<()> {
+pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) {
     if locked(results).files.is_empty() {
-        return Ok(());
+        return;
     }
     let (results, bar) = (Arc::clone(results), bar.clone());
-    launch::on_signals(&[SIGINT, SIGTERM, SIGHUP], move |signal| {
+    let listens = launch::on_signals(&[SIGINT, SIGTERM, SIGHUP], move |signal| {
         let name = signal_name(signal).unwrap_or("a signal");
         // Held to the end: the run has nothing to add.
         let mut results = locked(&results);
@@ -187,7 +186,10 @@ pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) -> io:
         }
         let _ = emulate_default_handler(signal);
         true
-    })
+    });
+    if let Err(error) = listens {
+        say(&format!("a run that is interrupted will leave no results: waiting for signals: {error}"));
+    }
 }
 
 #[cfg(test)]
