@@ -193,8 +193,9 @@ fn a_rank_that_is_slow_is_the_straggler() {
     let port = free_port();
     let start = |rank: usize| {
         let mut command = Command::new(COLLPERF);
+        // So much work that no rank which is held up so often gets through a round of it in between, whatever else the processors do.
         command
-            .args(["stragglers", "--threshold", "20", "--seconds", "1.5"])
+            .args(["stragglers", "--threshold", "20", "--work-us", "20000", "--seconds", "3"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

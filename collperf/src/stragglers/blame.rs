@@ -110,7 +110,7 @@ impl fmt::Display for Blame {
                 Some(most) => writeln!(
                     f,
                     "# No rank is named: rank {most} costs most, {:.1}% of the time, but it does so in {} of {stretches} stretches of the run alone; \
-                     chance can do that",
+                     chance can do that; more --seconds tell more",
                     self.part(&ranks[most]),
                     ranks[most].led
                 ),
