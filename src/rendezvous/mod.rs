@@ -174,7 +174,8 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
         Some(server) => Confined::of(launch, &[server.local_addr()])?,
         None => Confined::of(launch, &tcp::resolve(address, port, deadline).unwrap_or_default())?,
     };
-    let store = TcpStore::until(address, port, secret, deadline, LAST_QUESTIONS).map_err(|error| Confined::blame(confined.as_ref(), error))?;
+    let store =
+        TcpStore::until(address, port, secret, deadline, LAST_QUESTIONS).map_err(|error| Confined::blame(confined.as_ref(), error))?;
     store.join()?;
     let local_address = Some(store.local_address());
     crate::event::debug!(launcher = launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");

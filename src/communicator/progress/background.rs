@@ -204,7 +204,8 @@ impl ProgressEngine {
             return Ok(());
         }
         let progress = Arc::downgrade(self);
-        let started = thread::spawn(format!("messages {}", self.rank), "the message thread of a communicator", move || background(&progress))?;
+        let started =
+            thread::spawn(format!("messages {}", self.rank), "the message thread of a communicator", move || background(&progress))?;
         let _ = self.background.set(started);
         Ok(())
     }
