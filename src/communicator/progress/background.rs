@@ -187,9 +187,9 @@ impl ProgressEngine {
     /// Has the background thread move on what is left of messages that were given up: word to their receivers, or the rest of one that is sent all
     /// the same. Where there can be no such thread, this rank's next message does it.
     pub(super) fn finish_later(self: &Arc<Self>) {
-        if self.lock().messages.has_unwritten()
-            && let Err(error) = self.wake_background()
-        {
+        let is_left = self.lock().messages.has_unwritten();
+        let woken = if is_left { self.wake_background() } else { Ok(()) };
+        if let Err(error) = woken {
             crate::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up");
         }
     }
