@@ -20,7 +20,7 @@ use crate::host::health::forked;
 /// A call that was started and goes on in the background, with the buffer it works on.
 ///
 /// [`Work::wait`] gives the buffer back; where the call failed, its error comes instead and the buffer is freed. Dropping the handle lets the call go on and frees the buffer when it has ended;
-/// leaking it leaks the buffer and nothing worse.
+/// leaking it leaks the buffer and nothing worse. A buffer that a device may still use, be it that its call failed, is freed once the device has passed the call.
 ///
 /// It can be waited for ([`wait`](Self::wait)), looked at ([`is_done`](Self::is_done)), awaited by any executor, waited for together with others
 /// ([`wait_any`](Self::wait_any)), and it can call back ([`on_end`](Self::on_end)). None of these takes a thread for each call.

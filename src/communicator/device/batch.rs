@@ -260,9 +260,12 @@ impl Communicator {
         for ((comm, part), (plane, _)) in comms.iter().zip(&resolved).zip(&admitted) {
             comm.note_batch(plane, part, queued.as_ref().err(), began.elapsed());
         }
-        let parts = admitted.iter().zip(resolved);
-        // Each, whatever becomes of another.
-        parts.fold(queued, |outcome, ((plane, stream), part)| outcome.and(Self::release(part.guards, plane, stream, timeout)))
+        let mut outcome = queued;
+        for ((plane, stream), part) in admitted.iter().zip(resolved) {
+            // Each, whatever became of another.
+            outcome = outcome.and(Self::release(part.guards, plane, stream, timeout));
+        }
+        outcome
     }
 }
 

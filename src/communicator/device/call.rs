@@ -231,9 +231,11 @@ impl<'s> Guards<'s> {
     pub(super) fn release(self, plane: &CudaContext, stream: &CudaStream) -> Outcome {
         let Self { guards, readings, .. } = self;
         drop(guards);
-        let readings = readings.few.into_iter().flatten().chain(readings.more);
-        let held = readings.fold(Ok(()), |held, reading| held.and(reading.hold_owner(stream)));
-        held.and(check_ordering(plane, stream))
+        let mut outcome = Ok(());
+        for reading in readings.few.into_iter().flatten().chain(readings.more) {
+            outcome = outcome.and(reading.hold_owner(stream));
+        }
+        outcome.and(check_ordering(plane, stream))
     }
 }
 
