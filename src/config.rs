@@ -295,7 +295,7 @@ impl Config {
 const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read here, without [`PREFIX`], those of devices included in a build without them.
-const KNOWN: [&str; 15] = [
+const KNOWN: [&str; 16] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "ENCRYPT",
@@ -307,6 +307,7 @@ const KNOWN: [&str; 15] = [
     "REPRODUCIBLE",
     "SECRET",
     "SECRET_FILE",
+    "SILENCE_TIMEOUT",
     "STALL_WARNING",
     "TIMEOUT",
     "TRACE",
