@@ -34,7 +34,11 @@ pub fn create(path: &Path) -> io::Result<File> {
 ///
 /// As [`open`]; `InvalidData` if it has more bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let (file, facts) = opened(path, OpenOptions::new().read(true))?;
+    whole(opened(path, OpenOptions::new().read(true))?, most)
+}
+
+/// The bytes of a file that was opened, if they are no more than `most`.
+pub(crate) fn whole((file, facts): (File, Metadata), most: u64) -> io::Result<Vec<u8>> {
     within(facts.len(), most)?;
     let mut bytes = Vec::new();
     // It may grow while it is read.
@@ -45,7 +49,20 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 
 /// Opens as `options` say, without waiting for the other end of a pipe.
 pub(crate) fn opened(path: &Path, options: &mut OpenOptions) -> io::Result<(File, Metadata)> {
-    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    checked(options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?)
+}
+
+/// Opens a regular file of a folder to read, whatever name the folder has by now.
+#[cfg(feature = "checkpoint")]
+pub(crate) fn open_in(folder: impl std::os::fd::AsFd, name: &str) -> io::Result<(File, Metadata)> {
+    use rustix::fs::{Mode, OFlags};
+
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    checked(rustix::fs::openat(folder, name, flags, Mode::empty())?.into())
+}
+
+/// A file that is a regular one.
+fn checked(file: File) -> io::Result<(File, Metadata)> {
     let facts = file.metadata()?;
     if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("it is {}, not a regular file", kind(&facts)))) }
 }

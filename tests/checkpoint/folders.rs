@@ -107,12 +107,18 @@ fn a_step_that_is_saved_again_replaces_what_was_saved_of_it() {
     };
     threads(Wiring::Shm, 3, |comm| {
         save(comm, path, 8).unwrap();
+        saved(comm, 0.5).unwrap();
+        let replaced = Checkpoint::resume(comm, path).unwrap().unwrap();
         for scale in [1.0, 2.0, 3.0] {
             assert!(saved(comm, scale).unwrap().ends_with("step-00000009"));
             let latest = Checkpoint::resume(comm, path).unwrap().unwrap();
             assert_eq!(latest.read_vec::<f32>("a", &[5], Piece::Whole).unwrap(), [scale; 5]);
             comm.barrier().unwrap();
         }
+        // What is open stays what it was, or is an error: values of two saves are never mixed.
+        let old = replaced.read_vec::<f32>("a", &[5], Piece::Whole);
+        assert!(old.as_ref().is_err_and(|error| error.to_string().contains("step-00000009")), "{old:?}");
+        comm.barrier().unwrap();
         let error = save(comm, path, 8).unwrap_err().to_string();
         assert!(error.contains("step 8 is not after step-00000009"), "{error}");
     });

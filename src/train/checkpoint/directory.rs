@@ -21,6 +21,8 @@ const MARKER: &str = "marker";
 /// Parts of the names of what is not finished, and of what is going.
 const UNFINISHED: &str = ".partial-";
 const GOING: &str = ".deleted-";
+/// The same of a checkpoint that gives way to another of its step, where the file system cannot exchange two names.
+const REPLACED: &str = ".replaced-";
 /// The characters of a mark.
 pub(super) const MARK_LENGTH: usize = 16;
 
@@ -77,12 +79,12 @@ impl Unfinished {
     /// For rank 0.
     pub(super) fn begin(directory: &Path, step: u64) -> Result<Self> {
         create_all(directory)?;
+        remove_leftovers(directory)?;
         let latest = steps(directory)?.last().copied();
         if let Some(latest) = latest.filter(|latest| *latest >= step && !is_replaceable(directory, *latest, step)) {
             let reason = format!("step {step} is not after {}, which is in {directory:?}: remove what is not wanted first", name(latest));
             return Err(Error::argument("commit", reason));
         }
-        remove_leftovers(directory)?;
         let unfinished = Self::of(step, random()?);
         let path = directory.join(&unfinished.folder);
         fs::create_dir(&path).map_err(failed("creating", &path))?;
@@ -123,16 +125,13 @@ impl Unfinished {
         let marker = from.join(MARKER);
         fs::remove_file(&marker).map_err(failed("removing", &marker))?;
         sync_folder(&from)?;
-        let replaced = publish(directory, &from, &to, step).map_err(failed("giving its name to", &to))?;
+        let replaced = publish(directory, &self.folder, &name(step))?;
         // What may not outlast a power failure must not be seen as saved either.
-        sync_folder(directory).inspect_err(|_| {
-            drop(fs::rename(&to, &from));
-            replaced.iter().for_each(|old| drop(fs::rename(old, &to)));
-        })?;
+        sync_folder(directory).inspect_err(|_| take_back(&from, &to, replaced.as_ref().map(|old| directory.join(old)).as_deref()))?;
         if let Some(old) = replaced
-            && let Err(error) = fs::remove_dir_all(&old)
+            && let Err(error) = remove(directory, &old, &format!(".{}", name(step)))
         {
-            crate::event::warn!(path = %old.display(), %error, "a checkpoint that was replaced could not be removed");
+            crate::event::warn!(path = %directory.join(old).display(), %error, "a checkpoint that was replaced could not be removed");
         }
         Ok(())
     }
@@ -157,21 +156,37 @@ fn is_replaceable(directory: &Path, latest: u64, step: u64) -> bool {
     latest == step && is_checkpoint() == Some(step)
 }
 
-/// Gives a folder its name. A checkpoint that had the name gets another one, which is returned.
-fn publish(directory: &Path, from: &Path, to: &Path, step: u64) -> io::Result<Option<PathBuf>> {
+/// Gives a folder its name, and says what the checkpoint is called now that had the name.
+fn publish(directory: &Path, folder: &str, step: &str) -> Result<Option<String>> {
+    let (from, to) = (directory.join(folder), directory.join(step));
+    let naming = failed("giving its name to", &to);
     if !to.exists() {
-        return fs::rename(from, to).map(|()| None);
+        return fs::rename(&from, &to).map_err(naming).map(|()| None);
     }
-    let old = directory.join(format!(".{}{GOING}{}", name(step), random().map_err(io::Error::other)?));
-    // Where the file system can exchange two names, the step has a checkpoint at every moment.
-    match renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE) {
-        Ok(()) => fs::rename(from, &old).map(|()| Some(old)),
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            fs::rename(to, &old)?;
-            fs::rename(from, to).inspect_err(|_| drop(fs::rename(&old, to)))?;
-            Ok(Some(old))
-        }
-        Err(error) => Err(error.into()),
+    // If the file system can exchange two names, the step has a checkpoint at every moment.
+    match exchange(&from, &to) {
+        Ok(()) => return Ok(Some(folder.to_owned())),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(naming(error.into())),
+    }
+    let old = format!(".{step}{REPLACED}{}", random()?);
+    fs::rename(&to, directory.join(&old)).map_err(&naming)?;
+    fs::rename(&from, &to).inspect_err(|_| drop(fs::rename(directory.join(&old), &to))).map_err(naming)?;
+    Ok(Some(old))
+}
+
+fn exchange(one: &Path, other: &Path) -> rustix::io::Result<()> {
+    renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
+}
+
+/// Undoes what [`publish`] did, as far as that can be done.
+fn take_back(from: &Path, to: &Path, replaced: Option<&Path>) {
+    match replaced {
+        Some(old) if old == from => drop(exchange(from, to)),
+        _ => drop(fs::rename(to, from)),
+    }
+    if let Some(old) = replaced.filter(|old| *old != from) {
+        drop(fs::rename(old, to));
     }
 }
 
@@ -191,9 +206,14 @@ fn create_all(directory: &Path) -> Result<()> {
 
 /// Removes the folders of saves and removals that did not end. What cannot be removed is told to who listens, and harms no save.
 fn remove_leftovers(directory: &Path) -> Result<()> {
-    let left = |name: &String| Some(name.split_once(UNFINISHED).or_else(|| name.split_once(GOING))?.0.to_owned());
+    let left = |name: &String| [UNFINISHED, GOING, REPLACED].iter().find_map(|part| Some(name.split_once(part)?.0.to_owned()));
     for name in names(directory)?.iter().filter(|name| name.starts_with(".step-")) {
         let Some(step) = left(name) else { continue };
+        // The save that was to replace it did not end.
+        let checkpoint = directory.join(step.trim_start_matches('.'));
+        if name.contains(REPLACED) && !checkpoint.exists() && fs::rename(directory.join(name), checkpoint).is_ok() {
+            continue;
+        }
         if let Err(error) = remove(directory, name, &step) {
             crate::event::warn!(path = %directory.join(name).display(), %error, "what an earlier save left could not be removed");
         }
@@ -302,6 +322,33 @@ mod tests {
         }
         remove_leftovers(directory).unwrap();
         assert_eq!(names(directory).unwrap().len(), steps(directory).unwrap().len(), "nothing else is left");
+    }
+
+    #[test]
+    fn a_checkpoint_that_was_not_replaced_after_all_gets_its_name_back() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, file) in [(".step-00000003.replaced-ff", "whole"), ("step-00000004", "new"), (".step-00000004.replaced-00", "old")] {
+            fs::create_dir_all(folder.path().join(name)).unwrap();
+            fs::write(folder.path().join(name).join(file), "data").unwrap();
+        }
+        remove_leftovers(folder.path()).unwrap();
+        assert_eq!(sorted(folder.path()), ["step-00000003", "step-00000004"]);
+        assert!(folder.path().join("step-00000003/whole").exists() && folder.path().join("step-00000004/new").exists());
+    }
+
+    #[test]
+    fn a_folder_that_replaces_another_can_give_the_name_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in [".step-00000003.partial-ff", "step-00000003"] {
+            fs::create_dir_all(at(name)).unwrap();
+            fs::write(at(name).join(name), "data").unwrap();
+        }
+        let replaced = publish(folder.path(), ".step-00000003.partial-ff", "step-00000003").unwrap().unwrap();
+        assert!(at("step-00000003/.step-00000003.partial-ff").exists() && at(&replaced).join("step-00000003").exists());
+        take_back(&at(".step-00000003.partial-ff"), &at("step-00000003"), Some(&at(&replaced)));
+        assert!(at("step-00000003/step-00000003").exists());
+        assert_eq!(sorted(folder.path()).len(), 2);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
@@ -23,10 +23,42 @@ pub(super) fn failed(doing: &str, path: &Path) -> impl Fn(io::Error) -> Error {
     move |error| Error::io(format!("{doing} {path:?}"), error)
 }
 
-/// Opens a file to read, and says how many bytes it has.
-pub(super) fn open(path: &Path) -> Result<(File, u64)> {
-    let (file, facts) = regular_file::opened(path, OpenOptions::new().read(true)).map_err(failed("opening", path))?;
-    Ok((file, facts.len()))
+/// A folder that stays the same one when its name is given to another: a step that is saved anew replaces the folder that had its name.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    handle: File,
+}
+
+impl Folder {
+    /// Opens one.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let path = super::directory::named(path).to_owned();
+        let handle = File::open(&path).map_err(failed("opening", &path))?;
+        Ok(Self { path, handle })
+    }
+
+    /// Its name when it was opened.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What a file in it is called in errors.
+    pub(super) fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Opens a file in it to read, and says how many bytes it has.
+    pub(super) fn file(&self, name: &str) -> Result<(File, u64)> {
+        let (file, facts) = regular_file::open_in(&self.handle, name).map_err(failed("opening", &self.join(name)))?;
+        Ok((file, facts.len()))
+    }
+
+    /// The bytes of a file in it that has no more than `longest`.
+    pub(super) fn read_all(&self, name: &str, longest: u64) -> Result<Vec<u8>> {
+        let opened = regular_file::open_in(&self.handle, name);
+        opened.and_then(|opened| regular_file::whole(opened, longest)).map_err(failed("reading", &self.join(name)))
+    }
 }
 
 /// The bytes of a file that has no more than `longest`.
@@ -53,8 +85,9 @@ impl HeadBytes {
 }
 
 /// The head of a safetensors file, and where the data begin behind it.
-pub(super) fn read_header(path: &Path, entry: &FileEntry, read_before: &HeadBytes) -> Result<(u64, Header)> {
-    let (mut file, length) = open(path)?;
+pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &HeadBytes) -> Result<(u64, Header)> {
+    let path = &*folder.join(&entry.name);
+    let (mut file, length) = folder.file(&entry.name)?;
     if let Some((expected, _)) = entry.expected.filter(|(expected, _)| *expected != length) {
         return Err(malformed(path, format!("it has {length} bytes, and the index says {expected}")));
     }

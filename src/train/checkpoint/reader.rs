@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use super::batches::{Batch, Limits, read_all};
 use super::contents::{Contents, Place, Tensor};
 use super::directory;
-use super::file::{self, HeadBytes, failed, malformed};
+use super::file::{self, Folder, HeadBytes, failed, malformed};
 use super::foreign::{self, WeightMap};
 use super::header::Header;
 use super::index;
@@ -49,7 +49,7 @@ use crate::tuning::checkpoint::{GAP_BYTES, READ_BYTES};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Checkpoint {
-    folder: PathBuf,
+    folder: Folder,
     contents: Contents,
     /// Where the data of each file begin, and its head, once it was read.
     headers: Vec<OnceLock<(u64, Header)>>,
@@ -110,7 +110,7 @@ impl Checkpoint {
         match &inside {
             _ if !path.is_dir() && is_index(path) => Self::sharded(path),
             _ if !path.is_dir() => Self::single(path),
-            [own, ..] if own.exists() => Self::own(path, own),
+            [own, ..] if own.exists() => Self::own(path),
             [_, index, _] if index.exists() => Self::sharded(index),
             [.., file] if file.exists() => Self::single(file),
             _ => Err(malformed(path, format!("there is no {}, {} or {} in it", index::NAME, foreign::INDEX, foreign::FILE))),
@@ -118,17 +118,18 @@ impl Checkpoint {
     }
 
     /// A checkpoint of this crate's.
-    fn own(folder: &Path, path: &Path) -> Result<Self> {
-        let json = file::read_all(path, index::LONGEST)?;
-        let contents = index::parse(&json).map_err(|reason| malformed(path, reason))?;
+    fn own(path: &Path) -> Result<Self> {
+        let folder = Folder::open(path)?;
+        let json = folder.read_all(index::NAME, index::LONGEST)?;
+        let contents = index::parse(&json).map_err(|reason| malformed(&folder.join(index::NAME), reason))?;
         let headers = contents.files.iter().map(|_| OnceLock::new()).collect();
-        Ok(Self { folder: folder.to_owned(), contents, headers, head_bytes: HeadBytes::default() })
+        Ok(Self { folder, contents, headers, head_bytes: HeadBytes::default() })
     }
 
     /// One file of anybody's.
     fn single(path: &Path) -> Result<Self> {
-        let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| malformed(path, "its name is no text"))?;
-        let mut opened = Self::empty(path);
+        let mut opened = Self::empty(path)?;
+        let name = file_name(path)?;
         opened.add(name.to_owned(), |_| true)?;
         if let Some((_, header)) = opened.headers.first().and_then(OnceLock::get) {
             opened.contents.metadata = header.metadata.clone();
@@ -138,8 +139,9 @@ impl Checkpoint {
 
     /// Several files of anybody's, by their index.
     fn sharded(path: &Path) -> Result<Self> {
-        let map = WeightMap::parse(&file::read_all(path, index::LONGEST)?).map_err(|reason| malformed(path, reason))?;
-        let mut opened = Self::empty(path);
+        let mut opened = Self::empty(path)?;
+        let json = opened.folder.read_all(file_name(path)?, index::LONGEST)?;
+        let map = WeightMap::parse(&json).map_err(|reason| malformed(path, reason))?;
         opened.contents.metadata = map.metadata();
         for name in map.files() {
             opened.add(name.clone(), |tensor| map.has(tensor, &name))?;
@@ -153,16 +155,16 @@ impl Checkpoint {
     }
 
     /// Nothing yet, in the folder of a file.
-    fn empty(path: &Path) -> Self {
-        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        Self { folder, contents: Contents::default(), headers: Vec::new(), head_bytes: HeadBytes::default() }
+    fn empty(path: &Path) -> Result<Self> {
+        let folder = Folder::open(path.parent().unwrap_or(Path::new("")))?;
+        Ok(Self { folder, contents: Contents::default(), headers: Vec::new(), head_bytes: HeadBytes::default() })
     }
 
     /// Adds a file of anybody's, and those of its tensors that are wanted.
     fn add(&mut self, name: String, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let path = self.folder.join(&name);
         let entry = super::contents::FileEntry { name: name.clone(), expected: None };
-        let (begin, header) = file::read_header(&path, &entry, &self.head_bytes)?;
+        let (begin, header) = file::read_header(&self.folder, &entry, &self.head_bytes)?;
         foreign::add(&mut self.contents, name, &header, wanted).map_err(|reason| malformed(&path, reason))?;
         self.headers.push(OnceLock::from((begin, header)));
         Ok(())
@@ -235,7 +237,7 @@ impl Checkpoint {
             let doing = |error| failed(&format!("reading tensor {name:?} from"), &path)(error);
             let reading = match &open {
                 Some((number, reading)) if *number == file => reading,
-                _ => &open.insert((file, file::open(&path)?.0)).1,
+                _ => &open.insert((file, self.folder.file(&self.contents.files[file].name)?.0)).1,
             };
             bytes.resize((batch.end - batch.start) * size_of::<T>(), 0);
             let begin = begins[batch.source] + (batch.start * size_of::<T>()) as u64;
@@ -295,7 +297,7 @@ impl Checkpoint {
         let place = match (files, &*self.contents.files) {
             ([only], _) => self.path(only.file),
             ([], [only]) => self.folder.join(&only.name),
-            _ => self.folder.clone(),
+            _ => self.folder.path().to_owned(),
         };
         format!("tensor {name:?} of {place:?}: {what}")
     }
@@ -309,7 +311,7 @@ impl Checkpoint {
         if let Some(header) = self.headers[file].get() {
             return Ok(header);
         }
-        let read = file::read_header(&self.path(file), &self.contents.files[file], &self.head_bytes)?;
+        let read = file::read_header(&self.folder, &self.contents.files[file], &self.head_bytes)?;
         Ok(self.headers[file].get_or_init(|| read))
     }
 
@@ -339,6 +341,11 @@ impl Checkpoint {
     }
 }
 
+/// The name of a file in its folder.
+fn file_name(path: &Path) -> Result<&str> {
+    path.file_name().and_then(|name| name.to_str()).ok_or_else(|| malformed(path, "its name is no text"))
+}
+
 /// Copies what was read to where it belongs; `false` where bytes are no values.
 fn copied<T: Element>(batch: &Batch, bytes: &[u8], values: &mut [T]) -> bool {
     batch.runs.iter().all(|run| {
@@ -350,6 +357,6 @@ fn copied<T: Element>(batch: &Batch, bytes: &[u8], values: &mut [T]) -> bool {
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tensors, files) = (self.contents.tensors.len(), self.contents.files.len());
-        write!(f, "Checkpoint({tensors} tensors in {files} files in {:?})", self.folder)
+        write!(f, "Checkpoint({tensors} tensors in {files} files in {:?})", self.folder.path())
     }
 }

@@ -139,7 +139,8 @@ impl<'a> Writer<'a> {
     /// Writes the checkpoint of a step that comes after all others in the folder; where it lies. Collective.
     ///
     /// A step that is the latest there already is written anew, and replaces what was saved of it: a run may save at its end whatever it saved
-    /// last. Who has the replaced one open can get an error of its files.
+    /// last. Who has the replaced one open reads it to the
+    /// end, or gets an error of its files.
     ///
     /// It appears, by one rename, when every rank's file is written and synced. Until then, and whatever fails or is killed, the checkpoint
     /// before it is the latest. What an interrupted save left is removed by the next, so only one group of ranks may save to a folder at a
