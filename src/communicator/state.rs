@@ -1,6 +1,7 @@
 //! What the threads of a communicator have in common.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use super::kept_store::KeptStore;
 use super::progress::ProgressEngine;
 use super::shrink::recovery::RecoveryGroup;
 use crate::config::Config;
+use crate::deadline::{packed, unpacked};
 use crate::error::{Error, Peer};
 use crate::flight::{self, Flight};
 use crate::host::abort_reason::AbortReason;
@@ -47,6 +49,8 @@ pub(super) struct Shared {
     pub(super) trace: Option<Arc<TraceLog>>,
     /// The job's store, where it is kept, until the communicator is closed.
     pub(super) store: Mutex<Option<Arc<KeptStore>>>,
+    /// The longest timeout that was ever set, packed.
+    longest_timeout: AtomicU64,
 }
 
 impl Shared {
@@ -65,6 +69,7 @@ impl Shared {
         world_ranks: Arc<[usize]>,
         trace: Option<Arc<TraceLog>>,
     ) -> Self {
+        let longest_timeout = AtomicU64::new(packed(config.timeout));
         Self {
             rank: plane.rank(),
             peers: plane.peers(),
@@ -82,6 +87,20 @@ impl Shared {
             world_ranks,
             trace,
             store: Mutex::new(None),
+            longest_timeout,
+        }
+    }
+
+    /// The longest timeout that a call of this communicator may have.
+    pub(super) fn longest_timeout(&self) -> Duration {
+        unpacked(self.longest_timeout.load(Ordering::Relaxed))
+    }
+
+    /// Calls may have this timeout from now on.
+    pub(super) fn allow_timeout(&self, timeout: Duration) {
+        let timeout = packed(timeout);
+        if self.longest_timeout.load(Ordering::Relaxed) < timeout {
+            self.longest_timeout.fetch_max(timeout, Ordering::Relaxed);
         }
     }
 

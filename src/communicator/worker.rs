@@ -22,6 +22,9 @@ use crate::tuning::own_thread::LAST;
 /// How long a dropped communicator waits for calls that were started and not waited for.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
+/// The most calls that are made in one turn, each for its whole time, as the collectives on objects make them.
+const CALLS_OF_A_TURN: u32 = 4;
+
 /// A started call: what to run, what it owns, whom to tell.
 pub(super) struct Started {
     pub(super) jobs: Jobs,
@@ -40,8 +43,9 @@ struct Left {
 impl Started {
     /// Takes its turn, runs it there, and frees what is left.
     fn take_turn(self, ticket: Ticket, shared: &Shared) {
-        // No call takes longer than the job allows, except where the program's code does in it: an op that waits for what was started behind it.
-        let limit = self.timeout.max(shared.config.timeout);
+        // Only the program's code in a call can take longer: an op that waits for what was started behind it.
+        let limit = shared.longest_timeout().saturating_mul(CALLS_OF_A_TURN);
+        let limit = if shared.health.has_ended() { Duration::ZERO } else { limit };
         let mut started = Some(self);
         // What is left is freed in the turn, too: a buffer whose drop calls this communicator is refused, and does not wait for
         // calls that only this thread can run.
@@ -51,14 +55,22 @@ impl Started {
         }
     }
 
-    /// Ends it with the error of a turn that did not come.
+    /// Ends it with the error of a turn that did not come, and the communicator with it: the call has its place in the order of all ranks, and
+    /// the next one must not take it.
     #[cold]
     fn refuse(self, why: NoTurn, limit: Duration, shared: &Shared) -> Left {
         let Self { jobs, buffers, state, .. } = self;
         shared.recorder.take_up();
-        let error = shared.no_turn(jobs.call().name(), why, limit, || shared.under_way());
+        let refused = shared.health.refusal(|| jobs.call().name().to_owned(), &shared.peers);
+        let error = refused.unwrap_or_else(|| {
+            let error = shared.no_turn(jobs.call().name(), why, limit, || shared.under_way());
+            let me = shared.rank as u32;
+            shared.health.keep_cause(&error);
+            shared.health.end(AbortReason::TimedOut { waiting: me, missing: me });
+            error
+        });
         event::caught("the drop of a custom op", || drop(jobs));
-        shared.recorder.after_error(&error);
+        shared.after_failure(&error);
         state.end(Err(error));
         Left { buffers: Some(buffers), state }
     }

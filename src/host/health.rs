@@ -30,6 +30,11 @@ impl Health {
         self.ended.store(true, Ordering::Release);
     }
 
+    /// Whether it has ended, or was closed here.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
     /// Ends the communicator because it was closed here.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);

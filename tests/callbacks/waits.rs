@@ -267,6 +267,8 @@ fn a_started_call_whose_turn_does_not_come_ends_by_its_deadline() {
                 let _ = comm.all_reduce(&mut [1_u32; 8], &op);
                 let error = heard.recv().unwrap().to_string();
                 assert!(error.contains("all_reduce, which has not begun: waiting for its turn behind"), "{error}");
+                // It has its place in the order of calls, so no later one may take it.
+                assert!(comm.all_reduce(&mut [1_u32], ReduceOp::Sum).unwrap_err().is_poisoned());
             });
         });
     }
