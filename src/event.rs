@@ -11,13 +11,15 @@
 //! allocation for each event that waits.
 
 use std::cell::{Cell, RefCell};
-use std::io::Write;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::pipe::PIPE_BUF;
 use tracing::dispatcher::get_default;
 use tracing::subscriber::NoSubscriber;
 
@@ -80,10 +82,21 @@ pub(crate) fn tell_aloud(line: Option<String>, otherwise: impl FnOnce() + 'stati
         if !get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
             otherwise();
         } else if let Some(line) = line {
-            // Nobody is left to be told where that fails.
-            let _ = std::io::stderr().write_all(format!("collectives: {line}\n").as_bytes());
+            write_to_standard_error(&format!("collectives: {line}\n"));
         }
     });
+}
+
+/// Writes a line if there is room for it: who does not read holds up nothing here, nor does a thread that has the lock of the standard library.
+fn write_to_standard_error(line: &str) {
+    let error = std::io::stderr();
+    let mut watched = [PollFd::new(&error, PollFlags::OUT)];
+    let has_room = rustix::event::poll(&mut watched, Some(&Timespec::default())).is_ok() && watched[0].revents() == PollFlags::OUT;
+    if has_room {
+        let bytes = line.as_bytes();
+        // Nobody is left to be told if that fails. So much goes into a pipe that has room at all.
+        let _ = rustix::io::write(error.as_fd(), &bytes[..bytes.len().min(PIPE_BUF)]);
+    }
 }
 
 /// As long as it lives, nothing is told on this thread.
