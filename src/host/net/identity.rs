@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, Hasher};
 use std::os::linux::fs::MetadataExt;
 use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
 use std::{fs, io};
 
 use crate::event;
@@ -64,16 +65,27 @@ fn identity_from(proc: &str) -> io::Result<String> {
 /// two processes can have the same.
 pub(crate) fn process_token() -> io::Result<String> {
     static TOKEN: Mutex<Option<(Process, String)>> = Mutex::new(None);
-    let mut token = event::lock(&TOKEN);
-    match &*token {
-        Some((process, known)) if !process.is_foreign() => Ok(known.clone()),
-        _ => {
-            let fresh: String = proof::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-            *token = Some((Process::this(), fresh.clone()));
-            Ok(fresh)
+    let fresh: String = proof::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    // A process that was forked while another thread had the lock has it for ever.
+    for _ in 0..TOKEN_LOOKS {
+        let Some(mut token) = event::try_lock(&TOKEN) else {
+            std::thread::sleep(TOKEN_PAUSE);
+            continue;
+        };
+        if let Some((process, known)) = &*token
+            && !process.is_foreign()
+        {
+            return Ok(known.clone());
         }
+        *token = Some((Process::this(), fresh.clone()));
+        return Ok(fresh);
     }
+    Err(io::Error::other("this process was forked while another thread made its token: fork earlier, or start a process"))
 }
+
+/// How often the lock of the token is tried, and the pause in between: who has it only copies a text.
+const TOKEN_LOOKS: u32 = 1000;
+const TOKEN_PAUSE: Duration = Duration::from_millis(1);
 
 /// Among which processes the numbers of processes are unique, of which this process's is one; empty where that is not known.
 pub(crate) fn process_numbers() -> String {

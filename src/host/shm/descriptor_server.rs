@@ -92,9 +92,11 @@ impl DescriptorServer {
             accepted => Ok(accepted?),
         };
         let accepted = clients.accept(now, accept);
-        while clients.lacks(now)
-            && let Some(connection) = crate::event::lock(&self.spare).accept(accept)
-        {
+        for _ in 0..admission::BATCH {
+            if !clients.lacks(now) {
+                break;
+            }
+            let Some(connection) = crate::event::lock(&self.spare).accept(accept) else { break };
             let _ = send(&connection, &Reason::Starved.to_reply());
             refuse(clients, "there is no descriptor left for it");
         }

@@ -15,7 +15,7 @@ use crate::Error;
 use crate::deadline::Deadline;
 use crate::proof::{Admission, Reason, Secret, Spare};
 use crate::rendezvous::service::{ClientId, Service};
-use crate::tuning::admission::{Limits, STORE};
+use crate::tuning::admission::{BATCH, Limits, STORE};
 use crate::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
 
 /// What the wake-up event counts when the server is to end once its clients have left, for which it waits so long at most.
@@ -178,9 +178,11 @@ impl Daemon {
         }
         let listener = &self.listener;
         let accepted = self.fresh.accept(now, || listener.accept());
-        while self.fresh.lacks(now)
-            && let Some((stream, _)) = self.spare.accept(|| listener.accept())
-        {
+        for _ in 0..BATCH {
+            if !self.fresh.lacks(now) {
+                break;
+            }
+            let Some((stream, _)) = self.spare.accept(|| listener.accept()) else { break };
             refuse_for_lack(stream);
         }
         if let Some(error) = self.fresh.starved(now) {
