@@ -26,8 +26,6 @@ pub(crate) struct Group {
     comm: Mutex<Option<Communicator>>,
     /// How many calls have begun and not ended.
     under_way: Arc<AtomicUsize>,
-    /// Owners of what a call may still use that could not be started. They go after the communicator, whose end is the end of every call.
-    kept: Mutex<Vec<Py<PyAny>>>,
 }
 
 /// How long a group that is shut down leaves calls under way to end by themselves, and how often it looks.
@@ -105,7 +103,7 @@ impl Group {
         self.start(py, seconds, owner, start).map(Some)
     }
 
-    /// Starts a call, which keeps `owner` until it has ended. So does the group where the start met an error that need not be the end of the call.
+    /// Starts a call, which keeps `owner` until it has ended. One that is refused has not begun, and uses no memory.
     fn start<B: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -114,15 +112,8 @@ impl Group {
         start: impl FnOnce(&Communicator) -> Started<B> + Send,
     ) -> PyResult<Work> {
         let under_way = UnderWay::begin(&self.under_way);
-        match py.detach(|| start(&self.with_timeout(seconds)?)) {
-            Ok(started) => Ok(Work::new(started.erased(), owner, under_way)),
-            Err(error) => {
-                if matches!(error, Error::Io { .. }) {
-                    self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(owner);
-                }
-                Err(exception(py, &error))
-            }
-        }
+        let started = py.detach(|| start(&self.with_timeout(seconds)?)).map_err(|error| exception(py, &error))?;
+        Ok(Work::new(started.erased(), owner, under_way))
     }
 
     /// Takes the communicator away from later calls.
@@ -143,7 +134,7 @@ impl Group {
             config.listen_address = address;
             Communicator::builder().config(config).with_store(store, rank, size)
         });
-        raise(py, made).map(|comm| Self { comm: Mutex::new(Some(comm)), under_way: Arc::default(), kept: Mutex::default() })
+        raise(py, made).map(|comm| Self { comm: Mutex::new(Some(comm)), under_way: Arc::default() })
     }
 
     fn all_reduce(&self, py: Python<'_>, tensor: Tensor, op: Op, seconds: f64, owner: Option<Py<PyAny>>) -> PyResult<Option<Work>> {
