@@ -163,7 +163,8 @@ fn a_peer_that_is_killed_while_a_message_connects_is_an_error_or_a_timeout() {
             }
             let mut vector = rank.vector(10);
             let error = message(&rank, End::SendTo(1), &mut vector, if is_told { LONG } else { 5 * SHORT }).unwrap_err();
-            let is_remote = matches!(&error, Error::Nccl { code: 6, .. });
+            // Who follows the stream may have ended the communicator first.
+            let is_remote = matches!(error.root(), Error::Nccl { code: 6, .. });
             assert!(if is_told { is_remote } else { error.is_timeout() }, "{error}");
             assert_stream_is_free(&rank);
             assert!(message(&rank, End::SendTo(1), &mut vector, SHORT).unwrap_err().is_poisoned());
