@@ -12,7 +12,7 @@ use sources::{Sources, code, files_below, root};
 
 /// Top-level modules, lowest first; modules of one row do not know each other.
 const LAYERS: [&[&str]; 12] = [
-    &["deadline", "error", "event", "float8", "fork", "random", "sync", "tuning"],
+    &["deadline", "error", "event", "float8", "fork", "random", "regular_file", "sync", "tuning"],
     &["own_thread", "ticket_lock"],
     &["element", "proof"],
     &["buffer", "op"],
