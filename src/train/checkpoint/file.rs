@@ -33,9 +33,8 @@ pub(super) struct Folder {
 impl Folder {
     /// Opens one.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let path = super::directory::named(path).to_owned();
-        let handle = File::open(&path).map_err(failed("opening", &path))?;
-        Ok(Self { path, handle })
+        let handle = File::open(path).map_err(failed("opening", path))?;
+        Ok(Self { path: path.to_owned(), handle })
     }
 
     /// Its name when it was opened.

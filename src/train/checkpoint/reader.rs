@@ -119,7 +119,7 @@ impl Checkpoint {
 
     /// A checkpoint of this crate's.
     fn own(path: &Path) -> Result<Self> {
-        let folder = Folder::open(path)?;
+        let folder = Folder::open(directory::named(path))?;
         let json = folder.read_all(index::NAME, index::LONGEST)?;
         let contents = index::parse(&json).map_err(|reason| malformed(&folder.join(index::NAME), reason))?;
         let headers = contents.files.iter().map(|_| OnceLock::new()).collect();
@@ -156,7 +156,7 @@ impl Checkpoint {
 
     /// Nothing yet, in the folder of a file.
     fn empty(path: &Path) -> Result<Self> {
-        let folder = Folder::open(path.parent().unwrap_or(Path::new("")))?;
+        let folder = Folder::open(directory::named(path.parent().unwrap_or(Path::new(""))))?;
         Ok(Self { folder, contents: Contents::default(), headers: Vec::new(), head_bytes: HeadBytes::default() })
     }
 
