@@ -88,13 +88,18 @@ impl ProgressEngine {
         }
     }
 
-    /// How a background message ended, where it has.
+    /// How a background message ended, where it has, be it that its time is over.
     fn ended(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
-        let Outstanding { ticket, request, has_warned, .. } = &mut inner.outstanding[at];
-        match inner.messages.poll(*ticket) {
-            Some(outcome) => Some(self.outcome(outcome, request)),
-            None => self.check_pending(request, has_warned).err().map(Err),
-        }
+        self.outcome_of(inner, at).or_else(|| {
+            let Outstanding { request, has_warned, .. } = &mut inner.outstanding[at];
+            self.check_pending(request, has_warned).err().map(Err)
+        })
+    }
+
+    /// The outcome of a background message, where it has one.
+    fn outcome_of(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
+        let Outstanding { ticket, request, .. } = &inner.outstanding[at];
+        inner.messages.poll(*ticket).map(|outcome| self.outcome(outcome, request))
     }
 
     /// Ends a background message: whoever waits for it gets its buffer back, or the error.
@@ -167,7 +172,10 @@ impl ProgressEngine {
         inner.closed = true;
         while let Some(last) = inner.outstanding.len().checked_sub(1) {
             let doing = inner.outstanding[last].request.doing();
-            self.finish(&mut inner, last, Err(Error::Aborted { doing, by: self.peers[self.rank].clone() }));
+            let aborted = Error::Aborted { doing, by: self.peers[self.rank].clone() };
+            // It may have ended well before this rank left.
+            let ended = self.outcome_of(&mut inner, last).and_then(Result::ok);
+            self.finish(&mut inner, last, ended.ok_or(aborted));
         }
     }
 
