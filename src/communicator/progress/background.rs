@@ -54,7 +54,7 @@ impl ProgressEngine {
         let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
         inner.outstanding.push(Outstanding { ticket, request, has_warned: false, buffer, state: Arc::clone(&state) });
         self.advance(&mut inner);
-        let left = !inner.outstanding.is_empty();
+        let left = !inner.outstanding.is_empty() || inner.messages.has_incoming_rest();
         drop(inner);
         if left {
             self.unpark_background();
@@ -192,13 +192,16 @@ impl ProgressEngine {
         }
     }
 
-    /// Has the background thread move on what is left of messages that were given up: word to their receivers, or the rest of one that is sent all
-    /// the same. Where there can be no such thread, this rank's next message does it.
+    /// Has the background thread move on what is left of messages that were given up: word to their receivers, the rest of one that is sent all the
+    /// same, or the rest of one that comes in. Where there can be no such thread, this rank's next message does it.
     pub(super) fn finish_later(self: &Arc<Self>) {
-        let is_left = self.lock().messages.has_unwritten();
+        let is_left = {
+            let inner = self.lock();
+            inner.messages.has_unwritten() || inner.messages.has_incoming_rest()
+        };
         let woken = if is_left { self.wake_background() } else { Ok(()) };
         if let Err(error) = woken {
-            crate::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up");
+            crate::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up, and their messages to this rank may wait");
         }
     }
 

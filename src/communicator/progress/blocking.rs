@@ -87,6 +87,8 @@ impl Drop for Posteds<'_> {
         if self.unfinished().next().is_some() {
             let mut inner = self.progress.lock();
             self.unfinished().for_each(|posted| _ = inner.messages.give_up(posted.ticket, posted.request.deadline.elapsed()));
+            drop(inner);
+            self.progress.finish_later();
         }
     }
 }

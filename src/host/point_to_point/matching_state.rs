@@ -378,6 +378,11 @@ impl MatchingState {
             .ok_or_else(|| format!("an answer to message {message}, which was not announced to it"))
     }
 
+    /// Whether a long message is still coming in that no receive has.
+    pub(super) fn has_rest(&self) -> bool {
+        self.longs.any(|long| !long.is_whole() && !matches!(long.place, Place::Receive(_)))
+    }
+
     /// A peer has given up a long message that it had cleared; whether it is still being sent.
     pub(super) fn is_abandoned(&mut self, link: usize, message: u32, reply: u32) -> bool {
         let is_it = |phase| matches!(phase, SendPhase::Cleared { link: l, reply: r, .. } if (l, r) == (link, reply));

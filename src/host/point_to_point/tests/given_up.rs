@@ -41,8 +41,10 @@ fn kept_in_its_place<W: Wire>(is_whole: bool) {
     begin(&mut a, &mut b, receive);
     give_up(&mut b, receive);
     let at_end = first.clone();
+    assert!(b.has_incoming_rest(), "the rest of it is to come");
     if is_whole {
         pump(&mut [&mut a, &mut b]);
+        assert!(!b.has_incoming_rest(), "it is here");
     }
     // Again in the middle, where it still comes.
     if !is_whole {
@@ -54,6 +56,7 @@ fn kept_in_its_place<W: Wire>(is_whole: bool) {
     for (at, message) in messages.iter().enumerate() {
         let mut into = vec![0; LONG + at];
         let receive = b.irecv(Some(0), Some(1), &mut into);
+        assert!(!b.has_incoming_rest(), "this receive has it");
         pump(&mut [&mut a, &mut b]);
         assert_eq!(b.outcome(receive).map(|envelope| (envelope.tag, envelope.bytes)), Ok((1, LONG)));
         assert!(into[..LONG] == *message, "message {at}");
