@@ -556,6 +556,39 @@ fn a_message_whose_receive_gives_up_in_the_middle_is_kept_for_the_next() {
 }
 
 #[test]
+fn the_rest_of_a_message_whose_receive_gave_up_comes_in_while_its_rank_is_busy_elsewhere() {
+    const BYTES: usize = 16 << 20;
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        let is_sent = Meeting::new(2);
+        threads(wiring, 2, |comm| {
+            if comm.rank() == 1 {
+                let to = |tag| Envelope::rank(0).tag(tag).timeout(patience(20));
+                let long = comm.start_send(bytes(1, 0, 0, BYTES), to(1)).unwrap();
+                comm.send(&[1_u8], to(2)).unwrap();
+                long.wait().unwrap();
+                // Nor does it keep those behind it from coming.
+                (0..8).for_each(|number| comm.send(&bytes(1, 0, number, 1000), to(3)).unwrap());
+                return is_sent.meet();
+            }
+            comm.recv(&mut [0_u8], Envelope::rank(1).tag(2)).unwrap();
+            // It was announced before the other one came, so it has begun.
+            let mut x = vec![0_u8; BYTES];
+            let error = comm.recv(&mut x, Envelope::rank(1).tag(1).timeout(Duration::from_nanos(1))).unwrap_err();
+            assert!(error.to_string().contains("it is kept for the next receive"), "{error}");
+            // No call moves messages on meanwhile.
+            is_sent.meet();
+            comm.recv(&mut x, Envelope::rank(1).tag(1)).unwrap();
+            assert!(x == bytes(1, 0, 0, BYTES), "{wiring:?}");
+            for number in 0..8 {
+                let mut x = [0_u8; 1000];
+                comm.recv(&mut x, Envelope::rank(1).tag(3)).unwrap();
+                assert!(x[..] == bytes(1, 0, number, 1000), "message {number}, {wiring:?}");
+            }
+        });
+    }
+}
+
+#[test]
 fn the_error_of_a_group_says_how_many_of_its_messages_have_ended() {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         threads(wiring, 2, |comm| {

@@ -54,7 +54,7 @@ impl ProgressEngine {
         let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
         inner.outstanding.push(Outstanding { ticket, request, has_warned: false, buffer, state: Arc::clone(&state) });
         self.advance(&mut inner);
-        let left = !inner.outstanding.is_empty();
+        let left = !inner.outstanding.is_empty() || inner.messages.has_incoming_rest();
         drop(inner);
         if left {
             self.unpark_background();
@@ -88,13 +88,18 @@ impl ProgressEngine {
         }
     }
 
-    /// How a background message ended, where it has.
+    /// How a background message ended, where it has, be it that its time is over.
     fn ended(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
-        let Outstanding { ticket, request, has_warned, .. } = &mut inner.outstanding[at];
-        match inner.messages.poll(*ticket) {
-            Some(outcome) => Some(self.outcome(outcome, request)),
-            None => self.check_pending(request, has_warned).err().map(Err),
-        }
+        self.outcome_of(inner, at).or_else(|| {
+            let Outstanding { request, has_warned, .. } = &mut inner.outstanding[at];
+            self.check_pending(request, has_warned).err().map(Err)
+        })
+    }
+
+    /// The outcome of a background message, where it has one.
+    fn outcome_of(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
+        let Outstanding { ticket, request, .. } = &inner.outstanding[at];
+        inner.messages.poll(*ticket).map(|outcome| self.outcome(outcome, request))
     }
 
     /// Ends a background message: whoever waits for it gets its buffer back, or the error.
@@ -167,7 +172,10 @@ impl ProgressEngine {
         inner.closed = true;
         while let Some(last) = inner.outstanding.len().checked_sub(1) {
             let doing = inner.outstanding[last].request.doing();
-            self.finish(&mut inner, last, Err(Error::Aborted { doing, by: self.peers[self.rank].clone() }));
+            let aborted = Error::Aborted { doing, by: self.peers[self.rank].clone() };
+            // It may have ended well before this rank left.
+            let ended = self.outcome_of(&mut inner, last).and_then(Result::ok);
+            self.finish(&mut inner, last, ended.ok_or(aborted));
         }
     }
 
@@ -184,13 +192,16 @@ impl ProgressEngine {
         }
     }
 
-    /// Has the background thread move on what is left of messages that were given up: word to their receivers, or the rest of one that is sent all
-    /// the same. Where there can be no such thread, this rank's next message does it.
+    /// Has the background thread move on what is left of messages that were given up: word to their receivers, the rest of one that is sent all the
+    /// same, or the rest of one that comes in. Where there can be no such thread, this rank's next message does it.
     pub(super) fn finish_later(self: &Arc<Self>) {
-        let is_left = self.lock().messages.has_unwritten();
+        let is_left = {
+            let inner = self.lock();
+            inner.messages.has_unwritten() || inner.messages.has_incoming_rest()
+        };
         let woken = if is_left { self.wake_background() } else { Ok(()) };
         if let Err(error) = woken {
-            crate::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up");
+            crate::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up, and their messages to this rank may wait");
         }
     }
 

@@ -87,6 +87,8 @@ impl Drop for Posteds<'_> {
         if self.unfinished().next().is_some() {
             let mut inner = self.progress.lock();
             self.unfinished().for_each(|posted| _ = inner.messages.give_up(posted.ticket, posted.request.deadline.elapsed()));
+            drop(inner);
+            self.progress.finish_later();
         }
     }
 }
@@ -260,16 +262,23 @@ impl ProgressEngine {
         })
     }
 
-    /// Gives up the messages that have not ended, and puts on record what they end with. Where their deadline has passed, those that are sent all
-    /// the same have ended well; the error is that of another one. Records are written under the lock.
+    /// Gives up the messages that have not ended, and puts on record what they end with. Some may have ended while the lock was free. Where their
+    /// deadline has passed, those that are sent all the same have ended well; the error is that of another one. Records are written under the lock.
     #[cold]
     fn give_up_unfinished(self: &Arc<Self>, posted: &mut Posteds<'_>, error: Error, is_late: bool) -> Result<()> {
         let mut failure = (!is_late).then(|| error.clone());
         let mut inner = self.lock();
         for posted in posted.all_mut().filter(|posted| posted.received.is_none()) {
-            let left = inner.messages.give_up(posted.ticket, posted.request.deadline.elapsed());
-            let error = if is_late { self.late(&posted.request) } else { error.clone() };
-            match self.given_up(left, error, is_late, &posted.request) {
+            let ended = inner.messages.poll_object(posted.ticket).map(|(outcome, bytes)| {
+                posted.object = bytes;
+                self.outcome(outcome, &posted.request)
+            });
+            let ended = ended.unwrap_or_else(|| {
+                let left = inner.messages.give_up(posted.ticket, posted.request.deadline.elapsed());
+                let error = if is_late { self.late(&posted.request) } else { error.clone() };
+                self.given_up(left, error, is_late, &posted.request)
+            });
+            match ended {
                 Ok(received) => {
                     posted.received = Some(received);
                     self.recorder.end_message(posted.request.number);
@@ -322,5 +331,91 @@ fn say_what_ended(error: &mut Error, posted: &Posteds<'_>) {
         && unfinished < all
     {
         doing.push_str(&format!("; {} of the {all} messages of this call had ended", all - unfinished));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::communicator::message::{receive_place, send_place};
+    use crate::element::{DType, TypeTag};
+    use crate::{Communicator, Envelope};
+
+    const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
+    /// Longer than what is sent at once.
+    const LONG: usize = 100_000;
+
+    fn context(tag: u64, element: TypeTag) -> MessageContext {
+        MessageContext { peer: Some(1), tag, element, element_bytes: 1 }
+    }
+
+    /// Rank 0 posts a message; it ends while another call moves everything on. Then the deadline of the first is found to have passed. How it ends, and
+    /// the bytes of an object.
+    fn late_after_its_end(comm: &Communicator, message: (MessageContext, MessageBuffer)) -> Result<(Option<Received>, Vec<u8>)> {
+        let progress = &comm.core.shared.progress;
+        let deadline = Deadline::after(Duration::ZERO);
+        let mut posted = Posteds::new(progress, 1);
+        // SAFETY: the memory outlives this function, in which nobody else touches it; there is room for one.
+        unsafe { posted.post(&mut progress.lock(), &message, None, &deadline) }?;
+        // The peer sends it after all that the message needs.
+        comm.recv(&mut [0_u8], Envelope::rank(1).tag(9))?;
+        let error = progress.late(&posted.first.as_ref().expect("it is posted").request);
+        progress.give_up_unfinished(&mut posted, error, true)?;
+        let first = posted.first.as_mut().expect("it is posted");
+        Ok((first.received, std::mem::take(&mut first.object)))
+    }
+
+    #[test]
+    fn a_message_that_has_ended_by_the_time_it_is_given_up_has_ended_well() -> Result<()> {
+        let configure = |config: &mut crate::Config| config.timeout = Duration::from_secs(30);
+        Communicator::builder().configure(configure).run_local(2, |comm| {
+            let sent = vec![7_u8; LONG];
+            if comm.rank() == 1 {
+                comm.send(&[5_u8], Envelope::rank(0).tag(1))?;
+                comm.send(&[1_u8], Envelope::rank(0).tag(9))?;
+                let mut into = vec![0; LONG];
+                comm.recv(&mut into, Envelope::rank(0).tag(2))?;
+                assert!(into == sent);
+                return comm.send(&[1_u8], Envelope::rank(0).tag(9));
+            }
+            let mut into = [0_u8];
+            let received = late_after_its_end(comm, (context(1, BYTES), receive_place((&mut into[..]).into())))?.0;
+            assert_eq!((received, into), (Some(Received { source: 1, tag: 1, count: 1 }), [5]));
+            let received = late_after_its_end(comm, (context(2, BYTES), send_place((&sent[..]).into())))?.0;
+            assert!(received.is_some());
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    #[test]
+    fn one_that_has_failed_by_then_keeps_its_error() -> Result<()> {
+        Communicator::run_local(2, |comm| {
+            if comm.rank() == 1 {
+                comm.send(&[5_u8; 2], Envelope::rank(0).tag(1))?;
+                return comm.send(&[1_u8], Envelope::rank(0).tag(9));
+            }
+            let mut into = [0_u8];
+            let error = late_after_its_end(comm, (context(1, BYTES), receive_place((&mut into[..]).into()))).expect_err("it is too long");
+            assert!(error.to_string().contains("a message of 2 B met a receive of 1 B"), "{error}");
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn an_object_that_has_come_by_the_time_its_receive_is_given_up_is_received() -> Result<()> {
+        Communicator::run_local(2, |comm| {
+            if comm.rank() == 1 {
+                let object = context(1, TypeTag::Object);
+                comm.core.shared.progress.send_object(&MessageContext { peer: Some(0), ..object }, &[1, 2, 3], Duration::from_secs(30))?;
+                return comm.send(&[1_u8], Envelope::rank(0).tag(9));
+            }
+            let (received, object) = late_after_its_end(comm, (context(1, TypeTag::Object), MessageBuffer::Object { most: 10 }))?;
+            assert_eq!((received.map(|received| received.count), object), (Some(3), vec![1, 2, 3]));
+            Ok(())
+        })?;
+        Ok(())
     }
 }

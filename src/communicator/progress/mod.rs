@@ -79,6 +79,7 @@ impl Inner {
         !self.outstanding.is_empty()
             || self.away > 0
             || self.messages.is_stuck()
+            || self.messages.has_incoming_rest()
             || self.telling.is_some_and(|since| since.elapsed() < TELLING)
     }
 }

@@ -141,8 +141,8 @@ fn in_words(left: GivenUp) -> Option<String> {
         GivenUp::Kept { source, bytes } => {
             Some(format!(" (a message of {bytes} B of rank {source} had begun to come in: it is kept for the next receive)"))
         }
-        GivenUp::Lost { source, bytes } => {
-            Some(format!(" (a message of {bytes} B of rank {source} had begun to come in, and is lost: there was no room to keep it in)"))
-        }
+        GivenUp::Lost { source, bytes } => Some(format!(
+            " (a message of {bytes} B of rank {source} had begun to come in, and is lost: it could not be kept, or the next receive could not take it)"
+        )),
     }
 }

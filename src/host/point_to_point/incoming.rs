@@ -221,6 +221,11 @@ impl Incoming {
         Some(payload.bytes)
     }
 
+    /// Whether a short message has come in part that no receive has.
+    pub(super) fn has_rest(&self) -> bool {
+        self.payload.as_ref().is_some_and(|payload| matches!(payload.place, PayloadTarget::Buffer(_) | PayloadTarget::Nowhere))
+    }
+
     /// Reads what is there now; whether that was anything. Frames that were read whole before an end have been dealt with.
     pub(super) fn read<L: ByteLink>(
         &mut self,

@@ -101,6 +101,11 @@ impl LongMessages {
         (0..self.slots.len() as u32).filter(such).collect()
     }
 
+    /// Whether one of the messages fits.
+    pub(super) fn any(&self, fits: impl Fn(&LongMessage) -> bool) -> bool {
+        self.slots.iter().flatten().any(fits)
+    }
+
     /// Has the bytes of a message go somewhere else; where they went before.
     pub(super) fn put(&mut self, number: u32, place: Place) -> Option<Place> {
         let message = self.slots.get_mut(number as usize)?.as_mut()?;

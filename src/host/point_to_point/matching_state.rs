@@ -292,10 +292,7 @@ impl MatchingState {
                 self.meet_own(request, receive);
                 None
             }
-            Arrival::Kept { long } => {
-                self.take_over(receive, long);
-                None
-            }
+            Arrival::Kept { long } => self.take_over(receive, long),
             Arrival::GivenUp { after, is_charged } => {
                 if is_charged {
                     self.release(source, 0);
@@ -381,6 +378,11 @@ impl MatchingState {
             .ok_or_else(|| format!("an answer to message {message}, which was not announced to it"))
     }
 
+    /// Whether a long message is still coming in that no receive has.
+    pub(super) fn has_rest(&self) -> bool {
+        self.longs.any(|long| !long.is_whole() && !matches!(long.place, Place::Receive(_)))
+    }
+
     /// A peer has given up a long message that it had cleared; whether it is still being sent.
     pub(super) fn is_abandoned(&mut self, link: usize, message: u32, reply: u32) -> bool {
         let is_it = |phase| matches!(phase, SendPhase::Cleared { link: l, reply: r, .. } if (l, r) == (link, reply));
@@ -447,24 +449,32 @@ impl MatchingState {
         }
     }
 
-    /// The receive of a long message gives up. The message is kept for the next one, which may wait already. Where it cannot be kept, what to tell its
-    /// sender on which link.
+    /// The receive of a long message gives up. The message is kept for the next one, which may wait already. Where it cannot be kept, or the one that
+    /// waits cannot take it, what to tell its sender on which link.
     pub(super) fn give_up_long(&mut self, receive: u32, long: u32) -> (GivenUp, Option<(usize, Frame)>) {
         let Some(message) = self.longs.get(long) else { return (GivenUp::Nothing, None) };
         let (Envelope { source, tag, bytes, .. }, order, begun) = (message.envelope, message.order, message.begun());
-        let abandon = (message.link, Frame::Abandon { message: message.message, reply: long });
         let Some(mut room) = self.longs.room(bytes) else {
-            self.drop_receive(receive, long);
-            return (GivenUp::Lost { source, bytes }, Some(abandon));
+            self.requests.remove(receive);
+            return (GivenUp::Lost { source, bytes }, self.abandon(long));
         };
         room.extend_from_slice(self.requests.destination(receive, begun).unwrap_or_default());
         self.longs.put(long, Place::Kept(room));
         self.requests.remove(receive);
-        match self.matching.take_posted(source, tag) {
-            Some(next) => self.take_over(next, long),
-            None => self.matching.put_back(source, tag, order, Arrival::Kept { long }),
+        let Some(next) = self.matching.take_posted(source, tag) else {
+            self.matching.put_back(source, tag, order, Arrival::Kept { long });
+            return (GivenUp::Kept { source, bytes }, None);
+        };
+        match self.take_over(next, long) {
+            None => (GivenUp::Kept { source, bytes }, None),
+            word => (GivenUp::Lost { source, bytes }, word),
         }
-        (GivenUp::Kept { source, bytes }, None)
+    }
+
+    /// Nobody gets a long message any more: its bytes go nowhere. Where more of it is to come, what to tell its sender on which link.
+    fn abandon(&mut self, long: u32) -> Option<(usize, Frame)> {
+        self.longs.drain(long);
+        self.longs.get(long).map(|message| (message.link, Frame::Abandon { message: message.message, reply: long }))
     }
 
     /// Takes back a receive; what comes of its long message goes nowhere.
@@ -473,13 +483,13 @@ impl MatchingState {
         self.requests.remove(receive);
     }
 
-    /// A receive takes over a message that was kept.
-    fn take_over(&mut self, receive: u32, long: u32) {
-        let Some(message) = self.longs.get(long) else { return };
+    /// A receive takes over a message that was kept. Where it cannot take it, what to tell the message's sender on which link.
+    fn take_over(&mut self, receive: u32, long: u32) -> Option<(usize, Frame)> {
+        let message = self.longs.get(long)?;
         let (envelope, begun, is_whole) = (message.envelope, message.begun(), message.is_whole());
         if let Err(refusal) = self.check(receive, envelope.source, envelope.element, envelope.bytes) {
-            self.longs.drain(long);
-            return self.requests.finish(receive, Err(refusal));
+            self.requests.finish(receive, Err(refusal));
+            return self.abandon(long);
         }
         if let Some(Place::Kept(mut kept)) = self.longs.put(long, Place::Receive(receive))
             && let Some(into) = self.requests.destination(receive, begun.clone())
@@ -488,11 +498,11 @@ impl MatchingState {
         }
         if is_whole {
             self.longs.remove(long);
-            return self.requests.finish(receive, Ok(envelope));
-        }
-        if let Some(receiving) = self.requests.receive(receive) {
+            self.requests.finish(receive, Ok(envelope));
+        } else if let Some(receiving) = self.requests.receive(receive) {
             receiving.phase = ReceivePhase::Filling { long };
         }
+        None
     }
 
     /// A peer has given up a message that it announced on `link`: the answer, if none was given yet. The receive that meets it fails: the one

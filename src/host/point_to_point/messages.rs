@@ -336,6 +336,13 @@ impl<C: Connector> Messages<C> {
         self.channels.iter().flatten().any(|channel| channel.outgoing.is_stuck())
     }
 
+    /// Whether the rest of a message is still to come in that no receive has: until it has come, it is in the way of all that its sender sends. Not once
+    /// the communicator has ended.
+    pub(crate) fn has_incoming_rest(&self) -> bool {
+        let in_part = |channel: &Channel<C::Link>| channel.end().is_none() && channel.incoming.has_rest();
+        self.told.is_none() && (self.matching_state.has_rest() || self.channels.iter().flatten().any(in_part))
+    }
+
     fn give_up_send(&mut self, send: u32, to: usize, phase: SendPhase, after: Duration) -> GivenUp {
         let milliseconds = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
         let link = match phase {

@@ -133,8 +133,10 @@ pub(crate) enum MessageError {
         /// How long it had tried.
         after: Duration,
     },
-    /// The receiver gave up in the middle of a long message, and could not keep it.
-    #[error("rank {peer} gave up receiving this message in the middle of it, and could not keep it: the message is lost")]
+    /// The receiver gave up in the middle of a long message, and could not keep it, or its next receive could not take it.
+    #[error(
+        "rank {peer} gave up receiving this message in the middle of it, and no other receive there could take it: the message is lost"
+    )]
     Abandoned {
         /// The receiver.
         peer: usize,

@@ -41,8 +41,10 @@ fn kept_in_its_place<W: Wire>(is_whole: bool) {
     begin(&mut a, &mut b, receive);
     give_up(&mut b, receive);
     let at_end = first.clone();
+    assert!(b.has_incoming_rest(), "the rest of it is to come");
     if is_whole {
         pump(&mut [&mut a, &mut b]);
+        assert!(!b.has_incoming_rest(), "it is here");
     }
     // Again in the middle, where it still comes.
     if !is_whole {
@@ -54,6 +56,7 @@ fn kept_in_its_place<W: Wire>(is_whole: bool) {
     for (at, message) in messages.iter().enumerate() {
         let mut into = vec![0; LONG + at];
         let receive = b.irecv(Some(0), Some(1), &mut into);
+        assert!(!b.has_incoming_rest(), "this receive has it");
         pump(&mut [&mut a, &mut b]);
         assert_eq!(b.outcome(receive).map(|envelope| (envelope.tag, envelope.bytes)), Ok((1, LONG)));
         assert!(into[..LONG] == *message, "message {at}");
@@ -105,12 +108,41 @@ fn a_receive_that_cannot_take_the_message_uses_it_up() {
             let refused = b.irecv_typed(Some(0), Some(1), element, &mut other).expect("the peer is there");
             assert!(b.outcome(refused).is_err() && other.iter().all(|byte| *byte == 0));
             pump(&mut [&mut a, &mut b]);
-            assert!(a.outcome(send).is_ok(), "it was on its way");
+            // One that came whole was done for its sender.
+            let outcome = a.outcome(send).map(|envelope| envelope.bytes);
+            assert_eq!(outcome, if is_whole { Ok(LONG) } else { Err(MessageError::Abandoned { peer: 1 }) });
             a.send(1, 1, &[7]);
             assert_eq!(b.recv(Some(0), Some(1), 1).1, [7]);
             assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
         }
     }
+}
+
+/// A receive waits already that cannot take the message: the one that gives up, the one that waits and the sender all hear that it is lost.
+fn lost_to_one_that_waits<W: Wire>() {
+    let (_network, [mut a, mut b]) = TestNetwork::<W>::of(27);
+    let messages = [data(1), data(2)];
+    let (mut into, mut short) = (vec![0; LONG], vec![0; LONG - 1]);
+    let receive = b.irecv(Some(0), Some(1), &mut into);
+    let waits = b.irecv(Some(0), Some(1), &mut short);
+    let send = a.isend(1, 1, &messages[0]);
+    begin(&mut a, &mut b, receive);
+    assert_eq!(b.give_up(receive, AFTER), GivenUp::Lost { source: 0, bytes: LONG });
+    assert_eq!(b.outcome(waits), Err(MessageError::Truncated { peer: 0, sent: LONG, capacity: LONG - 1 }));
+    pump(&mut [&mut a, &mut b]);
+    assert_eq!(a.outcome(send), Err(MessageError::Abandoned { peer: 1 }));
+    let send = a.isend(1, 1, &messages[1]);
+    let receive = b.irecv(Some(0), Some(1), &mut into);
+    pump(&mut [&mut a, &mut b]);
+    assert!(b.outcome(receive).is_ok() && into == messages[1] && a.outcome(send).is_ok());
+    assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
+}
+
+#[test]
+fn a_message_that_a_waiting_receive_cannot_take_over_is_an_error_on_both_ends() {
+    lost_to_one_that_waits::<MemoryLink>();
+    lost_to_one_that_waits::<SocketLink>();
+    lost_to_one_that_waits::<RingLink>();
 }
 
 #[test]
