@@ -216,7 +216,7 @@ impl<R: Read + AsFd> Pipe for Copied<R> {
     }
 }
 
-/// Carries everything that is read to a writer, as [`forward`].
+/// Carries everything that is read to a writer, as `forward` does.
 ///
 /// # Errors
 ///

@@ -205,7 +205,7 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
 /// wait for the rank whose number is missing.
 fn connect_outside(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<JobStore> {
     let Launch { rank, world_size, ref address, port, .. } = *launch;
-    let reason = format!("its world has {world_size} ranks, 0 to {}; {} says so", world_size.saturating_sub(1), launch.launcher);
+    let reason = format!("its world has {world_size} ranks, 0 to {}, by {}", world_size.saturating_sub(1), launch.launcher);
     let outside = || Error::config(format!("rank {rank}"), reason.clone());
     let store = TcpStore::open_again(address, port, timeout.min(TELL_OF_OUTSIDER), secret, "the job's").map_err(|_| outside())?;
     store.join()?;
