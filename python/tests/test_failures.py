@@ -97,8 +97,11 @@ def cannot_start_a_thread(rank, size):
     gc.collect()
     later = [torch.zeros(1 << 22, dtype=torch.uint8) for _ in range(4)]
     dist.barrier()
+    # The receive that was refused has not begun, so the message is there for this one.
+    received = torch.zeros(1 << 22, dtype=torch.uint8)
+    dist.recv(received, 1, tag=1)
     dist.recv(torch.zeros(1), 1, tag=2)
-    return heard[:2], [int(tensor.max()) for tensor in later]
+    return heard[:2], int(received.min()), [int(tensor.max()) for tensor in later]
 
 
 def leaves_without_a_word(rank, size):
@@ -169,8 +172,8 @@ class Failures(unittest.TestCase):
 
     @unittest.skipIf(os.getuid() != 0, "needs root, whom no limit holds until it is somebody else")
     def test_memory_of_a_call_that_could_not_be_started_is_left_alone(self):
-        (_, later), _ = run(2, cannot_start_a_thread)
-        self.assertEqual(later, [0, 0, 0, 0])
+        (_, received, later), _ = run(2, cannot_start_a_thread)
+        self.assertEqual((received, later), (7, [0, 0, 0, 0]))
 
     def test_leaving_without_destroying_the_group_hangs_nobody(self):
         self.assertEqual(run(2, leaves_without_a_word, lost=[0, 1]), [None, None])
