@@ -37,7 +37,7 @@ fn starts_our_example(launcher: fn() -> Result<Command, String>) -> Result<(), S
     for (command, folder) in commands.iter_mut().zip(&folders) {
         command.arg(example("gradient_averaging")).env("TMPDIR", folder.path());
     }
-    let jobs = commands.each_mut().map(Peer::start);
+    let jobs = commands.each_mut().map(Peer::start_without_input);
     for printed in jobs.map(Peer::finish) {
         assert!(printed.contains("parameters alike on all 4 ranks, bit for bit: true"), "{printed}");
     }
@@ -69,7 +69,7 @@ fn mpich_on_two_hosts_needs_an_address_and_does_with_one() {
         // Two hosts by name, both of which are this one: nothing is needed to reach them.
         command.args(["-launcher", "fork", "-hosts", "127.0.0.1,localhost", "-ppn", "2", "-n", "4"]).args(rank::command());
         command.envs([rank::variable("sums")]).envs(address.map(|address| ("MASTER_ADDR", address))).env("MASTER_PORT", &port);
-        let (success, printed, errors) = Peer::start(&mut command).end();
+        let (success, printed, errors) = Peer::start_without_input(&mut command).end();
         assert_eq!(success, succeeds, "{printed}\n{errors}");
         if succeeds {
             assert_eq!(printed.matches("of 4 is right").count(), 4, "{printed}");

@@ -106,13 +106,22 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts a program; what it prints is read at once.
     pub(crate) fn start(command: &mut Command) -> Self {
+        Self::start_with(command, Stdio::piped())
+    }
+
+    /// The same of a program that reads nothing. MPICH's launcher fails now and then if its input ends while its ranks do.
+    pub(crate) fn start_without_input(command: &mut Command) -> Self {
+        Self::start_with(command, Stdio::null())
+    }
+
+    fn start_with(command: &mut Command, input: Stdio) -> Self {
         let what = format!("{command:?}");
         for (name, _) in std::env::vars_os() {
             if is_of_an_outer_job(&name) && !command.get_envs().any(|(set, _)| set == name) {
                 command.env_remove(name);
             }
         }
-        let streams = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let streams = command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = streams.spawn().unwrap_or_else(|error| panic!("{what}: {error}"));
         let (sender, lines) = channel();
         let out = BufReader::new(child.stdout.take().unwrap());
