@@ -72,7 +72,7 @@ impl<T: Element> Kernel<T> {
         let (pointers, count) = pointers(None, inputs, size_of_val(into));
         let (into, also, bytes) = (into.as_mut_ptr().cast(), also.as_mut_ptr().cast(), size_of_val(into));
         // SAFETY: as for `apart`, and so is the second destination.
-        unsafe { self.inner.fold_to_two(into, also, &pointers[..count], bytes, true) }
+        unsafe { self.inner.fold_to_two((into, also), crate::host::copy::copy, &pointers[..count], bytes, true) }
     }
 }
 

@@ -8,6 +8,9 @@
 
 use std::ptr;
 
+/// A way to copy: as [`copy`].
+pub(crate) type Copy = unsafe fn(*const u8, *mut u8, usize);
+
 /// Copies to a destination that is read again soon, or is small.
 ///
 /// # Safety

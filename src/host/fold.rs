@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "a fold works on raw memory: buffers may be the same, and may lie in a shared mapping")]
 
-use super::copy::copy;
+use super::copy::Copy;
 
 /// Folds blocks of elements. Implemented by the kernels of [`super::reduce`].
 pub(crate) trait Fold {
@@ -25,14 +25,14 @@ pub(crate) trait Fold {
     ///   whoever folds must read it as bytes, or make values of it first.
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool);
 
-    /// As [`Fold::fold`], with the result written to `also` too.
+    /// As [`Fold::fold`], with the result copied to `also` too, in such a way.
     ///
     /// # Safety
     ///
     /// As [`Fold::fold`]; `also` is such a destination as `into`, apart from it and from every input.
-    unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
+    unsafe fn fold_to_two(&self, (into, also): (*mut u8, *mut u8), copy: Copy, inputs: &[*const u8], bytes: usize, last: bool) {
         // SAFETY: it asks for what this function's caller has promised.
-        unsafe { fold_and_copy(self, (into, also), inputs, bytes, last) }
+        unsafe { fold_and_copy(self, (into, also), copy, inputs, bytes, last) }
     }
 }
 
@@ -44,6 +44,7 @@ pub(crate) trait Fold {
 pub(super) unsafe fn fold_and_copy<F: Fold + ?Sized>(
     fold: &F,
     (into, also): (*mut u8, *mut u8),
+    copy: Copy,
     inputs: &[*const u8],
     bytes: usize,
     last: bool,

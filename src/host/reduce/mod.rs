@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use self::level::Level;
 use self::table::Functions;
-use super::copy;
+use super::copy::Copy;
 use super::fold::{self, Fold};
 use crate::element::TypeTag;
 use crate::op::{ErasedFold, ReductionKind};
@@ -134,17 +134,17 @@ impl Fold for Kernel {
         }
     }
 
-    unsafe fn fold_to_two(&self, into: *mut u8, also: *mut u8, inputs: &[*const u8], bytes: usize, last: bool) {
+    unsafe fn fold_to_two(&self, (into, also): (*mut u8, *mut u8), copy: Copy, inputs: &[*const u8], bytes: usize, last: bool) {
         let Work::Builtin { functions, divisor } = &self.work else {
             // SAFETY: it asks for what this function's caller has promised.
-            return unsafe { fold::fold_and_copy(self, (into, also), inputs, bytes, last) };
+            return unsafe { fold::fold_and_copy(self, (into, also), copy, inputs, bytes, last) };
         };
         for start in (0..if inputs.is_empty() { 0 } else { bytes }).step_by(TWICE_READ_BYTES) {
             let end = bytes.min(start + TWICE_READ_BYTES);
             // SAFETY: within what the caller vouches for, and of whole elements. What was folded is copied while it is in the cache.
             unsafe {
                 functions.fold(into.add(start), inputs, start..end, (last, *divisor));
-                copy::copy(into.add(start), also.add(start), end - start);
+                copy(into.add(start), also.add(start), end - start);
             }
         }
     }

@@ -171,6 +171,12 @@ impl Chunking {
         Self { area: Area::Slot, bytes, piece, width, count: bytes.div_ceil(piece).max(1) }
     }
 
+    /// The bytes of a payload.
+    #[inline]
+    pub(super) fn step_bytes(&self) -> usize {
+        self.piece * self.width
+    }
+
     /// The pieces in order, as ranges of a block.
     #[inline]
     pub(super) fn pieces(self) -> impl Iterator<Item = Range<usize>> {

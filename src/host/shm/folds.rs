@@ -121,11 +121,11 @@ impl Group {
         let fingerprint = self.enter(context)?;
         let chunking = Chunking::folds(bytes, 1, fold.element_bytes(), self.step_sizes.fold);
         for range in chunking.pieces() {
-            let step = self.next_step();
+            let step = self.next_step_of(&chunking);
             let source = memory.source.wrapping_add(range.start);
             if root != Some(self.me) {
                 // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
-                unsafe { copy(source, self.area(self.me, step, chunking.area), range.len()) };
+                unsafe { self.stores.copy(source, self.area(self.me, step, chunking.area), range.len()) };
             }
             self.meet(step, fingerprint, context)?;
             if range.is_empty() || root.is_some_and(|root| root != self.me) {
@@ -155,7 +155,7 @@ impl Group {
     ) -> Result<(), Interrupted> {
         let fingerprint = self.enter(context)?;
         let chunking = Chunking::folds(bytes, 1, fold.element_bytes(), self.step_sizes.fold);
-        let streams = streams(bytes) && memory.source != memory.destination.cast_const();
+        let streams = streams(bytes) && memory.source != memory.destination.cast_const() && !self.stores.passes_cache();
         let keeps = root.is_none_or(|root| root == self.me);
         for range in chunking.pieces() {
             let shares = Shares::new(range.len(), self.ranks, fold.element_bytes());
@@ -163,18 +163,18 @@ impl Group {
             let source = memory.source.wrapping_add(range.start);
             let destination = memory.destination.wrapping_add(range.start);
 
-            let step = self.next_step();
+            let step = self.next_step_of(&chunking);
             let area = self.area(self.me, step, Area::Slot);
             // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now. What is not
             // copied is this rank's own share, which nobody else reads at all.
             unsafe {
-                copy(source, area, mine.start);
-                copy(source.wrapping_add(mine.end), area.add(mine.end), range.len() - mine.end);
+                self.stores.copy(source, area, mine.start);
+                self.stores.copy(source.wrapping_add(mine.end), area.add(mine.end), range.len() - mine.end);
             }
             self.meet(step, fingerprint, context)?;
 
             self.set_inputs(step, Area::Slot, mine.start, source.wrapping_add(mine.start));
-            let step = self.next_step();
+            let step = self.next_step_of(&chunking);
             let result = self.area(self.me, step, Area::Slot).wrapping_add(mine.start);
             if !mine.is_empty() {
                 let kept = destination.wrapping_add(mine.start);
@@ -183,7 +183,7 @@ impl Group {
                 // the next step, which nobody reads before it is published.
                 unsafe {
                     if keeps && !streams {
-                        fold.fold_to_two(kept, result, &self.inputs, mine.len(), last);
+                        fold.fold_to_two((kept, result), self.stores.way(), &self.inputs, mine.len(), last);
                     } else {
                         fold.fold(result, &self.inputs, mine.len(), last);
                     }
@@ -234,13 +234,13 @@ impl Group {
             // All owners in one step, unless elements are so large that their pieces do not fit a slot together.
             for first in (0..self.ranks).step_by(chunking.width) {
                 let owners = first..self.ranks.min(first + chunking.width);
-                let step = self.next_step();
+                let step = self.next_step_of(&chunking);
                 let area = self.area(self.me, step, chunking.area);
                 for owner in owners.clone().filter(|owner| *owner != self.me) {
                     let (start, len) = within(&range, blocks.len(owner));
                     let from = memory.source.wrapping_add(blocks.offset(owner) + start);
                     // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
-                    unsafe { copy(from, area.add((owner - first) * chunking.piece), len) };
+                    unsafe { self.stores.copy(from, area.add((owner - first) * chunking.piece), len) };
                 }
                 self.meet(step, fingerprint, context)?;
                 let (start, len) = within(&range, blocks.len(self.me));

@@ -58,8 +58,8 @@ pub fn shared_memory_layout(data: &[u8]) {
             continue;
         };
         let last = ranks - 1;
-        let starts = [layout.member(0), layout.mailbox(0, 0), layout.slot(0, 0), layout.ring(0, 0, 0)];
-        let ends = [layout.member(last), layout.mailbox(last, 1), layout.slot(last, 1) + layout.slot_bytes()];
+        let starts = [layout.member(0), layout.mailbox(0, 0), layout.slot_ring(0), layout.ring(0, 0, 0)];
+        let ends = [layout.member(last), layout.mailbox(last, 1), layout.slot_ring(last) + layout.slot_ring_bytes()];
         assert!(ends.iter().zip(&starts[1..]).all(|(end, start)| end <= start), "{ranks} ranks");
         assert!(layout.ring(last, last, 1) + layout.ring_bytes() <= layout.bytes && layout.ring_bytes().is_power_of_two());
     }

@@ -8,6 +8,8 @@ use super::device_end::DeviceEnd;
 use super::layout::{CHANNELS, MAX_RANKS, RegionLayout};
 use super::region::{self, Region};
 use super::ring::{Channel, RingLink};
+use super::slot_ring::SlotRing;
+use super::stores::Stores;
 use super::shared_file::{self, ShareError, ShareResult, SharedFile, Verdicts};
 use super::window::{Offer, Segment, Site, WindowOffset, Windows};
 use crate::algorithm::Algorithm;
@@ -63,6 +65,10 @@ pub(crate) struct Group {
     pub(super) first_looks: u32,
     /// How many ranks can run at the same time.
     pub(super) running: usize,
+    /// Where payloads lie in the ranks' slot rings.
+    pub(super) slot_ring: SlotRing,
+    /// With which stores this rank writes them.
+    pub(super) stores: Stores,
     /// How calls are cut into steps.
     pub(super) step_sizes: StepSizes,
     /// What each rank has said of its buffers in the call under way.
@@ -174,6 +180,7 @@ impl Group {
         let (ranks, me) = (region.layout().ranks, region.me());
         let processors = region.processors();
         let is_crowded = processors < ranks;
+        let lap = if is_crowded { 0 } else { std::env::var("XLAP").ok().and_then(|v| v.parse().ok()).unwrap_or(3usize << 20) };
         Self {
             me,
             ranks,
@@ -182,6 +189,8 @@ impl Group {
             state: GroupState::Ready,
             first_looks: SHARED_MEMORY.first_looks[usize::from(is_crowded)],
             running: if is_crowded { processors.max(1) } else { ranks },
+            slot_ring: SlotRing::new(region.layout().slot_ring_bytes(), lap),
+            stores: Stores::new(),
             step_sizes: StepSizes::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),
             inputs: vec![std::ptr::null(); ranks].into(),

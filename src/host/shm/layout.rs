@@ -1,7 +1,7 @@
 //! Where everything lies in the region: pure arithmetic, the same on every rank.
 //!
-//! For `L` ranks, in this order: one control block, `L` member records, `L` pairs of mailboxes (8.4 KiB each pair), `L` pairs of
-//! slots ([`RegionLayout::slot_bytes`] each), and a ring per ordered pair and channel ([`RegionLayout::ring_bytes`] each). Only pages that
+//! For `L` ranks, in this order: one control block, `L` member records, `L` pairs of mailboxes (8.4 KiB each pair), `L` slot rings
+//! ([`RegionLayout::slot_ring_bytes`] each), and a ring per ordered pair and channel ([`RegionLayout::ring_bytes`] each). Only pages that
 //! are touched cost memory.
 
 use super::control::{Control, Member};
@@ -49,7 +49,7 @@ impl RegionLayout {
         let members = size_of::<Control>().next_multiple_of(LINE_PAIR);
         let mailboxes = members + ranks * size_of::<Member>();
         let slots = (mailboxes + ranks * MAILBOXES_STRIDE).next_multiple_of(PAGE);
-        let rings = slots + ranks * 2 * Self::slot_bytes_for(ranks);
+        let rings = slots + ranks * Self::slot_ring_bytes_for(ranks);
         let bytes = rings + ranks * ranks * CHANNELS * (CURSORS_BYTES + Self::ring_bytes_for(ranks));
         Some(Self { ranks, members, mailboxes, slots, rings, bytes: bytes.next_multiple_of(PAGE) })
     }
@@ -65,20 +65,32 @@ impl RegionLayout {
         }
     }
 
-    /// 256 KiB for up to 4 ranks, so that writer and reader need not wait for each other; 64 KiB for up to 8, 16 KiB for up to 32, else
-    /// 4 KiB: their number grows with the square of the ranks.
+    /// Six times the largest payload: more than two second-level caches, where the ranks are few.
+    const fn slot_ring_bytes_for(ranks: usize) -> usize {
+        6 * Self::slot_bytes_for(ranks)
+    }
+
+    /// 4 MiB for 2 ranks, more than two second-level caches, for the same reason as [`slot_ring`](super::slot_ring). A quarter of that for each
+    /// doubling, down to 4 KiB: their number grows with the square of the ranks.
     const fn ring_bytes_for(ranks: usize) -> usize {
         match ranks {
-            0..=4 => 256 << 10,
-            5..=8 => 64 << 10,
-            9..=32 => 16 << 10,
+            0..=2 => 4 << 20,
+            3..=4 => 1 << 20,
+            5..=8 => 256 << 10,
+            9..=16 => 64 << 10,
+            17..=32 => 16 << 10,
             _ => 4 << 10,
         }
     }
 
-    /// The capacity of one slot.
+    /// The most that a step carries, of which a slot ring holds at least three.
     pub(super) const fn slot_bytes(&self) -> usize {
         Self::slot_bytes_for(self.ranks)
+    }
+
+    /// The capacity of one slot ring.
+    pub(super) const fn slot_ring_bytes(&self) -> usize {
+        Self::slot_ring_bytes_for(self.ranks)
     }
 
     /// The capacity of one ring, a power of two.
@@ -99,11 +111,11 @@ impl RegionLayout {
         self.mailboxes + rank * MAILBOXES_STRIDE + parity * MAILBOX_BYTES
     }
 
-    /// Where a rank's slot of a parity lies.
+    /// Where a rank's slot ring lies.
     #[inline]
-    pub(super) const fn slot(&self, rank: usize, parity: usize) -> usize {
-        debug_assert!(rank < self.ranks && parity < 2);
-        self.slots + (rank * 2 + parity) * self.slot_bytes()
+    pub(super) const fn slot_ring(&self, rank: usize) -> usize {
+        debug_assert!(rank < self.ranks);
+        self.slots + rank * self.slot_ring_bytes()
     }
 
     /// Where the ring from one rank to another lies: its cursors, then its bytes.
@@ -124,8 +136,8 @@ mod tests {
             parts.push((layout.member(rank), layout.member(rank) + size_of::<Member>()));
             for parity in 0..2 {
                 parts.push((layout.mailbox(rank, parity), layout.mailbox(rank, parity) + MAILBOX_BYTES));
-                parts.push((layout.slot(rank, parity), layout.slot(rank, parity) + layout.slot_bytes()));
             }
+            parts.push((layout.slot_ring(rank), layout.slot_ring(rank) + layout.slot_ring_bytes()));
             for to in 0..layout.ranks {
                 for channel in 0..CHANNELS {
                     let start = layout.ring(rank, to, channel);
@@ -145,7 +157,7 @@ mod tests {
             assert!(parts.iter().all(|(start, _)| start % LINE_PAIR == 0), "{ranks} ranks");
             assert!(parts.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranks} ranks");
             assert!(parts.last().unwrap().1 <= layout.bytes, "{ranks} ranks");
-            assert_eq!(layout.slot(ranks - 1, 1) % PAGE, 0);
+            assert_eq!(layout.slot_ring(ranks - 1) % PAGE, 0);
         }
     }
 

@@ -66,7 +66,9 @@ mod region;
 mod ring;
 mod ring_end;
 mod shared_file;
+mod slot_ring;
 mod steps;
+mod stores;
 mod window;
 
 #[cfg(test)]

@@ -109,11 +109,11 @@ impl Group {
         let fingerprint = self.enter(context)?;
         let chunking = Chunking::moves(bytes, 1, self.step_sizes.broadcast(bytes));
         for range in chunking.pieces() {
-            let step = self.next_step();
+            let step = self.next_step_of(&chunking);
             let area = self.area(root, step, chunking.area);
             if self.me == root {
                 // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
-                unsafe { copy(memory.source.wrapping_add(range.start), area, range.len()) };
+                unsafe { self.stores.copy(memory.source.wrapping_add(range.start), area, range.len()) };
             }
             let destination = memory.destination.wrapping_add(range.start);
             let keep = |me| {
@@ -181,12 +181,12 @@ impl Group {
         let chunking = Chunking::moves(blocks.longest(), 1, self.step_sizes.gather(blocks.longest()));
         let keeps = root.is_none_or(|root| root == self.me);
         for range in chunking.pieces() {
-            let step = self.next_step();
+            let step = self.next_step_of(&chunking);
             let (start, len) = within(&range, blocks.len(self.me));
             let source = memory.source.wrapping_add(start);
             if root != Some(self.me) {
                 // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
-                unsafe { copy(source, self.area(self.me, step, chunking.area), len) };
+                unsafe { self.stores.copy(source, self.area(self.me, step, chunking.area), len) };
             }
             let keep = |me| {
                 if keeps {
@@ -254,7 +254,7 @@ impl Group {
         let streams = streams(bytes.saturating_mul(self.ranks));
         let chunking = Chunking::moves(bytes, self.ranks, self.step_sizes.scatter);
         for range in chunking.pieces() {
-            let step = self.next_step();
+            let step = self.next_step_of(&chunking);
             let sends = root.is_none_or(|root| root == self.me);
             // Where a rank's piece goes: blocks lie side by side, unless there is the root's alone.
             let destination = |from| memory.destination.wrapping_add(if root.is_some() { 0 } else { bytes * from } + range.start);
@@ -284,12 +284,12 @@ impl Group {
     /// # Safety
     ///
     /// `source` is readable for a block of `bytes` per rank; `step` is not published yet.
-    unsafe fn publish_blocks(&self, source: *const u8, bytes: usize, range: &std::ops::Range<usize>, chunking: &Chunking, step: u64) {
+    unsafe fn publish_blocks(&mut self, source: *const u8, bytes: usize, range: &std::ops::Range<usize>, chunking: &Chunking, step: u64) {
         let area: *mut u8 = self.area(self.me, step, chunking.area);
         debug_assert!(chunking.width == self.ranks && (chunking.area == Area::Slot || chunking.piece == bytes));
         for to in (0..self.ranks).filter(|to| *to != self.me) {
             // SAFETY: inside the caller's block of that rank; inside this rank's area, which has room for all ranks' pieces.
-            unsafe { copy(source.add(bytes * to + range.start), area.add(chunking.piece * to), range.len()) };
+            unsafe { self.stores.copy(source.add(bytes * to + range.start), area.add(chunking.piece * to), range.len()) };
         }
     }
 }

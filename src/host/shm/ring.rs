@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::region::Region;
-use super::ring_end::{Copy, End, Peeked, copy_bytes};
-use crate::host::copy::copy_streaming;
+use super::ring_end::{End, Peeked};
+use crate::host::copy::{Copy, copy, copy_streaming};
 use crate::host::link::{ByteLink, Head};
 use crate::host::waiting::Interval;
 use crate::tuning::shm::{LIVENESS_INTERVAL, RING_TRIES_PER_LOOK};
@@ -100,7 +100,7 @@ impl ByteLink for RingLink {
 
     #[inline]
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.read(into, copy_bytes)
+        self.read(into, copy)
     }
 
     fn try_read_past(&mut self, into: &mut [u8]) -> io::Result<usize> {

@@ -13,6 +13,8 @@ use std::io::{self, IoSlice};
 use std::ptr;
 
 use super::layout::CURSORS_BYTES;
+use super::stores::Stores;
+use crate::host::copy::{Copy, copy};
 use crate::host::link::Head;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::tuning::shm::{RING_CHUNK_BYTES, RING_LONG_BYTES, RING_LONG_CHUNK_BYTES};
@@ -32,6 +34,8 @@ pub(super) struct End {
     mine: u64,
     /// The other's, as last seen.
     theirs: u64,
+    /// With which stores the writer writes.
+    stores: Stores,
 }
 
 /// What a look for a frame has found.
@@ -44,24 +48,10 @@ pub(super) enum Peeked {
     Other,
 }
 
-/// How bytes get out of the ring: as `ptr::copy_nonoverlapping`.
-pub(super) type Copy = unsafe fn(*const u8, *mut u8, usize);
-
-/// The usual way.
-///
-/// # Safety
-///
-/// As `ptr::copy_nonoverlapping` of bytes.
-#[inline]
-pub(super) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: it asks for what this function's caller has promised.
-    unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
-}
-
 impl End {
     /// The end of a ring that lies there and has not been used.
     pub(super) fn new(ring: *mut u8, capacity: usize) -> Self {
-        Self { ring, capacity, mine: 0, theirs: 0 }
+        Self { ring, capacity, mine: 0, theirs: 0, stores: Stores::new() }
     }
 
     /// The writer's cursor, or the reader's.
@@ -153,7 +143,7 @@ impl End {
     pub(super) fn take_frame(&mut self, header_bytes: usize, payload: &mut [u8]) {
         let there = self.theirs.wrapping_sub(self.mine) as usize;
         let bytes = payload.len().min(there.saturating_sub(header_bytes));
-        self.take(header_bytes, &mut payload[..bytes], copy_bytes);
+        self.take(header_bytes, &mut payload[..bytes], copy);
         self.advance_reader(there);
     }
 
@@ -239,8 +229,8 @@ impl End {
         // SAFETY: `room` has seen the reader's cursor beyond what these bytes held (acquire), and no other writer has this end; both parts
         // lie inside the ring.
         unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), spot, first);
-            ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start, bytes.len() - first);
+            self.stores.copy(bytes.as_ptr(), spot, first);
+            self.stores.copy(bytes[first..].as_ptr(), start, bytes.len() - first);
         }
     }
 

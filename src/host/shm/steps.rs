@@ -18,7 +18,7 @@
 
 #![expect(unsafe_code, reason = "reads and writes the mapped mailboxes, which flags have ordered")]
 
-use super::chunking::Area;
+use super::chunking::{Area, Chunking};
 use super::flags::parity;
 use super::group::{CallContext, Fingerprint, Group, GroupState};
 use crate::call::{Call, Collective};
@@ -48,7 +48,7 @@ impl Group {
     pub(super) fn area(&self, rank: usize, step: u64, area: Area) -> *mut u8 {
         let layout = self.region.layout();
         match area {
-            Area::Slot => self.region.at(layout.slot(rank, parity(step))),
+            Area::Slot => self.region.at(layout.slot_ring(rank) + self.slot_ring.start(step)),
             _ => self.region.at(layout.mailbox(rank, parity(step)) + area.offset()),
         }
     }
@@ -117,6 +117,16 @@ impl Group {
     pub(super) fn next_step(&mut self) -> u64 {
         self.step += 1;
         self.step
+    }
+
+    /// The same for a step with such a payload.
+    #[inline]
+    pub(super) fn next_step_of(&mut self, chunking: &Chunking) -> u64 {
+        let step = self.next_step();
+        if chunking.area == Area::Slot {
+            self.slot_ring.advance(step, chunking.step_bytes());
+        }
+        step
     }
 
     /// Waits until every rank has published `step` with the same fingerprint. From then until this rank publishes again, all

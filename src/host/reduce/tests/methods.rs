@@ -36,7 +36,7 @@ fn write(kernel: &Kernel, method: Method, inputs: &[&[u8]], alias: Option<usize>
     unsafe {
         match method {
             Method::One => kernel.fold(into, &pointers, bytes, true),
-            Method::Two => kernel.fold_to_two(into, also.pointer(), &pointers, bytes, true),
+            Method::Two => kernel.fold_to_two((into, also.pointer()), crate::host::copy::copy, &pointers, bytes, true),
         }
     }
     for (index, buffer) in buffers.iter_mut().enumerate() {
@@ -97,7 +97,7 @@ fn no_inputs_write_nothing_whatever_the_way() {
         let [mut into, mut also] = [0x11, 0x22].map(|byte| Buffer::new(&[byte; 256], 0));
         // SAFETY: two buffers of 256 bytes.
         unsafe {
-            kernel.fold_to_two(into.pointer(), also.pointer(), &[], 256, true);
+            kernel.fold_to_two((into.pointer(), also.pointer()), crate::host::copy::copy, &[], 256, true);
         }
         assert!(into.bytes() == [0x11; 256] && also.bytes() == [0x22; 256], "{op} of {dtype}");
     }

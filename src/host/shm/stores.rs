@@ -1,0 +1,128 @@
+//! The stores with which a rank writes what another rank reads next: ordinary ones, or those that pass the cache.
+//!
+//! Ordinary ones are best while writer and reader share a cache: the reader finds the bytes there. If they share none, each such store first
+//! takes its line away from the reader's core, and a rank writes at 2 to 6 GB/s. Stores past the cache ask nobody: 17 to 33 GB/s, and the reader
+//! gets the bytes from memory.
+//!
+//! Which of the two it is changes while a program runs: threads move from core to core, virtual processors too. So a writer times both on its
+//! own payloads, now and then. It decides for itself alone: how a byte is stored means nothing to its reader.
+
+#![expect(unsafe_code, reason = "copies to memory that ranks share")]
+
+use std::time::Instant;
+
+use crate::host::copy::{Copy, copy, copy_streaming};
+use crate::tuning::shm::{PASSING_LEAST_BYTES, STORE_TRIALS, STORE_TRIALS_EVERY_BYTES};
+
+/// The choice of one writer.
+#[derive(Debug)]
+pub(super) struct Stores {
+    passes_cache: bool,
+    /// How many bytes more are written before both are tried again.
+    until_trial: usize,
+    /// How many copies of the trial under way are done.
+    tried: u32,
+    /// Picoseconds a byte in this trial, at best: of ordinary stores, and of those past the cache.
+    best: [u64; 2],
+}
+
+impl Stores {
+    /// Ordinary ones, until the first trial.
+    pub(super) fn new() -> Self {
+        Self { passes_cache: false, until_trial: 0, tried: 0, best: [u64::MAX; 2] }
+    }
+
+    /// How a result is copied that was folded in pieces.
+    #[inline]
+    pub(super) fn way(&self) -> Copy {
+        if self.passes_cache { copy_streaming } else { copy }
+    }
+
+    /// Whether they pass the cache.
+    #[inline]
+    pub(super) fn passes_cache(&self) -> bool {
+        self.passes_cache
+    }
+
+    /// Copies what another rank reads next.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy`].
+    #[inline]
+    pub(super) unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: each asks for what this function's caller has promised.
+        unsafe {
+            if bytes < PASSING_LEAST_BYTES {
+                copy(from, to, bytes);
+            } else if bytes <= self.until_trial {
+                self.until_trial -= bytes;
+                self.way()(from, to, bytes);
+            } else {
+                self.try_copy(from, to, bytes);
+            }
+        }
+    }
+
+    /// Copies, and takes the time: in turns with the one and with the other.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy`].
+    #[cold]
+    unsafe fn try_copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
+        let passes_cache = !self.tried.is_multiple_of(2);
+        let way = if passes_cache { copy_streaming } else { copy };
+        let began = Instant::now();
+        // SAFETY: it asks for what this function's caller has promised.
+        unsafe { way(from, to, bytes) };
+        self.take(passes_cache, began.elapsed().as_nanos() as u64, bytes);
+    }
+
+    /// Takes one time; the last one of a trial decides.
+    fn take(&mut self, passes_cache: bool, nanoseconds: u64, bytes: usize) {
+        let best = &mut self.best[usize::from(passes_cache)];
+        *best = (*best).min(nanoseconds.saturating_mul(1000) / bytes as u64);
+        self.tried += 1;
+        if self.tried == 2 * STORE_TRIALS {
+            let [ordinary, passing] = self.best;
+            // What is read from memory costs its reader about as much again.
+            *self = Self { passes_cache: ordinary > passing.saturating_mul(2), until_trial: STORE_TRIALS_EVERY_BYTES, ..Self::new() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is chosen where ordinary stores and those past the cache take so many nanoseconds for 16 KiB at best.
+    fn chosen(ordinary: u64, passing: u64) -> bool {
+        let mut stores = Stores::new();
+        for trial in 0..2 * u64::from(STORE_TRIALS) {
+            let is_passing = trial % 2 == 1;
+            stores.take(is_passing, if is_passing { passing } else { ordinary } + trial * 50_000 % 150_000, 16 << 10);
+        }
+        assert_eq!(stores.until_trial, STORE_TRIALS_EVERY_BYTES);
+        stores.passes_cache()
+    }
+
+    #[test]
+    fn stores_pass_the_cache_where_ordinary_ones_take_twice_as_long() {
+        assert_eq!([(500, 500), (900, 500), (1100, 500), (5600, 600)].map(|(ordinary, passing)| chosen(ordinary, passing)), [
+            false, false, true, true
+        ]);
+    }
+
+    #[test]
+    fn every_copy_is_whole_whichever_stores_are_tried() {
+        let from: Vec<u8> = (0..40_000_u32).map(|at| (at * 7 % 251) as u8).collect();
+        let mut stores = Stores::new();
+        for bytes in [0, 1, 4095, 4096, 4097, 16 << 10, 40_000].into_iter().cycle().take(70) {
+            let mut to = vec![0; bytes + 1];
+            // SAFETY: both hold so many bytes, and are two vectors.
+            unsafe { stores.copy(from.as_ptr(), to.as_mut_ptr(), bytes) };
+            assert!(to[..bytes] == from[..bytes] && to[bytes] == 0, "{bytes} B");
+        }
+    }
+}
