@@ -298,8 +298,15 @@ pub(crate) mod shm {
     pub(crate) const PASSING_LEAST_BYTES: usize = 4 << 10;
     /// How often a writer tries either kind of stores before it chooses one.
     pub(crate) const STORE_TRIALS: u32 = 3;
-    /// Bytes written between two such trials: 6 ms at 10 GB/s. The slower kind costs up to 1 % so.
-    pub(crate) const STORE_TRIALS_EVERY_BYTES: usize = 64 << 20;
+    /// Bytes written before the first such trial, and at most between two; each time twice as many. 64 MiB take 6 ms at 10 GB/s, of which
+    /// trying the slower kind takes up to 1 %.
+    pub(crate) const STORE_TRIALS_EVERY_BYTES: (usize, usize) = (512 << 10, 64 << 20);
+    /// Second-level caches that a lap of a ring is as long as: the writer's, the reader's, and one more.
+    pub(crate) const LAP_CACHES: usize = 3;
+    /// Bytes of a lap if the kernel says nothing of caches.
+    pub(crate) const USUAL_LAP_BYTES: usize = 3 << 20;
+    /// Bytes of the least lap between ranks that have a processor each, and of a ring between ranks that share them.
+    pub(crate) const LEAST_LAP_BYTES: usize = 256 << 10;
     /// Bytes that one end of a ring copies before it tells the other end, so that both copy at once.
     pub(crate) const RING_CHUNK_BYTES: usize = 16 << 10;
     /// Bytes of a part from which chunks are [`RING_LONG_CHUNK_BYTES`].

@@ -18,6 +18,7 @@
 
 pub(crate) mod abort_reason;
 pub(crate) mod bools;
+mod caches;
 pub(crate) mod copy;
 mod encrypted;
 pub(crate) mod engine;

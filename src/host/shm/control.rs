@@ -131,14 +131,17 @@ pub(super) struct Member {
     left_at: AtomicU64,
     /// How many processors the system lets it keep busy, by quota or affinity.
     available: AtomicU32,
+    /// Bytes of a lap in its rings, as far as this rank knows the caches.
+    lap: AtomicU64,
     /// The processors that it may run on; all zero where that is not known.
     processors: [AtomicU64; CpuSet::MAX_CPU / 64],
 }
 
 impl Member {
     /// Enters this rank, before any other one looks.
-    pub(super) fn enter(&self, locked: bool, available: u32, processors: Option<&CpuSet>) {
+    pub(super) fn enter(&self, locked: bool, available: u32, lap: usize, processors: Option<&CpuSet>) {
         self.available.store(available, Ordering::Relaxed);
+        self.lap.store(lap as u64, Ordering::Relaxed);
         self.locked.store(locked.into(), Ordering::Relaxed);
         for (index, word) in self.processors.iter().enumerate() {
             let bit = |bit: usize| u64::from(processors.is_some_and(|set| set.is_set(index * 64 + bit))) << bit;
@@ -180,6 +183,11 @@ impl Member {
     /// How many processors it may keep busy.
     pub(super) fn available(&self) -> usize {
         self.available.load(Ordering::Relaxed) as usize
+    }
+
+    /// Bytes of a lap, as far as it knows the caches.
+    pub(super) fn lap(&self) -> usize {
+        usize::try_from(self.lap.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
     }
 
     /// The processors that it may run on, 64 a word.

@@ -179,8 +179,7 @@ impl Group {
     fn new(region: Region, members: &[usize], secret: Option<&Secret>) -> Self {
         let (ranks, me) = (region.layout().ranks, region.me());
         let processors = region.processors();
-        let is_crowded = processors < ranks;
-        let lap = if is_crowded { 0 } else { std::env::var("XLAP").ok().and_then(|v| v.parse().ok()).unwrap_or(3usize << 20) };
+        let is_crowded = region.is_crowded();
         Self {
             me,
             ranks,
@@ -189,7 +188,7 @@ impl Group {
             state: GroupState::Ready,
             first_looks: SHARED_MEMORY.first_looks[usize::from(is_crowded)],
             running: if is_crowded { processors.max(1) } else { ranks },
-            slot_ring: SlotRing::new(region.layout().slot_ring_bytes(), lap),
+            slot_ring: SlotRing::new(region.layout().slot_ring_bytes(), region.lap()),
             stores: Stores::new(),
             step_sizes: StepSizes::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),

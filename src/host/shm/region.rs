@@ -17,6 +17,8 @@ use super::flags::Flag;
 use super::layout::RegionLayout;
 use super::pages::{Pages, alignment};
 use crate::host::abort_reason::AbortReason;
+use crate::host::caches::Caches;
+use crate::tuning::shm::{LAP_CACHES, LEAST_LAP_BYTES, USUAL_LAP_BYTES};
 
 /// One rank's mapping of the region, its lock on it, and where everything lies.
 pub(super) struct Region {
@@ -37,6 +39,13 @@ pub(super) fn create(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     rustix::fs::ftruncate(&file, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
+}
+
+/// Bytes of a lap: more than the writer's second-level cache and the reader's, less than half of the ranks' share of a last-level one.
+fn lap_bytes(caches: Caches, ranks: usize) -> usize {
+    let wanted = caches.second_level.map_or(USUAL_LAP_BYTES, |bytes| bytes.saturating_mul(LAP_CACHES));
+    let share = caches.last_level.map_or(usize::MAX, |(bytes, processors)| bytes / 2 / ranks.min(processors).max(1));
+    wanted.min(share).max(LEAST_LAP_BYTES)
 }
 
 /// Refuses more than the size that files of this process may have: to give one a larger size would end the process by a signal.
@@ -86,7 +95,8 @@ impl Region {
         let region = Self { pages, layout, me, presence };
         let processors = rustix::thread::sched_getaffinity(None).ok();
         let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
-        region.member(me).enter(region.presence.is_locked(), available, processors.as_ref());
+        let lap = lap_bytes(Caches::of_this_machine(), layout.ranks);
+        region.member(me).enter(region.presence.is_locked(), available, lap, processors.as_ref());
         region
     }
 
@@ -146,6 +156,24 @@ impl Region {
         // Fewer than its affinity allows: a quota, which is most likely everybody's.
         let has_quota = members().zip(&masks).any(|(member, mask)| member.available() < count(mask));
         if has_quota { count(&union).min(least) } else { count(&union) }
+    }
+
+    /// Whether ranks share processors.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.processors() < self.layout.ranks
+    }
+
+    /// Bytes that a writer goes through before it begins anew, the same on every rank once all have entered. As few as can be if ranks share
+    /// processors, and with them their caches.
+    pub(super) fn lap(&self) -> usize {
+        let laps = (0..self.layout.ranks).map(|rank| self.member(rank).lap());
+        if self.is_crowded() { 0 } else { laps.min().unwrap_or(0) }
+    }
+
+    /// The capacity of the rings between two ranks: a power of two.
+    pub(super) fn ring_bytes(&self) -> usize {
+        let lap = self.lap().max(LEAST_LAP_BYTES);
+        self.layout.ring_bytes().min(1 << lap.ilog2())
     }
 
     /// Why the group ended, where a rank has told.

@@ -42,8 +42,8 @@ unsafe impl Send for RingLink {}
 impl RingLink {
     /// The link to `peer`. Made once per peer and channel.
     pub(super) fn new(region: Arc<Region>, peer: usize, channel: Channel) -> Self {
-        let layout = *region.layout();
-        let end = |from, to| End::new(region.at(layout.ring(from, to, channel as usize)), layout.ring_bytes());
+        let (layout, bytes) = (*region.layout(), region.ring_bytes());
+        let end = |from, to| End::new(region.at(layout.ring(from, to, channel as usize)), bytes);
         Self { sender: end(region.me(), peer), receiver: end(peer, region.me()), peer, tries: 0, liveness: Interval::default(), region }
     }
 

@@ -18,8 +18,9 @@ use crate::tuning::shm::{PASSING_LEAST_BYTES, STORE_TRIALS, STORE_TRIALS_EVERY_B
 #[derive(Debug)]
 pub(super) struct Stores {
     passes_cache: bool,
-    /// How many bytes more are written before both are tried again.
+    /// How many bytes more are written before both are tried again, and how many that were after the last trial.
     until_trial: usize,
+    interval: usize,
     /// How many copies of the trial under way are done.
     tried: u32,
     /// Picoseconds a byte in this trial, at best: of ordinary stores, and of those past the cache.
@@ -29,7 +30,8 @@ pub(super) struct Stores {
 impl Stores {
     /// Ordinary ones, until the first trial.
     pub(super) fn new() -> Self {
-        Self { passes_cache: false, until_trial: 0, tried: 0, best: [u64::MAX; 2] }
+        let interval = if std::env::var_os("XFORCE").is_some() { usize::MAX } else { STORE_TRIALS_EVERY_BYTES.0 };
+        Self { passes_cache: std::env::var("XFORCE").as_deref() == Ok("1"), until_trial: interval, interval, tried: 0, best: [u64::MAX; 2] }
     }
 
     /// How a result is copied that was folded in pieces.
@@ -86,8 +88,10 @@ impl Stores {
         self.tried += 1;
         if self.tried == 2 * STORE_TRIALS {
             let [ordinary, passing] = self.best;
-            // What is read from memory costs its reader about as much again.
-            *self = Self { passes_cache: ordinary > passing.saturating_mul(2), until_trial: STORE_TRIALS_EVERY_BYTES, ..Self::new() };
+            // The first trials find pages that nobody has touched, which tells little.
+            let interval = (2 * self.interval).min(STORE_TRIALS_EVERY_BYTES.1);
+            // What passes the cache is read from memory, which takes longer than from a cache.
+            *self = Self { passes_cache: ordinary > passing.saturating_mul(3), until_trial: interval, interval, ..Self::new() };
         }
     }
 }
@@ -103,21 +107,33 @@ mod tests {
             let is_passing = trial % 2 == 1;
             stores.take(is_passing, if is_passing { passing } else { ordinary } + trial * 50_000 % 150_000, 16 << 10);
         }
-        assert_eq!(stores.until_trial, STORE_TRIALS_EVERY_BYTES);
         stores.passes_cache()
     }
 
     #[test]
-    fn stores_pass_the_cache_where_ordinary_ones_take_twice_as_long() {
-        assert_eq!([(500, 500), (900, 500), (1100, 500), (5600, 600)].map(|(ordinary, passing)| chosen(ordinary, passing)), [
+    fn stores_pass_the_cache_if_ordinary_ones_take_three_times_as_long() {
+        assert_eq!([(500, 500), (1400, 500), (1600, 500), (5600, 600)].map(|(ordinary, passing)| chosen(ordinary, passing)), [
             false, false, true, true
         ]);
     }
 
     #[test]
+    fn trials_come_at_growing_distances_up_to_the_longest() {
+        let mut stores = Stores::new();
+        let mut intervals = vec![stores.until_trial];
+        for _ in 0..10 * 2 * STORE_TRIALS {
+            stores.take(false, 100, 4096);
+            intervals.push(stores.until_trial);
+        }
+        intervals.dedup();
+        let [first, longest] = <[usize; 2]>::from(STORE_TRIALS_EVERY_BYTES);
+        assert_eq!((intervals[0], intervals[1], *intervals.last().unwrap()), (first, 2 * first, longest));
+    }
+
+    #[test]
     fn every_copy_is_whole_whichever_stores_are_tried() {
         let from: Vec<u8> = (0..40_000_u32).map(|at| (at * 7 % 251) as u8).collect();
-        let mut stores = Stores::new();
+        let mut stores = Stores { until_trial: 0, ..Stores::new() };
         for bytes in [0, 1, 4095, 4096, 4097, 16 << 10, 40_000].into_iter().cycle().take(70) {
             let mut to = vec![0; bytes + 1];
             // SAFETY: both hold so many bytes, and are two vectors.
