@@ -308,9 +308,9 @@ pub(crate) mod shm {
     /// Bytes of the least lap between ranks that have a processor each, and of a ring between ranks that share them.
     pub(crate) const LEAST_LAP_BYTES: usize = 256 << 10;
     /// Bytes that one end of a ring copies before it tells the other end, so that both copy at once.
-    pub(crate) const RING_CHUNK_BYTES: usize = 16 << 10;
+    pub(crate) const RING_CHUNK_BYTES: usize = 8 << 10;
     /// Bytes of a part from which chunks are [`RING_LONG_CHUNK_BYTES`].
-    pub(crate) const RING_LONG_BYTES: usize = 256 << 10;
+    pub(crate) const RING_LONG_BYTES: usize = 128 << 10;
     /// Bytes of a chunk of a long part: with shorter ones the ends only contend for the cursors' lines.
     pub(crate) const RING_LONG_CHUNK_BYTES: usize = 32 << 10;
     /// Fruitless tries of a ring between two looks at whether the peer has left.

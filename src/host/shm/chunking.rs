@@ -82,7 +82,7 @@ impl StepSizes {
         Self {
             is_crowded,
             broadcast: most(64 << 10),
-            gather: most(512 << 10),
+            gather: most(256 << 10),
             scatter: slot_bytes,
             fold: most(256 << 10),
             reduce_scatter: most(512 << 10),
