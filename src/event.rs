@@ -10,6 +10,7 @@
 //! `tests/layers` fails where an event is sent to `tracing` from anywhere else. The cost is a counter of the thread for each lock, and an
 //! allocation for each event that waits.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -63,15 +64,21 @@ pub(crate) fn caught<R>(who: &str, run: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => Some(result),
         Err(panic) => {
-            // Its drop would be the program's code once more.
-            std::mem::forget(panic);
+            let_go(panic);
             let say = || tracing::error!(target: "collectives::call", "{who} panicked; its message is on standard error");
             // A subscriber that panics at every event does so at this one too.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(say)) {
-                std::mem::forget(panic);
+                let_go(panic);
             }
             None
         }
+    }
+}
+
+/// Frees what a panic said, except when it is a type of the program's: its drop would be the program's code once more.
+fn let_go(panic: Box<dyn Any + Send>) {
+    if !panic.is::<&str>() && !panic.is::<String>() {
+        std::mem::forget(panic);
     }
 }
 
