@@ -2,11 +2,15 @@
 //!
 //! On x86 the stores that pass the cache are the 16-byte ones that every such processor has: four of them fill a line, and wider ones are no
 //! faster. (The processor's own `rep movsb` is faster for one core up to the size of its caches, but not where two cores copy at once, and
-//! slower where source and destination lie differently in their lines.) Miri has no such stores, and copies as on any other processor.
+//! slower where source and destination lie differently in their lines.) Longer copies with ordinary stores are a loop too, of 32-byte vectors: the
+//! C library takes `rep movsb` for them, with which a broadcast of 16 KiB takes 1.4 times as long (Zen 3). Miri has no such stores, and copies as on any
+//! other processor.
 
 #![expect(unsafe_code, reason = "buffers come as pointers: they may lie in memory that ranks share, or be the same")]
 
 use std::ptr;
+
+use crate::tuning::copy::VECTORS_FROM_BYTES;
 
 /// A way to copy: as [`copy`].
 pub(crate) type Copy = unsafe fn(*const u8, *mut u8, usize);
@@ -20,7 +24,11 @@ pub(crate) type Copy = unsafe fn(*const u8, *mut u8, usize);
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     if !ptr::eq(from, to) {
         // SAFETY: readable and writable, and unwritten meanwhile, as the caller has promised; not the same, hence apart.
-        unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
+        unsafe {
+            if bytes < VECTORS_FROM_BYTES || !copy_by_vectors(from, to, bytes) {
+                ptr::copy_nonoverlapping(from, to, bytes);
+            }
+        }
     }
 }
 
@@ -78,6 +86,49 @@ unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
+/// Copies a longer block by vectors, where the processor has them of 32 bytes; whether it did.
+///
+/// # Safety
+///
+/// As [`copy`], and the two are apart.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_by_vectors(from: *const u8, to: *mut u8, bytes: usize) -> bool {
+    let can = std::arch::is_x86_feature_detected!("avx");
+    if can {
+        // SAFETY: the processor has the instructions; it asks for what this function's caller has promised.
+        unsafe { copy_vectors(from, to, bytes) }
+    }
+    can
+}
+
+/// See [`copy_by_vectors`].
+///
+/// # Safety
+///
+/// As there.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx")]
+unsafe fn copy_vectors(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{_mm256_loadu_si256, _mm256_storeu_si256};
+
+    const GROUP: usize = 4 * 32;
+    let whole = bytes / GROUP * GROUP;
+    // SAFETY: whole groups, then the rest, of `bytes` bytes that are readable and writable as the caller has promised; neither loads nor
+    // stores need an alignment.
+    unsafe {
+        for at in (0..whole).step_by(GROUP) {
+            let load = |index: usize| _mm256_loadu_si256(from.add(at + 32 * index).cast());
+            let (a, b, c, d) = (load(0), load(1), load(2), load(3));
+            _mm256_storeu_si256(to.add(at).cast(), a);
+            _mm256_storeu_si256(to.add(at + 32).cast(), b);
+            _mm256_storeu_si256(to.add(at + 64).cast(), c);
+            _mm256_storeu_si256(to.add(at + 96).cast(), d);
+        }
+        ptr::copy_nonoverlapping(from.add(whole), to.add(whole), bytes - whole);
+    }
+}
+
 /// Orders what was streamed before every later store.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn finish() {
@@ -94,6 +145,16 @@ fn finish() {
 unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: it asks for what this function's caller has promised.
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
+}
+
+/// This processor's copy is that of the C library.
+///
+/// # Safety
+///
+/// None: it does nothing.
+#[cfg(any(not(target_arch = "x86_64"), miri))]
+unsafe fn copy_by_vectors(_from: *const u8, _to: *mut u8, _bytes: usize) -> bool {
+    false
 }
 
 /// Ordinary stores need no more order than they have.
