@@ -153,16 +153,17 @@ fn regions() -> Vec<(usize, usize)> {
     found
 }
 
-/// What `Config` promises: two slots a rank, two rings from each rank to each, and at most 9 KiB a rank and 8 KiB beside.
+/// What `Config` promises: a slot ring a rank, of six times a slot, two rings from each rank to each, and at most 9 KiB a rank and 8 KiB beside.
 fn promised(n: usize) -> (usize, usize) {
     let (slot, ring) = match n {
-        0..=4 => (1024, 256),
-        5..=8 => (512, 64),
-        9..=16 => (256, 16),
+        0..=2 => (1024, 4096),
+        3..=4 => (1024, 1024),
+        5..=8 => (512, 256),
+        9..=16 => (256, 64),
         17..=32 => (128, 16),
         _ => (64, 4),
     };
-    let large = n * 2 * (slot << 10) + n * n * 2 * ((ring << 10) + 256);
+    let large = n * 6 * (slot << 10) + n * n * 2 * ((ring << 10) + 256);
     (large, large + n * (9 << 10) + (8 << 10))
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::layout::{CURSORS_BYTES, MAX_RANKS, RegionLayout};
-use super::ring_end::{End, Peeked, copy_bytes};
+use super::ring_end::{End, Peeked};
 use super::shared_file::{ShareError, SharedFile};
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -119,7 +119,7 @@ pub fn shared_memory_ring(data: &[u8]) {
             },
             4..=5 => {
                 let mut into = vec![0; length];
-                let read = reader.read(&mut into, copy_bytes).unwrap_or_else(|error| assert_broken(is_broken, &error));
+                let read = reader.read(&mut into, copy).unwrap_or_else(|error| assert_broken(is_broken, &error));
                 assert!(read <= length && (is_broken || expected.drain(..read).eq(into[..read].iter().copied())));
             }
             _ => {

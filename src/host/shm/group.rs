@@ -259,6 +259,11 @@ impl Group {
         self.windows.address(rank, place, bytes)
     }
 
+    /// How payloads are written, in words.
+    pub(crate) fn explain(&self) -> String {
+        format!("payloads: laps of {} KiB, {}", self.slot_ring.lap() >> 10, self.stores)
+    }
+
     /// The way of a call on `bytes` in all, on ordinary memory, where one has to be told; `None` for calls that go over links.
     pub(crate) fn way(&self, kind: Collective, bytes: usize, element_bytes: usize) -> Option<Algorithm> {
         self.step_sizes.way(kind, self.ranks, bytes, element_bytes)

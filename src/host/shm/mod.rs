@@ -7,17 +7,28 @@
 //! # Design
 //!
 //! One region for each host and communicator, from `memfd_create`, its descriptor passed over an abstract unix socket: nothing has a name
-//! that could be left behind. A collective is a sequence of *steps*. In each, a rank writes its own slot, publishes the step's number as
-//! its flag (release), waits for everybody's flag (acquire), and reads the others' slots. Two slots for each rank suffice, because
-//! nobody can publish step s+2 before all have published s+1, which they do after reading s. The flag, the fingerprint and the
-//! first 24 bytes lie in one cache line. Folds take all inputs in rank order in one pass, so a rank order is free here.
+//! that could be left behind. A collective is a sequence of *steps*. In each, a rank writes its own payload, publishes the step's number as
+//! its flag (release), waits for everybody's flag (acquire), and reads the others' payloads. Payloads follow each other in a ring of each rank
+//! ([`slot_ring`]). One is left alone for two steps, because nobody can publish step s+2 before all have published s+1, which they do after reading
+//! s. The flag, the fingerprint and the first 24 bytes lie in one cache line. Folds take all inputs in rank order in one pass, so a rank order is
+//! free here.
 //!
 //! What goes into a step depends on the collective and on whether ranks share processors ([`chunking`]), and on nothing that ranks could
 //! see differently. With a processor for each rank, steps are small enough to stay in the nearest caches, and copying in overlaps with
 //! copying out. With fewer, every step costs a turn of everybody (1 to 3 µs on 2 processors), so steps are as large as a slot: 1 MiB for up
-//! to 4 ranks, half of that for each doubling, 64 KiB from 33 on. A rank thus has 2 slots of together at most 2 MiB, and all ranks of a host
-//! have at most 16 MiB of slots up to 128 ranks. From 32 KiB on each rank folds a share of a vector and passes it on; below, everybody folds
-//! everything. Results of 4 MiB and more that are not written in place go past the cache. These sizes are in `tuning::shm`.
+//! to 4 ranks, half of that for each doubling, 64 KiB from 33 on. From 32 KiB on each rank folds a share of a vector and passes it on; below,
+//! everybody folds everything. Results of 4 MiB and more that are not written in place go past the cache. These sizes are in `tuning::shm`.
+//!
+//! # Caches
+//!
+//! A line that a reader still holds must be taken from it before it can be written again. So rings are walked through, for laps of three
+//! second-level caches (1.5 MiB on Zen 3, 3 MiB on Zen 4): by then readers have lost what they read. That pays while ranks share a
+//! last-level cache. If they do not, stores pass the cache instead; [`stores`] has how a rank finds out. (`benches/record/2026-11-26-rings.md`)
+//!
+//! A ring has room for six slots: 6 MiB for up to 4 ranks, 24 MiB for all ranks of a host from 4 to 64. Only what a lap touches costs memory: at
+//! most half of a fair share of the last-level cache for each rank, and three slots if ranks share processors.
+//!
+//! # Waiting
 //!
 //! A waiter spins briefly where there is a core for every rank, and yields where there is not. Then it sleeps on a shared futex for a
 //! bounded time; the bound makes a fence between flag and sleepers' word unnecessary. A waiter that no longer spins looks at the deadline,

@@ -338,7 +338,7 @@ pub(super) mod tests {
     fn member(presence: &Presence) -> Box<Member> {
         // SAFETY: a record is made of atomic integers, for which zero is a value.
         let member: Box<Member> = unsafe { Box::new(std::mem::zeroed()) };
-        member.enter(presence.is_locked(), 1, None);
+        member.enter(presence.is_locked(), 1, 0, None);
         member
     }
 

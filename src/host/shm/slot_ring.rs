@@ -40,6 +40,11 @@ impl SlotRing {
         self.last = (begin, begin + bytes);
     }
 
+    /// Bytes after which a ring begins anew.
+    pub(super) fn lap(&self) -> usize {
+        self.lap
+    }
+
     /// Where the payload of `step` begins: the last step that had one, or the step before it.
     #[inline]
     pub(super) fn start(&self, step: u64) -> usize {

@@ -9,6 +9,7 @@
 
 #![expect(unsafe_code, reason = "copies to memory that ranks share")]
 
+use std::fmt;
 use std::time::Instant;
 
 use crate::host::copy::{Copy, copy, copy_streaming};
@@ -25,13 +26,15 @@ pub(super) struct Stores {
     tried: u32,
     /// Picoseconds a byte in this trial, at best: of ordinary stores, and of those past the cache.
     best: [u64; 2],
+    /// The same of the last trial.
+    last: Option<[u64; 2]>,
 }
 
 impl Stores {
     /// Ordinary ones, until the first trial.
     pub(super) fn new() -> Self {
-        let interval = if std::env::var_os("XFORCE").is_some() { usize::MAX } else { STORE_TRIALS_EVERY_BYTES.0 };
-        Self { passes_cache: std::env::var("XFORCE").as_deref() == Ok("1"), until_trial: interval, interval, tried: 0, best: [u64::MAX; 2] }
+        let interval = STORE_TRIALS_EVERY_BYTES.0;
+        Self { passes_cache: false, until_trial: interval, interval, tried: 0, best: [u64::MAX; 2], last: None }
     }
 
     /// How a result is copied that was folded in pieces.
@@ -91,7 +94,18 @@ impl Stores {
             // The first trials find pages that nobody has touched, which tells little.
             let interval = (2 * self.interval).min(STORE_TRIALS_EVERY_BYTES.1);
             // What passes the cache is read from memory, which takes longer than from a cache.
-            *self = Self { passes_cache: ordinary > passing.saturating_mul(3), until_trial: interval, interval, ..Self::new() };
+            let passes_cache = ordinary > passing.saturating_mul(3);
+            *self = Self { passes_cache, until_trial: interval, interval, last: Some(self.best), ..Self::new() };
+        }
+    }
+}
+
+impl fmt::Display for Stores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.passes_cache { "stores past the cache" } else { "ordinary stores" })?;
+        match self.last {
+            None => f.write_str(" (not measured yet)"),
+            Some([ordinary, passing]) => write!(f, " (ordinary ones take {ordinary} ps for a byte, those past the cache {passing} ps)"),
         }
     }
 }
