@@ -25,7 +25,8 @@ impl Caches {
         let mut caches = Self { second_level: None, last_level: None };
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let text = |name: &str| fs::read_to_string(entry.path().join(name)).ok();
-            let Some((level, bytes)) = text("level").and_then(|level| level.trim().parse::<u32>().ok()).zip(text("size").and_then(bytes)) else {
+            let Some((level, bytes)) = text("level").and_then(|level| level.trim().parse::<u32>().ok()).zip(text("size").and_then(bytes))
+            else {
                 continue;
             };
             match level {

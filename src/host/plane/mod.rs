@@ -160,7 +160,9 @@ impl HostPlane {
             _ if self.peers.len() == 1 => "one rank: results are copies".to_owned(),
             (true, _) => format!("{} ranks of one host: shared memory{payloads}", self.peers.len()),
             (_, true) => format!("between {hosts} hosts with one rank each, over TCP{unshared}:\n{}", self.chooser.explain(hosts)),
-            _ => format!("shared memory inside {hosts} hosts; between them, over TCP{unshared}:\n{}{payloads}", self.chooser.explain(hosts)),
+            _ => {
+                format!("shared memory inside {hosts} hosts; between them, over TCP{unshared}:\n{}{payloads}", self.chooser.explain(hosts))
+            }
         }
     }
 

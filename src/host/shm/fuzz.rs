@@ -10,6 +10,7 @@ use super::ring_end::{End, Peeked};
 use super::shared_file::{ShareError, SharedFile};
 use crate::deadline::Deadline;
 use crate::error::Result;
+use crate::host::copy::copy;
 use crate::host::exchange::Exchange;
 use crate::host::link::Head;
 

@@ -126,9 +126,10 @@ mod tests {
 
     #[test]
     fn stores_pass_the_cache_if_ordinary_ones_take_three_times_as_long() {
-        assert_eq!([(500, 500), (1400, 500), (1600, 500), (5600, 600)].map(|(ordinary, passing)| chosen(ordinary, passing)), [
-            false, false, true, true
-        ]);
+        assert_eq!(
+            [(500, 500), (1400, 500), (1600, 500), (5600, 600)].map(|(ordinary, passing)| chosen(ordinary, passing)),
+            [false, false, true, true]
+        );
     }
 
     #[test]
