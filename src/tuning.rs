@@ -373,6 +373,19 @@ pub(crate) mod waiting {
         pub(crate) longest_sleep: Duration,
     }
 
+    /// Between two looks at the clock: so late is the second only where somebody else had the core.
+    pub(crate) const LATE: Duration = Duration::from_micros(50);
+    /// The same where ranks give up the core for each other: less than a time slice, more than what they do in their turns.
+    pub(crate) const LATE_YIELD: Duration = Duration::from_millis(1);
+    /// How long it is remembered that others want the core.
+    pub(crate) const MEMORY: Duration = Duration::from_millis(100);
+    /// Rounds of a wait that lasts longer than most between two questions to the kernel, how often it has taken the core.
+    pub(crate) const SWITCHES_EVERY: u32 = 16;
+    /// How often the time that a wait stays awake is halved at most.
+    pub(crate) const MOST_HASTE: u32 = 5;
+    /// Publishes for which the others look whether a rank sleeps after it has slept last.
+    pub(crate) const LIGHT_FOR: u32 = 4096;
+
     /// For the flags of other ranks. The first looks take a few microseconds; with fewer cores than ranks, less than giving up the core.
     pub(crate) static SHARED_MEMORY: Limits = Limits {
         first_looks: [400, 20],

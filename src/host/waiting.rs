@@ -1,11 +1,27 @@
-//! The one policy of waiting: a rank for which nothing moves looks again at once, then gives up its core between looks, then sleeps.
+//! The one policy of waiting: a rank for which nothing moves looks again at once, and then sleeps.
 //!
 //! When it goes on to the next of these is in [`Limits`], of which there is one for each kind of wait (`tuning::waiting`). Who waits looks
 //! at the health in every round, and at the deadline in every round in which nothing moved.
+//!
+//! # Crowds
+//!
+//! A rank with a core to itself does best to stay awake for as long as most waits take. Beside others who want that core it does best to sleep soon: the
+//! scheduler counts what it spins away against it, and lets it wait for whole time slices later, where it wakes a sleeper at once. Giving up the
+//! core by `sched_yield` is worse still, since that too hands whole slices to the others.
+//!
+//! So each waiter learns whether there are others ([`Crowd`]): the kernel counts how often it took the core from this thread, which is asked once a wait lasts
+//! longer than most, and a look that comes much later than the one before tells the same. That is remembered for a while. In a crowd a wait that has lasted
+//! about as long as a wake-up takes sleeps, and sooner where the waits before it all came to sleep.
+//!
+//! Where the ranks themselves are more than the cores, they give up the core for each other. There a late return alone tells of others.
+
+#![expect(unsafe_code, reason = "the kernel's count of a thread's switches has no safe wrapper")]
 
 use std::time::{Duration, Instant};
 
-use crate::tuning::waiting::{FIRST_NAP, LONGEST_NAP, Limits};
+use crate::config::Waiting;
+use crate::sync::thread_key;
+use crate::tuning::waiting::{FIRST_NAP, LATE, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, SWITCHES_EVERY};
 
 /// Whether so many ranks of one host have fewer cores than they are: ranks elsewhere want none of them.
 pub(crate) fn is_crowded(local_ranks: usize) -> bool {
@@ -32,21 +48,71 @@ pub(crate) struct Sleep {
     pub(crate) nap: Duration,
 }
 
-/// One rank's patience: counts fruitless rounds.
+/// What a waiter has learnt of others who want the core that it runs on.
+#[derive(Debug, Default)]
+struct Crowd {
+    /// Until when it counts on them.
+    until: Option<Instant>,
+    /// How often the kernel had taken the core from a thread when it was asked last, and from which.
+    switches: Option<(usize, u64)>,
+    /// How many waits in a row came to sleep.
+    haste: u32,
+}
+
+impl Crowd {
+    /// Whether there are others, as far as is remembered.
+    fn is_near(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// Others were there just now.
+    fn met(&mut self, now: Instant) {
+        self.until = Some(now + MEMORY);
+    }
+
+    /// The kernel has taken the core so often from this thread.
+    fn count(&mut self, thread: usize, switches: u64, now: Instant) {
+        if self.switches.is_some_and(|(counted, before)| counted == thread && before < switches) {
+            self.met(now);
+        }
+        self.switches = Some((thread, switches));
+    }
+}
+
+/// How often the kernel has taken the core from this thread while it wanted to go on.
+fn switches() -> u64 {
+    if cfg!(any(miri, loom)) {
+        return 0;
+    }
+    // SAFETY: all-zero bytes are a valid `rusage`: it is made of integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` outlives the call, which writes one `rusage`.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    if result == 0 { usage.ru_nivcsw as u64 } else { 0 }
+}
+
+/// One rank's patience: counts fruitless rounds, and remembers what former waits have taught.
 #[derive(Debug)]
 pub(crate) struct Patience {
     limits: &'static Limits,
+    waiting: Waiting,
     is_crowded: bool,
     rounds: u32,
     sleeps: u32,
     /// When the clock was read first, and last.
     clock: Option<(Instant, Instant)>,
+    crowd: Crowd,
 }
 
 impl Patience {
     /// Where there are more ranks than cores, cores are given up at once.
     pub(crate) fn new(limits: &'static Limits, is_crowded: bool) -> Self {
-        Self { limits, is_crowded, rounds: 0, sleeps: 0, clock: None }
+        Self { limits, waiting: Waiting::Auto, is_crowded, rounds: 0, sleeps: 0, clock: None, crowd: Crowd::default() }
+    }
+
+    /// Has the program decide how this rank waits.
+    pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
+        self.waiting = waiting;
     }
 
     /// Whether there are more ranks than cores.
@@ -55,21 +121,63 @@ impl Patience {
         self.is_crowded
     }
 
+    /// How often to look, of so many looks, before the first round.
+    #[inline]
+    pub(crate) fn looks(&self, most: u32) -> u32 {
+        match self.waiting {
+            Waiting::Auto => most >> self.crowd.haste,
+            Waiting::Spin => most,
+            Waiting::Sleep => 0,
+        }
+    }
+
+    /// A wait was over within the first looks.
+    #[inline]
+    pub(crate) fn was_brief(&mut self) {
+        self.crowd.haste = 0;
+    }
+
     /// What to do after one more fruitless round.
     pub(crate) fn next(&mut self) -> Pause {
         self.rounds = self.rounds.saturating_add(1);
-        if let Some(rounds) = self.limits.crowded_rounds.filter(|_| self.is_crowded) {
-            return if self.rounds <= rounds { Pause::Yield } else { self.sleep() };
+        match self.waiting {
+            Waiting::Sleep => return self.sleep(),
+            Waiting::Auto if self.rounds.is_multiple_of(self.limits.rounds_per_look) || self.is_crowded => self.look(Instant::now()),
+            Waiting::Spin if self.rounds.is_multiple_of(self.limits.rounds_per_look) => self.look(Instant::now()),
+            Waiting::Auto | Waiting::Spin => {}
         }
-        if self.rounds.is_multiple_of(self.limits.rounds_per_look) {
-            let now = Instant::now();
-            self.clock = Some((self.clock.map_or(now, |(began, _)| began), now));
+        self.decide(switches)
+    }
+
+    /// The clock was read.
+    fn look(&mut self, now: Instant) {
+        let (began, last) = self.clock.unwrap_or((now, now));
+        let late = if self.is_crowded { LATE_YIELD } else { LATE };
+        if self.sleeps == 0 && now.duration_since(last) >= late {
+            self.crowd.met(now);
         }
-        match self.clock.map_or(Duration::ZERO, |(began, now)| now.duration_since(began)) {
-            waited if waited < self.limits.spin_for && !self.is_crowded => Pause::Spin,
-            waited if waited < self.limits.awake_for => Pause::Yield,
-            _ => self.sleep(),
+        self.clock = Some((began, now));
+    }
+
+    /// What to do by what the clock said last.
+    fn decide(&mut self, switches: impl FnOnce() -> u64) -> Pause {
+        let awake = if self.is_crowded { Pause::Yield } else { Pause::Spin };
+        let (waited, now) = match self.clock {
+            _ if self.waiting == Waiting::Spin => return awake,
+            Some((began, now)) => (now.duration_since(began), now),
+            None => return awake,
+        };
+        if self.is_crowded {
+            let is_over = self.limits.crowded_rounds.map_or(waited >= self.limits.awake_for, |rounds| self.rounds > rounds);
+            return if is_over || self.crowd.is_near(now) { self.sleep() } else { awake };
         }
+        if waited < self.limits.spin_for / (1 << self.crowd.haste) {
+            return awake;
+        }
+        if self.rounds.is_multiple_of(SWITCHES_EVERY) || self.crowd.switches.is_none() {
+            self.crowd.count(thread_key(), switches(), now);
+        }
+        if waited >= self.limits.awake_for || self.crowd.is_near(now) { self.sleep() } else { awake }
     }
 
     /// The time as it was when [`Patience::next`] last looked at the clock, or now.
@@ -87,7 +195,16 @@ impl Patience {
     /// Something moved.
     #[inline]
     pub(crate) fn reset(&mut self) {
-        *self = Self::new(self.limits, self.is_crowded);
+        if self.rounds > 0 {
+            self.learn();
+        }
+    }
+
+    /// Begins anew, knowing how this wait has ended.
+    fn learn(&mut self) {
+        let is_near = self.clock.is_some_and(|(_, now)| self.crowd.is_near(now));
+        self.crowd.haste = if self.sleeps > 0 && is_near { (self.crowd.haste + 1).min(MOST_HASTE) } else { 0 };
+        (self.rounds, self.sleeps, self.clock) = (0, 0, None);
     }
 }
 

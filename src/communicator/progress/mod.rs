@@ -103,7 +103,8 @@ impl ProgressEngine {
     /// The progress engine of the communicator whose plane this is.
     pub(super) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
         let (rank, peers) = (plane.rank(), plane.peers());
-        let messages = Messages::new(rank, peers.len(), plane.local().1, connector);
+        let waiting = connector.waiting;
+        let messages = Messages::new(rank, peers.len(), plane.local().1, connector).waiting(waiting);
         let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
         Self {
             rank,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::config;
 use crate::host::waiting::{Patience, Pause, Sleep, is_crowded};
 use crate::tuning::engine::FIRST_REPORT;
 use crate::tuning::waiting::LINKS;
@@ -27,6 +28,11 @@ impl Waiting {
     pub(super) fn new(local_ranks: usize) -> Self {
         let patience = Patience::new(&LINKS, is_crowded(local_ranks));
         Self { patience, next_report: FIRST_REPORT, descriptors: Vec::new(), entries: Vec::new() }
+    }
+
+    /// Has the program decide how this rank waits.
+    pub(super) fn set_waiting(&mut self, waiting: config::Waiting) {
+        self.patience.set_waiting(waiting);
     }
 
     /// A new run.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::topology::Topology;
+use crate::config::Waiting;
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{Engine, Links};
@@ -238,6 +239,8 @@ pub(crate) struct MessageConnector {
     pub(super) mesh: Arc<Mesh>,
     pub(super) health: Arc<Health>,
     pub(super) rank: u32,
+    /// How this rank waits for messages.
+    pub(crate) waiting: Waiting,
 }
 
 impl point_to_point::Connector for MessageConnector {

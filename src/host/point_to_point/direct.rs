@@ -65,7 +65,7 @@ impl<C: Connector> Messages<C> {
     /// How often to look again at one stream before anything else is done.
     #[inline]
     pub(super) fn looks(&self) -> u32 {
-        if self.patience.is_crowded() { 0 } else { LOOKS }
+        if self.patience.is_crowded() { 0 } else { self.patience.looks(LOOKS) }
     }
 
     fn receive_front(&mut self, from: usize, tag: u64, element: TypeTag, mut into: Destination) -> Option<Attempt> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
 
+use crate::config::Waiting;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
@@ -74,6 +75,12 @@ impl<C: Connector> Messages<C> {
             rounds: 0,
             patience: Patience::new(&MESSAGES, is_crowded(local_ranks)),
         }
+    }
+
+    /// The same, which waits so.
+    pub(crate) fn waiting(mut self, waiting: Waiting) -> Self {
+        self.patience.set_waiting(waiting);
+        self
     }
 
     /// Begins to send a message to `to`, which must be less than the world size. Fails where that peer is known to be gone or no

@@ -5,17 +5,26 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use crate::host::abort_reason::AbortReason;
-use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence};
 
 /// A value on cache lines of its own.
 #[repr(C, align(128))]
 struct Line<T>(T);
 
+/// Who sleeps.
+#[repr(C)]
+struct Sleepers {
+    /// How many ranks sleep, or are about to.
+    announced: AtomicU32,
+    /// How many ranks sleep often, and want every publish to be followed by a fence and a look at who sleeps.
+    light: AtomicU32,
+}
+
 /// What the whole group shares. All zero at first.
 #[repr(C, align(128))]
 pub(super) struct Control {
-    /// How many ranks sleep, or are about to. Read by everyone after each step, written rarely.
-    sleepers: Line<AtomicU32>,
+    /// Who sleeps, as far as that is written rarely. Read by everyone in each step.
+    sleepers: Line<Sleepers>,
     /// What sleepers wait on; it changes with every wake.
     futex: Line<Futex>,
     /// Why the group ended.
@@ -33,13 +42,36 @@ impl Control {
     /// Whether ranks sleep, or are about to, as far as this rank can see.
     #[inline]
     pub(super) fn has_sleepers(&self) -> bool {
-        self.sleepers.load(Ordering::Relaxed) != 0
+        self.sleepers.announced.load(Ordering::Relaxed) != 0
     }
 
     /// How many ranks sleep, or are about to.
     #[cfg(test)]
     pub(super) fn sleepers(&self) -> u32 {
-        self.sleepers.load(Ordering::SeqCst)
+        self.sleepers.announced.load(Ordering::SeqCst)
+    }
+
+    /// Whether ranks sleep often: then [`Control::fence`] comes between what is published and the look at who sleeps.
+    #[inline]
+    pub(super) fn has_light_sleepers(&self) -> bool {
+        self.sleepers.light.load(Ordering::Relaxed) != 0
+    }
+
+    /// From now on a rank sleeps often. Others may see that a moment late, so its first sleep must be short.
+    pub(super) fn add_light_sleeper(&self) {
+        self.sleepers.light.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A rank that slept often does no longer.
+    pub(super) fn remove_light_sleeper(&self) {
+        self.sleepers.light.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Orders what this rank has published before its look at who sleeps: of the two, a sleeper's last look and this rank's, one sees what the other has
+    /// stored.
+    #[inline]
+    pub(super) fn fence() {
+        fence(Ordering::SeqCst);
     }
 
     /// Why the group ended, where a rank has told.
@@ -67,12 +99,14 @@ impl Control {
 
     /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
     pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.sleepers.announced.fetch_add(1, Ordering::SeqCst);
         let heard = self.futex.read();
+        // What `done` looks at comes after the announcement, as the look of a publisher at that comes after what it has stored.
+        Self::fence();
         if !done() {
             self.futex.wait(heard, limit);
         }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.sleepers.announced.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -226,7 +260,7 @@ mod models {
     fn control() -> Control {
         let abort_record = AbortRecord { state: AtomicU32::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
         Control {
-            sleepers: Line(AtomicU32::new(0)),
+            sleepers: Line(Sleepers { announced: AtomicU32::new(0), light: AtomicU32::new(0) }),
             futex: Line(Futex::new()),
             abort_record: Line(abort_record),
             device_end: Line(AtomicU64::new(0)),

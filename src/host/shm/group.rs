@@ -12,6 +12,7 @@ use super::shared_file::{self, ShareError, ShareResult, SharedFile, Verdicts};
 use super::window::{Offer, Segment, Site, WindowOffset, Windows};
 use crate::algorithm::Algorithm;
 use crate::call::{Call, Collective};
+use crate::config::Waiting;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
@@ -19,6 +20,7 @@ use crate::fork::Process;
 use crate::host::abort_reason::AbortReason;
 use crate::host::exchange::Exchange;
 use crate::host::health::Health;
+use crate::host::waiting::Patience;
 use crate::proof::Secret;
 use crate::tuning::waiting::SHARED_MEMORY;
 
@@ -61,6 +63,10 @@ pub(crate) struct Group {
     pub(super) state: GroupState,
     /// How often a waiter looks before the policy of waiting begins.
     pub(super) first_looks: u32,
+    /// How it waits after that, and what it has learnt of that.
+    pub(super) patience: Patience,
+    /// For how many publishes more the others look whether this rank sleeps; 0 where they do not.
+    pub(super) light_for: u32,
     /// How many ranks can run at the same time.
     pub(super) running: usize,
     /// How calls are cut into steps.
@@ -181,6 +187,8 @@ impl Group {
             step: 0,
             state: GroupState::Ready,
             first_looks: SHARED_MEMORY.first_looks[usize::from(is_crowded)],
+            patience: Patience::new(&SHARED_MEMORY, is_crowded),
+            light_for: 0,
             running: if is_crowded { processors.max(1) } else { ranks },
             step_sizes: StepSizes::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),
@@ -190,6 +198,11 @@ impl Group {
             region: Arc::new(region),
             process: Process::this(),
         }
+    }
+
+    /// Says how this rank waits for the others.
+    pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
+        self.patience.set_waiting(waiting);
     }
 
     /// This rank's place among the ranks of its host.
