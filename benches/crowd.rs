@@ -1,16 +1,16 @@
-//! Calls of two ranks beside busy threads on the same processors, against two threads that exchange the same bytes over a blocking socket.
+//! Calls of two ranks beside busy processes on the same processors, against two threads that exchange the same bytes over a blocking socket.
 //!
 //! Both take turns in short stretches, so that what else disturbs the machine disturbs both. Nothing is pinned: where threads run is a part of
 //! the question. The first rank times each of its calls, and checks its answer. "step" is what an inference engine does: some work, then a call.
 //!
-//! `cargo bench --bench crowd [-- busy=0,1,2,4 rounds=7 stretch=60 only=TEXT]` prints for each number of busy threads and each call the mean, the
+//! `cargo bench --bench crowd [-- busy=0,1,2,4 rounds=7 stretch=60 only=TEXT]` prints for each number of busy processes and each call the mean, the
 //! median and the 99th of a hundred of both, in µs, and the ratios of means and of 99ths. `stretch` is in milliseconds, `only` a part of a name.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Envelope, ReduceOp, Transport};
@@ -19,7 +19,9 @@ use collectives::{Communicator, Envelope, ReduceOp, Transport};
 const STOP: u64 = 1 << 40;
 const BOTH: &str = "both ranks make the same calls";
 /// How many additions "some work" is: about 20 µs.
-const WORK: u64 = 20_000;
+const WORK: u64 = 50_000;
+/// Has this program be one of those that are busy.
+const SPIN: &str = "spin";
 
 /// How words and their company go there and back.
 trait Exchange: Send {
@@ -184,25 +186,43 @@ fn figures(times: &mut [u32]) -> [f64; 3] {
     [mean, f64::from(times[times.len() / 2]), f64::from(times[times.len() * 99 / 100])].map(|nanoseconds| nanoseconds / 1e3)
 }
 
-/// Runs something beside so many busy threads.
-fn beside(busy: usize, run: impl FnOnce()) {
-    let (is_over, turns) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        for _ in 0..busy {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    work(100_000);
-                    turns.fetch_add(1, Ordering::Relaxed);
-                }
-            });
+/// Busy processes, which end with this.
+struct Busy(Vec<Child>);
+
+impl Busy {
+    fn start(count: usize) -> Self {
+        let program = std::env::current_exe().expect("this program has a file");
+        let start = |_| Command::new(&program).arg(SPIN).stdin(Stdio::piped()).spawn().expect("this program starts");
+        Self((0..count).map(start).collect())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
         }
-        run();
-        is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Is busy until whoever started this is gone.
+fn spin() -> ! {
+    std::thread::spawn(|| {
+        // Its end closes the pipe.
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(0);
     });
+    loop {
+        work(WORK);
+    }
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
+    if arguments.iter().any(|argument| argument == SPIN) {
+        spin();
+    }
     let option = |name: &str| arguments.iter().find_map(|argument| argument.strip_prefix(name)?.strip_prefix('='));
     let number = |name: &str, default| option(name).and_then(|text| text.parse().ok()).unwrap_or(default);
     let (rounds, limit) = (number("rounds", 7), Duration::from_millis(number("stretch", 60)));
@@ -210,13 +230,13 @@ fn main() {
     let mut cells: Vec<Cell> = cells().into_iter().filter(|cell| cell.name.contains(only)).collect();
     println!("{:4} {:24} {:^32} {:^32} ratios", "busy", "µs: mean, median, 99 of 100", "ours", "a blocking socket");
     for busy in option("busy").unwrap_or("0,1,2,4").split(',').filter_map(|text| text.parse().ok()) {
-        beside(busy, || {
-            for _ in 0..rounds {
-                for Cell { work, pairs, times, .. } in &mut cells {
-                    pairs.iter_mut().zip(times).for_each(|(pair, times)| stretch(pair, *work, limit, times));
-                }
+        let neighbours = Busy::start(busy);
+        for _ in 0..rounds {
+            for Cell { work, pairs, times, .. } in &mut cells {
+                pairs.iter_mut().zip(times).for_each(|(pair, times)| stretch(pair, *work, limit, times));
             }
-        });
+        }
+        drop(neighbours);
         for Cell { name, times, .. } in &mut cells {
             let [ours, theirs] = times.each_mut().map(|times| figures(times));
             let columns = |figures: [f64; 3]| figures.map(|figure| format!("{figure:>10.2}")).concat();

@@ -381,6 +381,8 @@ pub(crate) mod waiting {
     pub(crate) const MEMORY: Duration = Duration::from_millis(100);
     /// Rounds of a wait that lasts longer than most between two questions to the kernel, how often it has taken the core.
     pub(crate) const SWITCHES_EVERY: u32 = 16;
+    /// A sleep that is over within this was for what the core was wanted for: it comes more often so than by chance.
+    pub(crate) const SOON: Duration = Duration::from_micros(100);
     /// How often the time that a wait stays awake is halved at most.
     pub(crate) const MOST_HASTE: u32 = 5;
     /// Publishes for which the others look whether a rank sleeps after it has slept last.
@@ -469,6 +471,8 @@ pub(crate) mod point_to_point {
     pub(crate) const ACCEPT_EVERY: u64 = 64;
     /// Looks of a receive at its source's stream before it becomes a request.
     pub(crate) const LOOKS: u32 = 256;
+    /// The same where each look is a system call.
+    pub(crate) const READS: u32 = 32;
     /// Bytes read ahead: a header and a short message in one read.
     pub(crate) const AHEAD_BYTES: usize = 2048;
     /// Bytes from which on a message is read straight to where it belongs: copying fewer costs less than a read.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Waiting;
 use crate::sync::thread_key;
-use crate::tuning::waiting::{FIRST_NAP, LATE, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, SWITCHES_EVERY};
+use crate::tuning::waiting::{FIRST_NAP, LATE, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, SOON, SWITCHES_EVERY};
 
 /// Whether so many ranks of one host have fewer cores than they are: ranks elsewhere want none of them.
 pub(crate) fn is_crowded(local_ranks: usize) -> bool {
@@ -55,7 +55,7 @@ struct Crowd {
     until: Option<Instant>,
     /// How often the kernel had taken the core from a thread when it was asked last, and from which.
     switches: Option<(usize, u64)>,
-    /// How many waits in a row came to sleep.
+    /// By how much fewer waits ended awake of late than came to sleep in vain.
     haste: u32,
 }
 
@@ -134,7 +134,7 @@ impl Patience {
     /// A wait was over within the first looks.
     #[inline]
     pub(crate) fn was_brief(&mut self) {
-        self.crowd.haste = 0;
+        self.crowd.haste = self.crowd.haste.saturating_sub(1);
     }
 
     /// What to do after one more fruitless round.
@@ -177,7 +177,7 @@ impl Patience {
         if self.rounds.is_multiple_of(SWITCHES_EVERY) || self.crowd.switches.is_none() {
             self.crowd.count(thread_key(), switches(), now);
         }
-        if waited >= self.limits.awake_for || self.crowd.is_near(now) { self.sleep() } else { awake }
+        if waited >= self.limits.awake_for / (1 << self.crowd.haste) || self.crowd.is_near(now) { self.sleep() } else { awake }
     }
 
     /// The time as it was when [`Patience::next`] last looked at the clock, or now.
@@ -200,10 +200,17 @@ impl Patience {
         }
     }
 
-    /// Begins anew, knowing how this wait has ended.
+    /// Begins anew, knowing how this wait has ended. A sleep that is soon over says that the other rank may have wanted this core.
     fn learn(&mut self) {
-        let is_near = self.clock.is_some_and(|(_, now)| self.crowd.is_near(now));
-        self.crowd.haste = if self.sleeps > 0 && is_near { (self.crowd.haste + 1).min(MOST_HASTE) } else { 0 };
+        let Some((_, last)) = self.clock.filter(|_| self.sleeps > 0) else {
+            self.crowd.haste = self.crowd.haste.saturating_sub(1);
+            (self.rounds, self.sleeps, self.clock) = (0, 0, None);
+            return;
+        };
+        let now = Instant::now();
+        if self.crowd.is_near(now) || now.duration_since(last) < SOON {
+            self.crowd.haste = (self.crowd.haste + 1).min(MOST_HASTE);
+        }
         (self.rounds, self.sleeps, self.clock) = (0, 0, None);
     }
 }

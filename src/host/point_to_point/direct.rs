@@ -9,7 +9,7 @@ use std::hint;
 use std::io;
 
 use crate::element::TypeTag;
-use crate::tuning::point_to_point::LOOKS;
+use crate::tuning::point_to_point::{LOOKS, READS};
 
 use super::frame::EAGER_BYTES;
 use super::incoming::Incoming;
@@ -79,6 +79,7 @@ impl<C: Connector> Messages<C> {
             Incoming::take_message(&mut channel.link, &begin, into);
             return Some(self.received(link, Envelope { source: from, tag, element, bytes }));
         }
+        let looks = looks.min(READS);
         let message = look(looks, || channel.incoming.front(&mut channel.link, tag)).ok()??;
         if message.element != element || message.bytes > into.capacity() {
             return None;

@@ -4,6 +4,7 @@
 
 use std::hint;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use rustix::thread::sched_yield;
 use crate::config::Waiting;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::link::ByteLink;
-use crate::host::waiting::{Patience, Pause, is_crowded};
+use crate::host::link::{Bell, ByteLink};
+use crate::host::waiting::{Patience, Pause, Sleep, is_crowded};
 use crate::tuning::point_to_point::{ACCEPT_EVERY, UNEXPECTED_BYTES, UNEXPECTED_LEAST_BYTES};
 use crate::tuning::waiting::MESSAGES;
 
@@ -252,14 +253,39 @@ impl<C: Connector> Messages<C> {
                 return true;
             }
             let pause = self.patience.next();
-            if matches!(pause, Pause::Sleep(_)) {
-                self.tell_all_credit();
-            }
-            self.rest(pause, budget);
-            if matches!(pause, Pause::Sleep(_)) {
-                return self.progress();
-            }
+            let Pause::Sleep(sleep) = pause else {
+                self.rest(pause, budget);
+                continue;
+            };
+            self.tell_all_credit();
+            return match self.bell() {
+                Some(bell) => self.sleep_on(&*bell, sleep, budget),
+                None => {
+                    self.rest(pause, budget);
+                    self.progress()
+                }
+            };
         }
+    }
+
+    /// What wakes this rank whichever of its links moves; `None` where there is nothing that all of them ring.
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        let mut bell = self.connector.is_complete().then_some(None)?;
+        for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {
+            bell = Some(channel.link.bell()?);
+        }
+        bell
+    }
+
+    /// Sleeps until a link moves, at most for `budget`; whether anything moved.
+    fn sleep_on(&mut self, bell: &dyn Bell, sleep: Sleep, budget: Duration) -> bool {
+        let heard = bell.listen();
+        let has_moved = self.progress();
+        if !has_moved {
+            bell.sleep(heard, budget.min(if heard.is_new { sleep.nap } else { sleep.limit }));
+        }
+        bell.leave();
+        has_moved || self.progress()
     }
 
     /// Passes the time after a fruitless round, at most `limit` of it.

@@ -1,11 +1,13 @@
 //! The small shared words of a region: who is there, who sleeps, and why it ended.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
 use crate::host::abort_reason::AbortReason;
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence};
+use crate::tuning::waiting::LIGHT_FOR;
 
 /// A value on cache lines of its own.
 #[repr(C, align(128))]
@@ -110,6 +112,32 @@ impl Control {
     }
 }
 
+/// Whether this rank sleeps often, as far as the others of its group are to know.
+#[derive(Debug, Default)]
+pub(super) struct Lightness {
+    /// After how many publishes more they need not know any longer; 0 where they do not.
+    publishes: std::sync::atomic::AtomicU32,
+}
+
+impl Lightness {
+    /// This rank sleeps, and will again soon: the others are to look for it after each publish. Says whether they did not before.
+    pub(super) fn grow(&self, control: &Control) -> bool {
+        let was_heavy = self.publishes.swap(LIGHT_FOR, Relaxed) == 0;
+        if was_heavy {
+            control.add_light_sleeper();
+        }
+        was_heavy
+    }
+
+    /// This rank has published something more.
+    pub(super) fn fade(&self, control: &Control) {
+        let less = self.publishes.fetch_update(Relaxed, Relaxed, |publishes| publishes.checked_sub(1));
+        if less == Ok(1) {
+            control.remove_light_sleeper();
+        }
+    }
+}
+
 impl<T> std::ops::Deref for Line<T> {
     type Target = T;
 
@@ -167,6 +195,10 @@ pub(super) struct Member {
     available: AtomicU32,
     /// The processors that it may run on; all zero where that is not known.
     processors: [AtomicU64; CpuSet::MAX_CPU / 64],
+    /// How many of its threads sleep until one of its rings moves, or are about to.
+    listening: AtomicU32,
+    /// What they sleep on.
+    bell: Futex,
 }
 
 impl Member {
@@ -204,6 +236,31 @@ impl Member {
     /// Whether the rank has left of its own will.
     pub(super) fn has_departed(&self) -> bool {
         self.departed.load(Ordering::Acquire) != 0
+    }
+
+    /// Announces that a thread of the rank is about to sleep until a ring of it moves. What it has heard until now.
+    pub(super) fn listen(&self) -> u32 {
+        self.listening.fetch_add(1, Ordering::SeqCst);
+        let heard = self.bell.read();
+        Control::fence();
+        heard
+    }
+
+    /// Sleeps until more is heard, at most for `limit`.
+    pub(super) fn doze(&self, heard: u32, limit: Duration) {
+        self.bell.wait(heard, limit);
+    }
+
+    /// Takes back what [`Member::listen`] has announced.
+    pub(super) fn stop_listening(&self) {
+        self.listening.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Wakes its threads that listen, after what they wait for was stored and a [`Control::fence`].
+    pub(super) fn ring(&self) {
+        if self.listening.load(Ordering::Relaxed) != 0 {
+            self.bell.change();
+        }
     }
 
     /// Whether it holds a lock as long as it lives.
@@ -307,7 +364,8 @@ mod models {
     fn member() -> Member {
         let [departed, locked, available] = std::array::from_fn(|_| AtomicU32::new(0));
         let processors = std::array::from_fn(|_| AtomicU64::new(0));
-        Member { departed, locked, left_at: AtomicU64::new(0), available, processors }
+        let (listening, bell) = (AtomicU32::new(0), Futex::new());
+        Member { departed, locked, left_at: AtomicU64::new(0), available, processors, listening, bell }
     }
 
     // In the models below the reader is the thread that begins later, so that loom lets each of its looks find all that is not ruled out.

@@ -65,8 +65,6 @@ pub(crate) struct Group {
     pub(super) first_looks: u32,
     /// How it waits after that, and what it has learnt of that.
     pub(super) patience: Patience,
-    /// For how many publishes more the others look whether this rank sleeps; 0 where they do not.
-    pub(super) light_for: u32,
     /// How many ranks can run at the same time.
     pub(super) running: usize,
     /// How calls are cut into steps.
@@ -188,7 +186,6 @@ impl Group {
             state: GroupState::Ready,
             first_looks: SHARED_MEMORY.first_looks[usize::from(is_crowded)],
             patience: Patience::new(&SHARED_MEMORY, is_crowded),
-            light_for: 0,
             running: if is_crowded { processors.max(1) } else { ranks },
             step_sizes: StepSizes::new(region.layout().slot_bytes(), is_crowded),
             offers: vec![Offer::default(); ranks].into(),

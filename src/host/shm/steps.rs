@@ -26,7 +26,6 @@ use crate::call::{Call, Collective};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::waiting::{Interval, Pause, Sleep};
 use crate::tuning::shm::LIVENESS_INTERVAL;
-use crate::tuning::waiting::LIGHT_FOR;
 
 /// Where the fingerprint lies in a mailbox: after the flag.
 const FINGERPRINT_AT: usize = 8;
@@ -80,7 +79,7 @@ impl Group {
         if self.region.control().has_sleepers() && self.missing(step).next().is_none() {
             self.region.wake();
         }
-        self.grow_heavy();
+        self.region.fade();
     }
 
     /// Whether `rank` has published `step`.
@@ -288,31 +287,12 @@ impl Group {
     /// Sleeps until the last rank publishes `step`, or for a while.
     fn sleep(&mut self, sleep: Sleep, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) {
         // Others may publish once more before they see that they are to look for sleepers.
-        let most = if self.grow_light() { sleep.nap } else { sleep.limit };
+        let most = if self.region.sleeps_lightly() { sleep.nap } else { sleep.limit };
         let stopped = || self.region.abort_reason().is_some() || context.health.abort_reason().is_some();
         let missing = self.missing(step).map(|rank| self.globals[rank]);
         context.recorder.waits(context.call, context.deadline, missing);
         let limit = most.min(context.deadline.remaining());
         self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != PollResult::Behind);
-    }
-
-    /// This rank sleeps, and will again soon: the others are to look for it after each publish. Says whether they did not before.
-    fn grow_light(&mut self) -> bool {
-        let was_heavy = std::mem::replace(&mut self.light_for, LIGHT_FOR) == 0;
-        if was_heavy {
-            self.region.control().add_light_sleeper();
-        }
-        was_heavy
-    }
-
-    /// Where this rank has not slept for so many publishes, the others need not look for it any more.
-    fn grow_heavy(&mut self) {
-        if self.light_for > 0 {
-            self.light_for -= 1;
-            if self.light_for == 0 {
-                self.region.control().remove_light_sleeper();
-            }
-        }
     }
 
     /// How the wait for `step` ends by what the ranks have published; `None` while some are missing.
