@@ -373,18 +373,20 @@ pub(crate) mod waiting {
         pub(crate) longest_sleep: Duration,
     }
 
-    /// Between two looks at the clock: so late is the second only where somebody else had the core.
+    /// Between two looks at the clock, with no yield in between: so late is the second only where somebody else had the core.
     pub(crate) const LATE: Duration = Duration::from_micros(50);
+    /// So long takes a yield only where somebody has taken the core: otherwise less than a microsecond.
+    pub(crate) const LATE_YIELD: Duration = Duration::from_micros(8);
     /// The same where ranks give up the core for each other: less than a time slice, more than what they do in their turns.
-    pub(crate) const LATE_YIELD: Duration = Duration::from_millis(1);
-    /// How long it is remembered that others want the core.
-    pub(crate) const MEMORY: Duration = Duration::from_millis(100);
-    /// Rounds of a wait that lasts longer than most between two questions to the kernel, how often it has taken the core.
-    pub(crate) const SWITCHES_EVERY: u32 = 16;
-    /// A sleep that is over within this was for what the core was wanted for: it comes more often so than by chance.
-    pub(crate) const SOON: Duration = Duration::from_micros(100);
-    /// How often the time that a wait stays awake is halved at most.
+    pub(crate) const LATE_AMONG_RANKS: Duration = Duration::from_millis(1);
+    /// A wait that ends so long after a look at the clock has hardly been awake all the time.
+    pub(crate) const BRIEFLY: Duration = Duration::from_micros(12);
+    /// How long it is remembered that others want the core: finding that out anew may cost a time slice.
+    pub(crate) const MEMORY: Duration = Duration::from_secs(1);
+    /// How often the time that a wait stays awake is halved before it is none.
     pub(crate) const MOST_HASTE: u32 = 5;
+    /// One wait of so many stays awake all the same, to see whether that has become worth while.
+    pub(crate) const TRY_EVERY: u32 = 64;
     /// Publishes for which the others look whether a rank sleeps after it has slept last.
     pub(crate) const LIGHT_FOR: u32 = 4096;
 
@@ -413,7 +415,7 @@ pub(crate) mod waiting {
         first_looks: [0, 0],
         spin_for: Duration::from_micros(8),
         awake_for: Duration::from_micros(200),
-        rounds_per_look: 32,
+        rounds_per_look: 1,
         crowded_rounds: Some(64),
         first_sleep: Duration::from_millis(1),
         longest_sleep: Duration::from_millis(16),

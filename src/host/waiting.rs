@@ -1,27 +1,24 @@
-//! The one policy of waiting: a rank for which nothing moves looks again at once, and then sleeps.
+//! The one policy of waiting: a rank for which nothing moves looks again at once, then gives up its core between looks, then sleeps.
 //!
 //! When it goes on to the next of these is in [`Limits`], of which there is one for each kind of wait (`tuning::waiting`). Who waits looks
 //! at the health in every round, and at the deadline in every round in which nothing moved.
 //!
 //! # Crowds
 //!
-//! A rank with a core to itself does best to stay awake for as long as most waits take. Beside others who want that core it does best to sleep soon: the
-//! scheduler counts what it spins away against it, and lets it wait for whole time slices later, where it wakes a sleeper at once. Giving up the
-//! core by `sched_yield` is worse still, since that too hands whole slices to the others.
+//! A rank with a core to itself does best to stay awake for as long as most waits take. Beside others who want that core it does best to sleep soon. The
+//! scheduler counts what it spins away against it and lets it wait for whole time slices later, and a rank that yields hands such slices to the
+//! others, where a sleeper is woken at once.
 //!
-//! So each waiter learns whether there are others ([`Crowd`]): the kernel counts how often it took the core from this thread, which is asked once a wait lasts
-//! longer than most, and a look that comes much later than the one before tells the same. That is remembered for a while. In a crowd a wait that has lasted
-//! about as long as a wake-up takes sleeps, and sooner where the waits before it all came to sleep.
+//! So each waiter learns whether there are others ([`Crowd`]): a yield that returns late was taken by somebody, and so was a core on which a look comes much
+//! later than the one before. That is remembered for a while. In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then
+//! sleeps; where waits come to sleep again and again, it stays awake for less and less, and one wait of many tries whether that is still right.
 //!
-//! Where the ranks themselves are more than the cores, they give up the core for each other. There a late return alone tells of others.
-
-#![expect(unsafe_code, reason = "the kernel's count of a thread's switches has no safe wrapper")]
+//! Where the ranks themselves are more than the cores, a yield goes to another rank. There only one that takes as long as a time slice tells of others.
 
 use std::time::{Duration, Instant};
 
 use crate::config::Waiting;
-use crate::sync::thread_key;
-use crate::tuning::waiting::{FIRST_NAP, LATE, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, SOON, SWITCHES_EVERY};
+use crate::tuning::waiting::{BRIEFLY, FIRST_NAP, LATE, LATE_AMONG_RANKS, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, TRY_EVERY};
 
 /// Whether so many ranks of one host have fewer cores than they are: ranks elsewhere want none of them.
 pub(crate) fn is_crowded(local_ranks: usize) -> bool {
@@ -53,10 +50,10 @@ pub(crate) struct Sleep {
 struct Crowd {
     /// Until when it counts on them.
     until: Option<Instant>,
-    /// How often the kernel had taken the core from a thread when it was asked last, and from which.
-    switches: Option<(usize, u64)>,
-    /// By how much fewer waits ended awake of late than came to sleep in vain.
+    /// How often the time that a wait stays awake is halved, since so many waits more came to sleep than ended awake; from [`MOST_HASTE`] on it is none.
     haste: u32,
+    /// Waits that lasted longer than the first looks.
+    waits: u32,
 }
 
 impl Crowd {
@@ -70,25 +67,28 @@ impl Crowd {
         self.until = Some(now + MEMORY);
     }
 
-    /// The kernel has taken the core so often from this thread.
-    fn count(&mut self, thread: usize, switches: u64, now: Instant) {
-        if self.switches.is_some_and(|(counted, before)| counted == thread && before < switches) {
-            self.met(now);
+    /// How long of so long a wait stays awake.
+    fn hurried(&self, most: Duration) -> Duration {
+        match self.haste {
+            _ if self.is_trying() => most,
+            MOST_HASTE.. => Duration::ZERO,
+            haste => most / (1 << haste),
         }
-        self.switches = Some((thread, switches));
     }
-}
 
-/// How often the kernel has taken the core from this thread while it wanted to go on.
-fn switches() -> u64 {
-    if cfg!(any(miri, loom)) {
-        return 0;
+    /// Whether this wait is to show if staying awake has become worth while again.
+    fn is_trying(&self) -> bool {
+        self.waits.is_multiple_of(TRY_EVERY)
     }
-    // SAFETY: all-zero bytes are a valid `rusage`: it is made of integers.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` outlives the call, which writes one `rusage`.
-    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    if result == 0 { usage.ru_nivcsw as u64 } else { 0 }
+
+    /// A wait has ended, awake or asleep.
+    fn ended(&mut self, awake: bool) {
+        self.haste = match awake {
+            true if self.is_trying() => 0,
+            true => self.haste.saturating_sub(1),
+            false => (self.haste + 1).min(MOST_HASTE),
+        };
+    }
 }
 
 /// One rank's patience: counts fruitless rounds, and remembers what former waits have taught.
@@ -125,6 +125,7 @@ impl Patience {
     #[inline]
     pub(crate) fn looks(&self, most: u32) -> u32 {
         match self.waiting {
+            Waiting::Auto if self.crowd.haste == 0 || self.crowd.is_trying() => most,
             Waiting::Auto => most >> self.crowd.haste,
             Waiting::Spin => most,
             Waiting::Sleep => 0,
@@ -134,10 +135,12 @@ impl Patience {
     /// A wait was over within the first looks.
     #[inline]
     pub(crate) fn was_brief(&mut self) {
-        self.crowd.haste = self.crowd.haste.saturating_sub(1);
+        if self.crowd.haste > 0 {
+            self.crowd.ended(true);
+        }
     }
 
-    /// What to do after one more fruitless round.
+    /// What to do after one more fruitless round. Where that is to yield, [`Patience::yield_now`] does it.
     pub(crate) fn next(&mut self) -> Pause {
         self.rounds = self.rounds.saturating_add(1);
         match self.waiting {
@@ -146,38 +149,56 @@ impl Patience {
             Waiting::Spin if self.rounds.is_multiple_of(self.limits.rounds_per_look) => self.look(Instant::now()),
             Waiting::Auto | Waiting::Spin => {}
         }
-        self.decide(switches)
+        self.decide()
     }
 
     /// The clock was read.
     fn look(&mut self, now: Instant) {
         let (began, last) = self.clock.unwrap_or((now, now));
-        let late = if self.is_crowded { LATE_YIELD } else { LATE };
-        if self.sleeps == 0 && now.duration_since(last) >= late {
+        if !self.is_crowded && self.sleeps == 0 && now.duration_since(last) >= LATE {
             self.crowd.met(now);
         }
         self.clock = Some((began, now));
     }
 
     /// What to do by what the clock said last.
-    fn decide(&mut self, switches: impl FnOnce() -> u64) -> Pause {
-        let awake = if self.is_crowded { Pause::Yield } else { Pause::Spin };
-        let (waited, now) = match self.clock {
-            _ if self.waiting == Waiting::Spin => return awake,
-            Some((began, now)) => (now.duration_since(began), now),
-            None => return awake,
-        };
-        if self.is_crowded {
-            let is_over = self.limits.crowded_rounds.map_or(waited >= self.limits.awake_for, |rounds| self.rounds > rounds);
-            return if is_over || self.crowd.is_near(now) { self.sleep() } else { awake };
+    fn decide(&mut self) -> Pause {
+        let Some((began, now)) = self.clock else { return if self.is_crowded { Pause::Yield } else { Pause::Spin } };
+        let waited = now.duration_since(began);
+        let is_near = self.crowd.is_near(now);
+        if self.waiting == Waiting::Spin {
+            return if self.is_crowded { Pause::Yield } else { Pause::Spin };
         }
-        if waited < self.limits.spin_for / (1 << self.crowd.haste) {
-            return awake;
+        if let Some(rounds) = self.limits.crowded_rounds.filter(|_| self.is_crowded) {
+            return if self.rounds <= rounds && !is_near { Pause::Yield } else { self.sleep() };
         }
-        if self.rounds.is_multiple_of(SWITCHES_EVERY) || self.crowd.switches.is_none() {
-            self.crowd.count(thread_key(), switches(), now);
+        match waited {
+            waited if waited < self.crowd.hurried(self.limits.spin_for) && !self.is_crowded => Pause::Spin,
+            waited if waited < self.limits.awake_for && !is_near => Pause::Yield,
+            _ => self.sleep(),
         }
-        if waited >= self.limits.awake_for / (1 << self.crowd.haste) || self.crowd.is_near(now) { self.sleep() } else { awake }
+    }
+
+    /// Gives up the core, and learns who has had it meanwhile.
+    pub(crate) fn yield_now(&mut self) {
+        let before = Instant::now();
+        std::thread::yield_now();
+        let after = Instant::now();
+        self.yielded(before, after);
+    }
+
+    /// A yield has taken so long.
+    fn yielded(&mut self, before: Instant, after: Instant) {
+        let late = if self.is_crowded { LATE_AMONG_RANKS } else { LATE_YIELD };
+        if self.waiting == Waiting::Auto && after.duration_since(before) >= late {
+            self.crowd.met(after);
+        }
+        self.clock = self.clock.map(|(began, _)| (began, after));
+    }
+
+    /// How many sleeps this wait has come to, that which [`Patience::next`] has just asked for among them.
+    pub(crate) fn sleeps(&self) -> u32 {
+        self.sleeps
     }
 
     /// The time as it was when [`Patience::next`] last looked at the clock, or now.
@@ -186,6 +207,9 @@ impl Patience {
     }
 
     fn sleep(&mut self) -> Pause {
+        if self.sleeps == 0 && self.waiting == Waiting::Auto {
+            self.clock = Some((self.clock.map_or_else(Instant::now, |(began, _)| began), Instant::now()));
+        }
         let doubled = |first: Duration, longest: Duration| (first * (1 << self.sleeps.min(10))).min(longest);
         let sleep = Sleep { limit: doubled(self.limits.first_sleep, self.limits.longest_sleep), nap: doubled(FIRST_NAP, LONGEST_NAP) };
         self.sleeps = self.sleeps.saturating_add(1);
@@ -200,17 +224,19 @@ impl Patience {
         }
     }
 
-    /// Begins anew, knowing how this wait has ended. A sleep that is soon over says that the other rank may have wanted this core.
+    /// Begins anew, knowing how this wait has ended.
     fn learn(&mut self) {
-        let Some((_, last)) = self.clock.filter(|_| self.sleeps > 0) else {
-            self.crowd.haste = self.crowd.haste.saturating_sub(1);
-            (self.rounds, self.sleeps, self.clock) = (0, 0, None);
-            return;
-        };
-        let now = Instant::now();
-        if self.crowd.is_near(now) || now.duration_since(last) < SOON {
-            self.crowd.haste = (self.crowd.haste + 1).min(MOST_HASTE);
+        if self.crowd.until.is_some() {
+            let now = Instant::now();
+            let since = self.clock.map_or(Duration::ZERO, |(_, last)| now.duration_since(last));
+            match self.sleeps {
+                // It has not been awake all the time: somebody else was.
+                0 => self.crowd.ended(!self.crowd.is_near(now) || since < BRIEFLY),
+                _ if self.crowd.is_near(now) => self.crowd.ended(false),
+                _ => {}
+            }
         }
+        self.crowd.waits = self.crowd.waits.wrapping_add(1);
         (self.rounds, self.sleeps, self.clock) = (0, 0, None);
     }
 }

@@ -272,7 +272,7 @@ impl Engine {
     fn pause<L: Links>(&mut self, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         match self.waiting.pause() {
             Pause::Spin => std::hint::spin_loop(),
-            Pause::Yield => std::thread::yield_now(),
+            Pause::Yield => self.waiting.yield_now(),
             Pause::Sleep(sleep) => self.sleep(sleep, request, context, links)?,
         }
         Ok(())

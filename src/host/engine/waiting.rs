@@ -57,6 +57,11 @@ impl Waiting {
         self.patience.next()
     }
 
+    /// Gives up the core.
+    pub(super) fn yield_now(&mut self) {
+        self.patience.yield_now();
+    }
+
     /// Begins a new poll set.
     pub(super) fn clear(&mut self) {
         self.descriptors.clear();

@@ -9,7 +9,6 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::thread::sched_yield;
 
 use crate::config::Waiting;
 use crate::element::TypeTag;
@@ -257,7 +256,10 @@ impl<C: Connector> Messages<C> {
                 self.rest(pause, budget);
                 continue;
             };
-            self.tell_all_credit();
+            // Not before the first sleep: a peer that takes turns with this rank would be woken for it each time.
+            if self.patience.sleeps() > 1 {
+                self.tell_all_credit();
+            }
             return match self.bell() {
                 Some(bell) => self.sleep_on(&*bell, sleep, budget),
                 None => {
@@ -289,10 +291,10 @@ impl<C: Connector> Messages<C> {
     }
 
     /// Passes the time after a fruitless round, at most `limit` of it.
-    pub(super) fn rest(&self, pause: Pause, limit: Duration) {
+    pub(super) fn rest(&mut self, pause: Pause, limit: Duration) {
         match pause {
             Pause::Spin => hint::spin_loop(),
-            Pause::Yield => sched_yield(),
+            Pause::Yield => self.patience.yield_now(),
             Pause::Sleep(sleep) => self.sleep(limit.min(sleep.limit), sleep.nap),
         }
     }

@@ -278,7 +278,7 @@ impl Group {
             }
             match pause {
                 Pause::Spin => std::hint::spin_loop(),
-                Pause::Yield => std::thread::yield_now(),
+                Pause::Yield => self.patience.yield_now(),
                 Pause::Sleep(sleep) => self.sleep(sleep, step, fingerprint, context),
             }
         }
