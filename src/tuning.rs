@@ -367,7 +367,8 @@ pub(crate) mod waiting {
         pub(crate) rounds_per_look: u32,
         /// With more ranks than cores: after how many rounds it sleeps, without a look at the clock. `None`: by the clock there too.
         pub(crate) crowded_rounds: Option<u32>,
-        /// The first sleep on something that can wake the sleeper. Each further one is twice as long.
+        /// The first sleep on something that can wake the sleeper. Each further one is twice as long. Where it ends after the next tick of the system's
+        /// clock, it costs no timer of its own.
         pub(crate) first_sleep: Duration,
         /// The longest such sleep: how late a rank may notice what nobody wakes it for.
         pub(crate) longest_sleep: Duration,
@@ -386,7 +387,7 @@ pub(crate) mod waiting {
     /// How often the time that a wait stays awake is halved before it is none.
     pub(crate) const MOST_HASTE: u32 = 5;
     /// One wait of so many stays awake all the same, to see whether that has become worth while.
-    pub(crate) const TRY_EVERY: u32 = 64;
+    pub(crate) const TRY_EVERY: u32 = 256;
     /// Publishes for which the others look whether a rank sleeps after it has slept last.
     pub(crate) const LIGHT_FOR: u32 = 4096;
 
@@ -397,7 +398,7 @@ pub(crate) mod waiting {
         awake_for: Duration::from_micros(200),
         rounds_per_look: 1,
         crowded_rounds: None,
-        first_sleep: Duration::from_millis(1),
+        first_sleep: Duration::from_millis(10),
         longest_sleep: Duration::from_millis(50),
     };
     /// For the links of a plan. The sleep ends with a descriptor; its length is for an abort, which no descriptor tells.
@@ -417,8 +418,8 @@ pub(crate) mod waiting {
         awake_for: Duration::from_micros(200),
         rounds_per_look: 1,
         crowded_rounds: Some(64),
-        first_sleep: Duration::from_millis(1),
-        longest_sleep: Duration::from_millis(16),
+        first_sleep: Duration::from_millis(10),
+        longest_sleep: Duration::from_millis(20),
     };
     /// The first sleep where nothing can wake the sleeper. Each further one is twice as long.
     pub(crate) const FIRST_NAP: Duration = Duration::from_micros(50);
@@ -503,6 +504,8 @@ pub(crate) mod progress {
     pub(crate) const HAND_OVER: Duration = Duration::from_micros(50);
     /// How long one turn of a waiter may hold the lock, so that others can post and wait too.
     pub(crate) const TURN: Duration = Duration::from_micros(200);
+    /// The same until another thread has wanted the lock for the first time: a sleep of this length costs no timer of its own.
+    pub(crate) const LONE_TURN: Duration = Duration::from_millis(5);
     /// Messages of which the last does not try the short way, so that everything else is moved on.
     pub(crate) const DIRECT: u32 = 16;
     /// How long the background thread sleeps where nothing moves.

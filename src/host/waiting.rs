@@ -132,6 +132,11 @@ impl Patience {
         }
     }
 
+    /// Whether a wait that begins now is to sleep at once.
+    pub(crate) fn is_hasty(&self) -> bool {
+        self.waiting == Waiting::Auto && self.rounds == 0 && self.crowd.haste >= MOST_HASTE && !self.crowd.is_trying()
+    }
+
     /// A wait was over within the first looks.
     #[inline]
     pub(crate) fn was_brief(&mut self) {
@@ -219,23 +224,30 @@ impl Patience {
     /// Something moved.
     #[inline]
     pub(crate) fn reset(&mut self) {
-        if self.rounds > 0 {
-            self.learn();
+        if self.rounds == 0 {
+            return;
+        }
+        if self.crowd.until.is_some() {
+            self.learn_at(Instant::now());
+        } else {
+            self.begin();
         }
     }
 
-    /// Begins anew, knowing how this wait has ended.
-    fn learn(&mut self) {
-        if self.crowd.until.is_some() {
-            let now = Instant::now();
-            let since = self.clock.map_or(Duration::ZERO, |(_, last)| now.duration_since(last));
-            match self.sleeps {
-                // It has not been awake all the time: somebody else was.
-                0 => self.crowd.ended(!self.crowd.is_near(now) || since < BRIEFLY),
-                _ if self.crowd.is_near(now) => self.crowd.ended(false),
-                _ => {}
-            }
+    /// Begins anew, knowing how this wait has ended, now.
+    fn learn_at(&mut self, now: Instant) {
+        let since = self.clock.map_or(Duration::ZERO, |(_, last)| now.duration_since(last));
+        match self.sleeps {
+            // It has not been awake all the time: somebody else was.
+            0 => self.crowd.ended(!self.crowd.is_near(now) || since < BRIEFLY),
+            _ if self.crowd.is_near(now) => self.crowd.ended(false),
+            _ => {}
         }
+        self.begin();
+    }
+
+    /// Begins anew.
+    fn begin(&mut self) {
         self.crowd.waits = self.crowd.waits.wrapping_add(1);
         (self.rounds, self.sleeps, self.clock) = (0, 0, None);
     }
@@ -311,6 +323,112 @@ mod tests {
         assert_eq!(std::array::from_fn(|_| patience.next()), SLEEPS);
         patience.sleeps = u32::MAX;
         assert_eq!(patience.next(), SLEEPS[3]);
+    }
+
+    /// A wait of a rank with a core of its own, a clock of its own, and others who may take the core.
+    struct Waiter {
+        patience: Patience,
+        now: Instant,
+    }
+
+    impl Waiter {
+        fn new(limits: &'static Limits, waiting: Waiting) -> Self {
+            let mut patience = Patience::new(limits, false);
+            patience.set_waiting(waiting);
+            Self { patience, now: Instant::now() }
+        }
+
+        /// The next round, so much later.
+        fn round(&mut self, later: Duration) -> Pause {
+            self.now += later;
+            self.patience.rounds += 1;
+            self.patience.look(self.now);
+            self.patience.decide()
+        }
+
+        /// A yield that takes so long.
+        fn give_up(&mut self, time: Duration) {
+            let before = self.now;
+            self.now += time;
+            self.patience.yielded(before, self.now);
+        }
+
+        /// How long a wait stays awake that lasts long, looking each microsecond.
+        fn awake(&mut self) -> u32 {
+            let awake = (0..1000).take_while(|_| !matches!(self.round(Duration::from_micros(1)), Pause::Sleep(_))).count();
+            self.patience.learn_at(self.now);
+            awake as u32
+        }
+    }
+
+    /// Spins for 16 µs, and yields for 84.
+    static USUAL: Limits = Limits { spin_for: Duration::from_micros(16), awake_for: Duration::from_micros(100), ..SPINS };
+
+    #[test]
+    fn who_comes_back_late_sleeps_and_remembers_it_for_a_while() {
+        let mut waiter = Waiter::new(&USUAL, Waiting::Auto);
+        waiter.round(NO_TIME);
+        assert_eq!(waiter.round(Duration::from_micros(20)), Pause::Yield);
+        waiter.give_up(LATE_YIELD / 2);
+        assert_eq!(waiter.round(NO_TIME), Pause::Yield, "nobody else has had the core");
+        waiter.give_up(LATE_YIELD);
+        assert!(matches!(waiter.round(NO_TIME), Pause::Sleep(_)));
+        waiter.patience.learn_at(waiter.now);
+        assert!(waiter.awake() <= 16, "no wait yields in a crowd");
+        waiter.now += MEMORY;
+        assert!(waiter.awake() > 90, "it is forgotten");
+    }
+
+    #[test]
+    fn a_look_that_comes_late_tells_of_others_too() {
+        let mut waiter = Waiter::new(&USUAL, Waiting::Auto);
+        waiter.round(NO_TIME);
+        assert!(matches!(waiter.round(LATE), Pause::Sleep(_)));
+    }
+
+    #[test]
+    fn waits_that_come_to_sleep_stay_awake_for_less_and_less_and_one_of_many_tries_again() {
+        let mut waiter = Waiter::new(&USUAL, Waiting::Auto);
+        // The first wait of all is a try.
+        waiter.awake();
+        waiter.round(NO_TIME);
+        waiter.give_up(LATE_YIELD);
+        waiter.patience.learn_at(waiter.now);
+        let awake: Vec<u32> = (0..7).map(|_| waiter.awake()).collect();
+        assert!(awake.is_sorted_by(|before, after| before >= after) && awake[6] == 0 && waiter.patience.looks(400) < 20, "{awake:?}");
+        let tries = (0..TRY_EVERY).filter(|_| waiter.awake() > 0).count();
+        assert_eq!(tries, 1);
+        // A wait that ends awake says that there is something in it.
+        while !waiter.patience.crowd.is_trying() {
+            waiter.awake();
+        }
+        waiter.round(NO_TIME);
+        waiter.patience.learn_at(waiter.now);
+        assert!(waiter.awake() >= 15 && waiter.patience.looks(400) >= 200);
+    }
+
+    #[test]
+    fn the_program_may_decide() {
+        let mut waiter = Waiter::new(&USUAL, Waiting::Spin);
+        assert!((0..1000).all(|_| waiter.round(Duration::from_millis(1)) == Pause::Spin) && waiter.patience.looks(400) == 400);
+        let mut patience = Waiter::new(&USUAL, Waiting::Sleep).patience;
+        assert_eq!((patience.looks(400), std::array::from_fn(|_| patience.next())), (0, SLEEPS));
+        let mut crowded = Patience::new(&USUAL, true);
+        crowded.set_waiting(Waiting::Spin);
+        assert!((0..1000).all(|_| crowded.next() == Pause::Yield));
+    }
+
+    #[test]
+    fn among_more_ranks_than_cores_only_a_time_slice_is_late() {
+        static LIMITS: Limits = Limits { crowded_rounds: Some(64), ..SPINS };
+        for limits in [&USUAL, &LIMITS] {
+            let mut waiter = Waiter { patience: Patience::new(limits, true), now: Instant::now() };
+            waiter.round(NO_TIME);
+            waiter.give_up(USUAL.awake_for / 2);
+            assert_eq!(waiter.round(NO_TIME), Pause::Yield);
+            waiter.give_up(LATE_AMONG_RANKS);
+            assert!(matches!(waiter.round(NO_TIME), Pause::Sleep(_)));
+        }
     }
 
     #[test]

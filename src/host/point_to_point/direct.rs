@@ -79,7 +79,7 @@ impl<C: Connector> Messages<C> {
             Incoming::take_message(&mut channel.link, &begin, into);
             return Some(self.received(link, Envelope { source: from, tag, element, bytes }));
         }
-        let looks = looks.min(READS);
+        let looks = if looks < LOOKS { 0 } else { READS };
         let message = look(looks, || channel.incoming.front(&mut channel.link, tag)).ok()??;
         if message.element != element || message.bytes > into.capacity() {
             return None;

@@ -361,6 +361,78 @@ mod models {
         });
     }
 
+    /// Ranks publish, and the last one wakes a sleeper that waits for all; `fenced` or not.
+    fn publish_and_wake(publishers: usize, fenced: bool) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = (publishers > 1).then_some(2);
+        builder.check(move || {
+            let flags: Vec<Flag> = (0..publishers).map(|_| Flag::new()).collect();
+            let shared = Arc::new((control(), flags));
+            let have_all = |flags: &[Flag]| flags.iter().all(|flag| flag.has_reached(1));
+            let publish = move |shared: &(Control, Vec<Flag>), me: usize| {
+                shared.1[me].publish(1);
+                if fenced {
+                    Control::fence();
+                }
+                if shared.0.has_sleepers() && have_all(&shared.1) {
+                    shared.0.wake();
+                }
+            };
+            let sleeper = Arc::clone(&shared);
+            let sleeper = thread::spawn(move || {
+                while !have_all(&sleeper.1) {
+                    sleeper.0.sleep(Duration::MAX, || have_all(&sleeper.1));
+                }
+            });
+            let others: Vec<_> = (1..publishers)
+                .map(|me| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || publish(&shared, me))
+                })
+                .collect();
+            publish(&shared, 0);
+            others.into_iter().for_each(|other| other.join().unwrap());
+            sleeper.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn who_publishes_with_a_fence_misses_no_sleeper() {
+        publish_and_wake(1, true);
+    }
+
+    #[test]
+    fn of_two_that_publish_one_wakes_whoever_waits_for_both() {
+        publish_and_wake(2, true);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn without_the_fence_a_sleeper_may_be_missed() {
+        publish_and_wake(1, false);
+    }
+
+    #[test]
+    fn who_listens_hears_of_what_is_written_after_its_last_look() {
+        loom::model(|| {
+            let shared = Arc::new((member(), Flag::new()));
+            let listener = Arc::clone(&shared);
+            let listener = thread::spawn(move || {
+                while !listener.1.has_reached(1) {
+                    let heard = listener.0.listen();
+                    if !listener.1.has_reached(1) {
+                        listener.0.doze(heard, Duration::MAX);
+                    }
+                    listener.0.stop_listening();
+                }
+            });
+            shared.1.publish(1);
+            Control::fence();
+            shared.0.ring();
+            listener.join().unwrap();
+        });
+    }
+
     fn member() -> Member {
         let [departed, locked, available] = std::array::from_fn(|_| AtomicU32::new(0));
         let processors = std::array::from_fn(|_| AtomicU64::new(0));
