@@ -414,7 +414,7 @@ pub(crate) mod waiting {
     /// For messages.
     pub(crate) static MESSAGES: Limits = Limits {
         first_looks: [0, 0],
-        spin_for: Duration::from_micros(8),
+        spin_for: Duration::from_micros(30),
         awake_for: Duration::from_micros(200),
         rounds_per_look: 1,
         crowded_rounds: Some(64),

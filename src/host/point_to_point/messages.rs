@@ -330,7 +330,9 @@ impl<C: Connector> Messages<C> {
             thread::sleep(limit.min(nap));
         }
         // Its descriptor, if it has one, is the last.
-        self.connector.descriptor().is_none() || !matches!(result, Ok(Ok(_))) || descriptors.last().is_some_and(|last| !last.revents().is_empty())
+        self.connector.descriptor().is_none()
+            || !matches!(result, Ok(Ok(_)))
+            || descriptors.last().is_some_and(|last| !last.revents().is_empty())
     }
 
     /// Takes the outcome of a request; `None` while it is under way, and for a void ticket.
