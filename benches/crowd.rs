@@ -170,7 +170,7 @@ fn stretch([first, second]: &mut Pair, steps: u64, limit: Duration, times: &mut 
             work(steps);
             let stop = if begin.elapsed() < limit { 0 } else { STOP };
             let sum = first.exchange(call | stop);
-            assert!(sum == (2 * call | stop), "rank 0 got {sum} of call {call}");
+            assert!(sum == (2 * call) | stop, "rank 0 got {sum} of call {call}");
             times.push(u32::try_from(began.elapsed().as_nanos()).unwrap_or(u32::MAX));
             if stop != 0 {
                 break;

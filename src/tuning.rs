@@ -382,12 +382,12 @@ pub(crate) mod waiting {
     pub(crate) const LATE_AMONG_RANKS: Duration = Duration::from_millis(1);
     /// A wait that ends so long after a look at the clock has hardly been awake all the time.
     pub(crate) const BRIEFLY: Duration = Duration::from_micros(12);
-    /// How long it is remembered that others want the core: finding that out anew may cost a time slice.
-    pub(crate) const MEMORY: Duration = Duration::from_secs(1);
+    /// How many times as long as they have had it is remembered that others want the core.
+    pub(crate) const MEMORY: u32 = 100;
     /// How often the time that a wait stays awake is halved before it is none.
     pub(crate) const MOST_HASTE: u32 = 5;
     /// One wait of so many stays awake all the same, to see whether that has become worth while.
-    pub(crate) const TRY_EVERY: u32 = 256;
+    pub(crate) const TRY_EVERY: u32 = 64;
     /// Publishes for which the others look whether a rank sleeps after it has slept last.
     pub(crate) const LIGHT_FOR: u32 = 4096;
 

@@ -5,12 +5,12 @@
 //!
 //! # Crowds
 //!
-//! A rank with a core to itself does best to stay awake for as long as most waits take. Beside others who want that core it does best to sleep soon. The
+//! A rank with a core to itself does best to stay awake for as long as most waits take. With others who want that core it does best to sleep soon. The
 //! scheduler counts what it spins away against it and lets it wait for whole time slices later, and a rank that yields hands such slices to the
 //! others, where a sleeper is woken at once.
 //!
 //! So each waiter learns whether there are others ([`Crowd`]): a yield that returns late was taken by somebody, and so was a core on which a look comes much
-//! later than the one before. That is remembered for a while. In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then
+//! later than the one before. That is remembered for a hundred times as long as it took. In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then
 //! sleeps; where waits come to sleep again and again, it stays awake for less and less, and one wait of many tries whether that is still right.
 //!
 //! Where the ranks themselves are more than the cores, a yield goes to another rank. There only one that takes as long as a time slice tells of others.
@@ -62,9 +62,9 @@ impl Crowd {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Others were there just now.
-    fn met(&mut self, now: Instant) {
-        self.until = Some(now + MEMORY);
+    /// Others have just had the core for so long. What that cost is the price of finding it out anew, so it is remembered for many times as long.
+    fn met(&mut self, now: Instant, late: Duration) {
+        self.until = self.until.max(Some(now + late * MEMORY));
     }
 
     /// How long of so long a wait stays awake.
@@ -160,8 +160,9 @@ impl Patience {
     /// The clock was read.
     fn look(&mut self, now: Instant) {
         let (began, last) = self.clock.unwrap_or((now, now));
-        if !self.is_crowded && self.sleeps == 0 && now.duration_since(last) >= LATE {
-            self.crowd.met(now);
+        let late = now.duration_since(last);
+        if !self.is_crowded && self.sleeps == 0 && late >= LATE {
+            self.crowd.met(now, late);
         }
         self.clock = Some((began, now));
     }
@@ -194,9 +195,9 @@ impl Patience {
 
     /// A yield has taken so long.
     fn yielded(&mut self, before: Instant, after: Instant) {
-        let late = if self.is_crowded { LATE_AMONG_RANKS } else { LATE_YIELD };
-        if self.waiting == Waiting::Auto && after.duration_since(before) >= late {
-            self.crowd.met(after);
+        let late = after.duration_since(before);
+        if self.waiting == Waiting::Auto && late >= if self.is_crowded { LATE_AMONG_RANKS } else { LATE_YIELD } {
+            self.crowd.met(after, late);
         }
         self.clock = self.clock.map(|(began, _)| (began, after));
     }
@@ -375,7 +376,7 @@ mod tests {
         assert!(matches!(waiter.round(NO_TIME), Pause::Sleep(_)));
         waiter.patience.learn_at(waiter.now);
         assert!(waiter.awake() <= 16, "no wait yields in a crowd");
-        waiter.now += MEMORY;
+        waiter.now += LATE_YIELD * MEMORY;
         assert!(waiter.awake() > 90, "it is forgotten");
     }
 
@@ -392,7 +393,7 @@ mod tests {
         // The first wait of all is a try.
         waiter.awake();
         waiter.round(NO_TIME);
-        waiter.give_up(LATE_YIELD);
+        waiter.give_up(Duration::from_secs(1));
         waiter.patience.learn_at(waiter.now);
         let awake: Vec<u32> = (0..7).map(|_| waiter.awake()).collect();
         assert!(awake.is_sorted_by(|before, after| before >= after) && awake[6] == 0 && waiter.patience.looks(400) < 20, "{awake:?}");
