@@ -48,11 +48,45 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, the flight recorder, the observer,
+/// How a rank waits for others on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Waiting {
+    /// Stays awake for as long as most waits take, or for as long as a wake-up takes where others want the same cores; then sleeps.
+    #[default]
+    Auto,
+    /// Never sleeps: for ranks that have their cores to themselves, where a wait of any length is to end at once.
+    Spin,
+    /// Sleeps at once: for ranks that wait long, and beside programs that need the cores more.
+    Sleep,
+}
+
+impl Waiting {
+    /// Every choice.
+    pub const ALL: [Waiting; 3] = [Waiting::Auto, Waiting::Spin, Waiting::Sleep];
+
+    /// The name used in `COLLECTIVES_WAITING` and in messages: `auto`, `spin`, `sleep`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Waiting::Auto => "auto",
+            Waiting::Spin => "spin",
+            Waiting::Sleep => "sleep",
+        }
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, how it waits, the flight recorder, the observer,
 /// the trace and what names its host.
 ///
 /// What is left at its default is taken from the environment where a communicator is made: `COLLECTIVES_ALGORITHM`,
-/// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
+/// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_WAITING` (`auto`, `spin` or `sleep`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
 /// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for ever), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
 /// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), `COLLECTIVES_TRACE` (a folder),
 /// `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file), and `COLLECTIVES_ENCRYPT` (`0` or `1`); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
@@ -100,6 +134,9 @@ pub struct Config {
     pub silence_timeout: Duration,
     /// Which links to use. Default: `Auto`.
     pub transport: Transport,
+    /// How this rank waits for others on the host. Ranks may differ. With more ranks than cores a rank that never sleeps gives up its core between
+    /// two looks. Default: `Auto`.
+    pub waiting: Waiting,
     /// Fold in rank order only: the same bits whatever the transport, algorithm and number of hosts. Costs bandwidth: each rank
     /// receives every other rank's share directly instead of partial results. Default: off.
     pub reproducible: bool,
@@ -186,6 +223,7 @@ impl Default for Config {
             timeout: Duration::from_secs(30 * 60),
             silence_timeout: SILENCE_TIMEOUT,
             transport: Transport::Auto,
+            waiting: Waiting::Auto,
             reproducible: false,
             host_identity: None,
             algorithms: AlgorithmRanges::new(),
@@ -244,6 +282,9 @@ impl Config {
         if let Some(transport) = read("COLLECTIVES_TRANSPORT").filter(|_| self.transport == default.transport) {
             self.transport = transport.parse().map_err(|_| wrong("COLLECTIVES_TRANSPORT", &transport, "auto, shm or tcp"))?;
         }
+        if let Some(waiting) = read("COLLECTIVES_WAITING").filter(|_| self.waiting == default.waiting) {
+            self.waiting = waiting.parse().map_err(|_| wrong("COLLECTIVES_WAITING", &waiting, "auto, spin or sleep"))?;
+        }
         self.reproducible |= switch(read, "COLLECTIVES_REPRODUCIBLE")?;
         #[cfg(feature = "cuda")]
         {
@@ -295,7 +336,7 @@ impl Config {
 const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read here, without [`PREFIX`], those of devices included in a build without them.
-const KNOWN: [&str; 16] = [
+const KNOWN: [&str; 17] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "ENCRYPT",
@@ -312,6 +353,7 @@ const KNOWN: [&str; 16] = [
     "TIMEOUT",
     "TRACE",
     "TRANSPORT",
+    "WAITING",
 ];
 
 /// Refuses a variable that is none of these and looks like one: it would be ignored, and its setting with it. Others may be a program's own.
@@ -487,6 +529,18 @@ impl FromStr for Transport {
     }
 }
 
+impl FromStr for Waiting {
+    type Err = Error;
+
+    /// Understands the name.
+    fn from_str(text: &str) -> Result<Self> {
+        Waiting::ALL.into_iter().find(|waiting| waiting.name() == text).ok_or_else(|| {
+            let known = Waiting::ALL.map(Waiting::name).join(", ");
+            Error::config(format!("waiting {text:?}"), format!("not known; one of {known}"))
+        })
+    }
+}
+
 /// One variable of the environment. What is not UTF-8 in it is replaced, so that errors can quote it.
 pub(crate) fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
@@ -647,9 +701,23 @@ mod tests {
     }
 
     #[test]
+    fn ways_of_waiting_have_names_and_the_program_goes_before_the_environment() {
+        for waiting in Waiting::ALL {
+            assert_eq!(waiting.to_string().parse::<Waiting>().unwrap(), waiting);
+            let variables = [("COLLECTIVES_WAITING", waiting.name())];
+            assert_eq!(Config::default().with_variables(&read(&variables)).unwrap().waiting, waiting);
+            let set = Config { waiting: Waiting::Spin, ..Config::default() };
+            assert_eq!(set.with_variables(&read(&variables)).unwrap().waiting, Waiting::Spin);
+        }
+        let error = "Sleep".parse::<Waiting>().unwrap_err().to_string();
+        assert!(error.contains("\"Sleep\"") && error.contains("auto, spin, sleep"), "{error}");
+    }
+
+    #[test]
     fn malformed_variables_are_quoted() {
         for (name, value) in [
             ("COLLECTIVES_TRANSPORT", "rdma"),
+            ("COLLECTIVES_WAITING", "yield"),
             ("COLLECTIVES_ALGORITHM", "rung:0-"),
             ("COLLECTIVES_ALGORITHM", ""),
             ("COLLECTIVES_TIMEOUT", "-1"),

@@ -89,7 +89,7 @@ pub use communicator::{AbortHandle, Builder, Communicator, Envelope, Group, Owne
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, device_count};
 pub use communicator::{SharedBuffer, Work, WorkFuture};
-pub use config::{Config, Transport};
+pub use config::{Config, Transport, Waiting};
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use element::{DType, Data, Element, F8E4M3, F8E5M2};

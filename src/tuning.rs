@@ -380,11 +380,29 @@ pub(crate) mod waiting {
         pub(crate) rounds_per_look: u32,
         /// With more ranks than cores: after how many rounds it sleeps, without a look at the clock. `None`: by the clock there too.
         pub(crate) crowded_rounds: Option<u32>,
-        /// The first sleep on something that can wake the sleeper. Each further one is twice as long.
+        /// The first sleep on something that can wake the sleeper. Each further one is twice as long. Where it ends after the next tick of the system's
+        /// clock, it costs no timer of its own.
         pub(crate) first_sleep: Duration,
         /// The longest such sleep: how late a rank may notice what nobody wakes it for.
         pub(crate) longest_sleep: Duration,
     }
+
+    /// Between two looks at the clock, with no yield in between: so late is the second only where somebody else had the core.
+    pub(crate) const LATE: Duration = Duration::from_micros(50);
+    /// So long takes a yield only where somebody has taken the core: otherwise less than a microsecond.
+    pub(crate) const LATE_YIELD: Duration = Duration::from_micros(8);
+    /// The same where ranks give up the core for each other: less than a time slice, more than what they do in their turns.
+    pub(crate) const LATE_AMONG_RANKS: Duration = Duration::from_millis(1);
+    /// A wait that ends so long after a look at the clock has hardly been awake all the time.
+    pub(crate) const BRIEFLY: Duration = Duration::from_micros(12);
+    /// How many times as long as they have had it is remembered that others want the core.
+    pub(crate) const MEMORY: u32 = 100;
+    /// How often the time that a wait stays awake is halved before it is none.
+    pub(crate) const MOST_HASTE: u32 = 5;
+    /// One wait of so many stays awake all the same, to see whether that has become worth while.
+    pub(crate) const TRY_EVERY: u32 = 64;
+    /// Publishes for which the others look whether a rank sleeps after it has slept last.
+    pub(crate) const LIGHT_FOR: u32 = 4096;
 
     /// For the flags of other ranks. The first looks take a few microseconds; with fewer cores than ranks, less than giving up the core.
     pub(crate) static SHARED_MEMORY: Limits = Limits {
@@ -393,7 +411,7 @@ pub(crate) mod waiting {
         awake_for: Duration::from_micros(200),
         rounds_per_look: 1,
         crowded_rounds: None,
-        first_sleep: Duration::from_millis(1),
+        first_sleep: Duration::from_millis(10),
         longest_sleep: Duration::from_millis(50),
     };
     /// For the links of a plan. The sleep ends with a descriptor; its length is for an abort, which no descriptor tells.
@@ -409,12 +427,12 @@ pub(crate) mod waiting {
     /// For messages.
     pub(crate) static MESSAGES: Limits = Limits {
         first_looks: [0, 0],
-        spin_for: Duration::from_micros(8),
+        spin_for: Duration::from_micros(30),
         awake_for: Duration::from_micros(200),
-        rounds_per_look: 32,
+        rounds_per_look: 1,
         crowded_rounds: Some(64),
-        first_sleep: Duration::from_millis(1),
-        longest_sleep: Duration::from_millis(16),
+        first_sleep: Duration::from_millis(10),
+        longest_sleep: Duration::from_millis(20),
     };
     /// The first sleep where nothing can wake the sleeper. Each further one is twice as long.
     pub(crate) const FIRST_NAP: Duration = Duration::from_micros(50);
@@ -471,6 +489,8 @@ pub(crate) mod point_to_point {
     pub(crate) const ACCEPT_EVERY: u64 = 64;
     /// Looks of a receive at its source's stream before it becomes a request.
     pub(crate) const LOOKS: u32 = 256;
+    /// The same where each look is a system call.
+    pub(crate) const READS: u32 = 32;
     /// Bytes read ahead: a header and a short message in one read.
     pub(crate) const AHEAD_BYTES: usize = 2048;
     /// Bytes from which on a message is read straight to where it belongs: copying fewer costs less than a read.
@@ -499,6 +519,8 @@ pub(crate) mod progress {
     pub(crate) const HAND_OVER: Duration = Duration::from_micros(50);
     /// How long one turn of a waiter may hold the lock, so that others can post and wait too.
     pub(crate) const TURN: Duration = Duration::from_micros(200);
+    /// The same until another thread has wanted the lock for the first time: a sleep of this length costs no timer of its own.
+    pub(crate) const LONE_TURN: Duration = Duration::from_millis(5);
     /// Messages of which the last does not try the short way, so that everything else is moved on.
     pub(crate) const DIRECT: u32 = 16;
     /// How long the background thread sleeps where nothing moves.

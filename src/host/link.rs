@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A reliable, ordered stream of bytes in each direction between this rank and one peer.
@@ -43,6 +44,32 @@ pub(crate) trait ByteLink {
 
     /// What a poll can wait on; `None` where a poll does not see all that can be read: a stream in shared memory, or one that has read ahead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// What wakes this rank when anything moves on this link or another one of its kind, where there is no descriptor.
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        None
+    }
+}
+
+/// What a rank sleeps on whose links have no descriptors. It listens, looks at its links once more, and sleeps where nothing has moved; in any case it
+/// leaves afterwards.
+pub(crate) trait Bell {
+    /// From here on what moves is heard.
+    fn listen(&self) -> Heard;
+
+    /// Sleeps until more is heard, at most for `limit`.
+    fn sleep(&self, heard: Heard, limit: Duration);
+
+    /// Listens no longer.
+    fn leave(&self);
+}
+
+/// What a bell has told until now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heard {
+    pub(crate) word: u32,
+    /// The peers may not know yet that somebody listens: this sleep is to be a nap.
+    pub(crate) is_new: bool,
 }
 
 /// What a link says of a peer whose host has stopped answering: for how long nothing came back. It may be heard again.

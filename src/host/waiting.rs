@@ -2,10 +2,23 @@
 //!
 //! When it goes on to the next of these is in [`Limits`], of which there is one for each kind of wait (`tuning::waiting`). Who waits looks
 //! at the health in every round, and at the deadline in every round in which nothing moved.
+//!
+//! # Crowds
+//!
+//! A rank with a core to itself does best to stay awake for as long as most waits take. With others who want that core it does best to sleep soon. The
+//! scheduler counts what it spins away against it and lets it wait for whole time slices later, and a rank that yields hands such slices to the
+//! others, where a sleeper is woken at once.
+//!
+//! So each waiter learns whether there are others ([`Crowd`]): a yield that returns late was taken by somebody, and so was a core on which a look comes much
+//! later than the one before. That is remembered for a hundred times as long as it took. In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then
+//! sleeps; where waits come to sleep again and again, it stays awake for less and less, and one wait of many tries whether that is still right.
+//!
+//! Where the ranks themselves are more than the cores, a yield goes to another rank. There only one that takes as long as a time slice tells of others.
 
 use std::time::{Duration, Instant};
 
-use crate::tuning::waiting::{FIRST_NAP, LONGEST_NAP, Limits};
+use crate::config::Waiting;
+use crate::tuning::waiting::{BRIEFLY, FIRST_NAP, LATE, LATE_AMONG_RANKS, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, TRY_EVERY};
 
 /// Whether so many ranks of one host have fewer cores than they are: ranks elsewhere want none of them.
 pub(crate) fn is_crowded(local_ranks: usize) -> bool {
@@ -32,21 +45,74 @@ pub(crate) struct Sleep {
     pub(crate) nap: Duration,
 }
 
-/// One rank's patience: counts fruitless rounds.
+/// What a waiter has learnt of others who want the core that it runs on.
+#[derive(Debug, Default)]
+struct Crowd {
+    /// Until when it counts on them.
+    until: Option<Instant>,
+    /// How often the time that a wait stays awake is halved, since so many waits more came to sleep than ended awake; from [`MOST_HASTE`] on it is none.
+    haste: u32,
+    /// Waits that lasted longer than the first looks.
+    waits: u32,
+}
+
+impl Crowd {
+    /// Whether there are others, as far as is remembered.
+    fn is_near(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// Others have just had the core for so long. What that cost is the price of finding it out anew, so it is remembered for many times as long.
+    fn met(&mut self, now: Instant, late: Duration) {
+        self.until = self.until.max(Some(now + late * MEMORY));
+    }
+
+    /// How long of so long a wait stays awake.
+    fn hurried(&self, most: Duration) -> Duration {
+        match self.haste {
+            _ if self.is_trying() => most,
+            MOST_HASTE.. => Duration::ZERO,
+            haste => most / (1 << haste),
+        }
+    }
+
+    /// Whether this wait is to show if staying awake has become worth while again.
+    fn is_trying(&self) -> bool {
+        self.waits.is_multiple_of(TRY_EVERY)
+    }
+
+    /// A wait has ended, awake or asleep.
+    fn ended(&mut self, awake: bool) {
+        self.haste = match awake {
+            true if self.is_trying() => 0,
+            true => self.haste.saturating_sub(1),
+            false => (self.haste + 1).min(MOST_HASTE),
+        };
+    }
+}
+
+/// One rank's patience: counts fruitless rounds, and remembers what former waits have taught.
 #[derive(Debug)]
 pub(crate) struct Patience {
     limits: &'static Limits,
+    waiting: Waiting,
     is_crowded: bool,
     rounds: u32,
     sleeps: u32,
     /// When the clock was read first, and last.
     clock: Option<(Instant, Instant)>,
+    crowd: Crowd,
 }
 
 impl Patience {
     /// Where there are more ranks than cores, cores are given up at once.
     pub(crate) fn new(limits: &'static Limits, is_crowded: bool) -> Self {
-        Self { limits, is_crowded, rounds: 0, sleeps: 0, clock: None }
+        Self { limits, waiting: Waiting::Auto, is_crowded, rounds: 0, sleeps: 0, clock: None, crowd: Crowd::default() }
+    }
+
+    /// Has the program decide how this rank waits.
+    pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
+        self.waiting = waiting;
     }
 
     /// Whether there are more ranks than cores.
@@ -55,21 +121,90 @@ impl Patience {
         self.is_crowded
     }
 
-    /// What to do after one more fruitless round.
+    /// How often to look, of so many looks, before the first round.
+    #[inline]
+    pub(crate) fn looks(&self, most: u32) -> u32 {
+        match self.waiting {
+            Waiting::Auto if self.crowd.haste == 0 || self.crowd.is_trying() => most,
+            Waiting::Auto => most >> self.crowd.haste,
+            Waiting::Spin => most,
+            Waiting::Sleep => 0,
+        }
+    }
+
+    /// Whether a wait that begins now is to sleep at once.
+    pub(crate) fn is_hasty(&self) -> bool {
+        self.waiting == Waiting::Auto && self.rounds == 0 && self.crowd.haste >= MOST_HASTE && !self.crowd.is_trying()
+    }
+
+    /// A wait was over within the first looks.
+    #[inline]
+    pub(crate) fn was_brief(&mut self) {
+        if self.crowd.haste > 0 {
+            self.crowd.ended(true);
+        }
+    }
+
+    /// What to do after one more fruitless round. Where that is to yield, [`Patience::yield_now`] does it.
     pub(crate) fn next(&mut self) -> Pause {
         self.rounds = self.rounds.saturating_add(1);
+        match self.waiting {
+            Waiting::Sleep => return self.sleep(),
+            Waiting::Auto if self.rounds.is_multiple_of(self.limits.rounds_per_look) || self.is_crowded => self.look(Instant::now()),
+            Waiting::Spin if self.rounds.is_multiple_of(self.limits.rounds_per_look) => self.look(Instant::now()),
+            Waiting::Auto | Waiting::Spin => {}
+        }
+        self.decide()
+    }
+
+    /// The clock was read.
+    fn look(&mut self, now: Instant) {
+        let (began, last) = self.clock.unwrap_or((now, now));
+        let late = now.duration_since(last);
+        if !self.is_crowded && self.sleeps == 0 && late >= LATE {
+            self.crowd.met(now, late);
+        }
+        self.clock = Some((began, now));
+    }
+
+    /// What to do by what the clock said last.
+    fn decide(&mut self) -> Pause {
+        let Some((began, now)) = self.clock else { return if self.is_crowded { Pause::Yield } else { Pause::Spin } };
+        let waited = now.duration_since(began);
+        let is_near = self.crowd.is_near(now);
+        if self.waiting == Waiting::Spin {
+            return if self.is_crowded { Pause::Yield } else { Pause::Spin };
+        }
         if let Some(rounds) = self.limits.crowded_rounds.filter(|_| self.is_crowded) {
-            return if self.rounds <= rounds { Pause::Yield } else { self.sleep() };
+            return if self.rounds <= rounds && !is_near { Pause::Yield } else { self.sleep() };
         }
-        if self.rounds.is_multiple_of(self.limits.rounds_per_look) {
-            let now = Instant::now();
-            self.clock = Some((self.clock.map_or(now, |(began, _)| began), now));
-        }
-        match self.clock.map_or(Duration::ZERO, |(began, now)| now.duration_since(began)) {
-            waited if waited < self.limits.spin_for && !self.is_crowded => Pause::Spin,
-            waited if waited < self.limits.awake_for => Pause::Yield,
+        match waited {
+            waited if waited < self.crowd.hurried(self.limits.spin_for) && !self.is_crowded => Pause::Spin,
+            waited if waited < self.limits.awake_for && !is_near => Pause::Yield,
             _ => self.sleep(),
         }
+    }
+
+    /// Gives up the core, and learns who has had it meanwhile.
+    pub(crate) fn yield_now(&mut self) {
+        let before = Instant::now();
+        std::thread::yield_now();
+        let after = Instant::now();
+        self.yielded(before, after);
+    }
+
+    /// A yield has taken so long.
+    fn yielded(&mut self, before: Instant, after: Instant) {
+        let late = after.duration_since(before);
+        if self.waiting == Waiting::Auto && late >= if self.is_crowded { LATE_AMONG_RANKS } else { LATE_YIELD } {
+            self.crowd.met(after, late);
+        }
+        self.clock = self.clock.map(|(began, _)| (began, after));
+    }
+
+    /// How many sleeps this wait has come to, that which [`Patience::next`] has just asked for among them.
+    pub(crate) fn sleeps(&self) -> u32 {
+        self.sleeps
     }
 
     /// The time as it was when [`Patience::next`] last looked at the clock, or now.
@@ -78,6 +213,9 @@ impl Patience {
     }
 
     fn sleep(&mut self) -> Pause {
+        if self.sleeps == 0 && self.waiting == Waiting::Auto {
+            self.clock = Some((self.clock.map_or_else(Instant::now, |(began, _)| began), Instant::now()));
+        }
         let doubled = |first: Duration, longest: Duration| (first * (1 << self.sleeps.min(10))).min(longest);
         let sleep = Sleep { limit: doubled(self.limits.first_sleep, self.limits.longest_sleep), nap: doubled(FIRST_NAP, LONGEST_NAP) };
         self.sleeps = self.sleeps.saturating_add(1);
@@ -87,7 +225,32 @@ impl Patience {
     /// Something moved.
     #[inline]
     pub(crate) fn reset(&mut self) {
-        *self = Self::new(self.limits, self.is_crowded);
+        if self.rounds == 0 {
+            return;
+        }
+        if self.crowd.until.is_some() {
+            self.learn_at(Instant::now());
+        } else {
+            self.begin();
+        }
+    }
+
+    /// Begins anew, knowing how this wait has ended, now.
+    fn learn_at(&mut self, now: Instant) {
+        let since = self.clock.map_or(Duration::ZERO, |(_, last)| now.duration_since(last));
+        match self.sleeps {
+            // It has not been awake all the time: somebody else was.
+            0 => self.crowd.ended(!self.crowd.is_near(now) || since < BRIEFLY),
+            _ if self.crowd.is_near(now) => self.crowd.ended(false),
+            _ => {}
+        }
+        self.begin();
+    }
+
+    /// Begins anew.
+    fn begin(&mut self) {
+        self.crowd.waits = self.crowd.waits.wrapping_add(1);
+        (self.rounds, self.sleeps, self.clock) = (0, 0, None);
     }
 }
 
@@ -161,6 +324,112 @@ mod tests {
         assert_eq!(std::array::from_fn(|_| patience.next()), SLEEPS);
         patience.sleeps = u32::MAX;
         assert_eq!(patience.next(), SLEEPS[3]);
+    }
+
+    /// A wait of a rank with a core of its own, a clock of its own, and others who may take the core.
+    struct Waiter {
+        patience: Patience,
+        now: Instant,
+    }
+
+    impl Waiter {
+        fn new(limits: &'static Limits, waiting: Waiting) -> Self {
+            let mut patience = Patience::new(limits, false);
+            patience.set_waiting(waiting);
+            Self { patience, now: Instant::now() }
+        }
+
+        /// The next round, so much later.
+        fn round(&mut self, later: Duration) -> Pause {
+            self.now += later;
+            self.patience.rounds += 1;
+            self.patience.look(self.now);
+            self.patience.decide()
+        }
+
+        /// A yield that takes so long.
+        fn give_up(&mut self, time: Duration) {
+            let before = self.now;
+            self.now += time;
+            self.patience.yielded(before, self.now);
+        }
+
+        /// How long a wait stays awake that lasts long, looking each microsecond.
+        fn awake(&mut self) -> u32 {
+            let awake = (0..1000).take_while(|_| !matches!(self.round(Duration::from_micros(1)), Pause::Sleep(_))).count();
+            self.patience.learn_at(self.now);
+            awake as u32
+        }
+    }
+
+    /// Spins for 16 µs, and yields for 84.
+    static USUAL: Limits = Limits { spin_for: Duration::from_micros(16), awake_for: Duration::from_micros(100), ..SPINS };
+
+    #[test]
+    fn who_comes_back_late_sleeps_and_remembers_it_for_a_while() {
+        let mut waiter = Waiter::new(&USUAL, Waiting::Auto);
+        waiter.round(NO_TIME);
+        assert_eq!(waiter.round(Duration::from_micros(20)), Pause::Yield);
+        waiter.give_up(LATE_YIELD / 2);
+        assert_eq!(waiter.round(NO_TIME), Pause::Yield, "nobody else has had the core");
+        waiter.give_up(LATE_YIELD);
+        assert!(matches!(waiter.round(NO_TIME), Pause::Sleep(_)));
+        waiter.patience.learn_at(waiter.now);
+        assert!(waiter.awake() <= 16, "no wait yields in a crowd");
+        waiter.now += LATE_YIELD * MEMORY;
+        assert!(waiter.awake() > 90, "it is forgotten");
+    }
+
+    #[test]
+    fn a_look_that_comes_late_tells_of_others_too() {
+        let mut waiter = Waiter::new(&USUAL, Waiting::Auto);
+        waiter.round(NO_TIME);
+        assert!(matches!(waiter.round(LATE), Pause::Sleep(_)));
+    }
+
+    #[test]
+    fn waits_that_come_to_sleep_stay_awake_for_less_and_less_and_one_of_many_tries_again() {
+        let mut waiter = Waiter::new(&USUAL, Waiting::Auto);
+        // The first wait of all is a try.
+        waiter.awake();
+        waiter.round(NO_TIME);
+        waiter.give_up(Duration::from_secs(1));
+        waiter.patience.learn_at(waiter.now);
+        let awake: Vec<u32> = (0..7).map(|_| waiter.awake()).collect();
+        assert!(awake.is_sorted_by(|before, after| before >= after) && awake[6] == 0 && waiter.patience.looks(400) < 20, "{awake:?}");
+        let tries = (0..TRY_EVERY).filter(|_| waiter.awake() > 0).count();
+        assert_eq!(tries, 1);
+        // A wait that ends awake says that there is something in it.
+        while !waiter.patience.crowd.is_trying() {
+            waiter.awake();
+        }
+        waiter.round(NO_TIME);
+        waiter.patience.learn_at(waiter.now);
+        assert!(waiter.awake() >= 15 && waiter.patience.looks(400) >= 200);
+    }
+
+    #[test]
+    fn the_program_may_decide() {
+        let mut waiter = Waiter::new(&USUAL, Waiting::Spin);
+        assert!((0..1000).all(|_| waiter.round(Duration::from_millis(1)) == Pause::Spin) && waiter.patience.looks(400) == 400);
+        let mut patience = Waiter::new(&USUAL, Waiting::Sleep).patience;
+        assert_eq!((patience.looks(400), std::array::from_fn(|_| patience.next())), (0, SLEEPS));
+        let mut crowded = Patience::new(&USUAL, true);
+        crowded.set_waiting(Waiting::Spin);
+        assert!((0..1000).all(|_| crowded.next() == Pause::Yield));
+    }
+
+    #[test]
+    fn among_more_ranks_than_cores_only_a_time_slice_is_late() {
+        static LIMITS: Limits = Limits { crowded_rounds: Some(64), ..SPINS };
+        for limits in [&USUAL, &LIMITS] {
+            let mut waiter = Waiter { patience: Patience::new(limits, true), now: Instant::now() };
+            waiter.round(NO_TIME);
+            waiter.give_up(USUAL.awake_for / 2);
+            assert_eq!(waiter.round(NO_TIME), Pause::Yield);
+            waiter.give_up(LATE_AMONG_RANKS);
+            assert!(matches!(waiter.round(NO_TIME), Pause::Sleep(_)));
+        }
     }
 
     #[test]

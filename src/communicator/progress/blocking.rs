@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::event::Locked;
 use crate::host::point_to_point::{Attempt, Ticket};
 use crate::observe::Track;
-use crate::tuning::progress::{DIRECT, TURN};
+use crate::tuning::progress::DIRECT;
 
 /// A message that its caller waits for.
 struct Posted {
@@ -314,7 +314,7 @@ impl ProgressEngine {
             }
             let Some(request) = pending else { return Ok(()) };
             let left = self.check_pending(request, &mut has_warned)?;
-            inner.messages.wait_step(TURN.min(left));
+            inner.messages.wait_step(self.turn().min(left));
             self.attend(&mut inner);
             // Others may want to post, or wait as well, and listeners to be told.
             drop(inner);

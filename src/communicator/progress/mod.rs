@@ -8,9 +8,9 @@ mod blocking;
 mod bytes;
 mod outcome;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::completion::State;
 use super::message::{MessageBuffer, MessageContext};
@@ -25,7 +25,7 @@ use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
 use crate::observe::Observers;
 use crate::own_thread::OwnThread;
-use crate::tuning::progress::{HAND_OVER, TELLING};
+use crate::tuning::progress::{HAND_OVER, LONE_TURN, TELLING, TURN};
 
 /// A message that was asked for.
 #[derive(Debug, Clone)]
@@ -94,6 +94,8 @@ pub(super) struct ProgressEngine {
     inner: Mutex<Inner>,
     /// How many wait for the lock.
     wanted: AtomicUsize,
+    /// Whether a thread has ever waited for it.
+    is_shared: AtomicBool,
     background: OnceLock<OwnThread>,
     /// Held while the background thread is started: there is one.
     starting: Mutex<()>,
@@ -103,7 +105,8 @@ impl ProgressEngine {
     /// The progress engine of the communicator whose plane this is.
     pub(super) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
         let (rank, peers) = (plane.rank(), plane.peers());
-        let messages = Messages::new(rank, peers.len(), plane.local().1, connector);
+        let waiting = connector.waiting;
+        let messages = Messages::new(rank, peers.len(), plane.local().1, connector).waiting(waiting);
         let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
         Self {
             rank,
@@ -113,6 +116,7 @@ impl ProgressEngine {
             observers: plane.observers(),
             inner,
             wanted: AtomicUsize::new(0),
+            is_shared: AtomicBool::new(false),
             background: OnceLock::new(),
             starting: Mutex::new(()),
         }
@@ -126,10 +130,16 @@ impl ProgressEngine {
 
     #[cold]
     fn lock_after_others(&self) -> Locked<'_, Inner> {
+        self.is_shared.store(true, Ordering::Relaxed);
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let inner = event::lock(&self.inner);
         self.wanted.fetch_sub(1, Ordering::Relaxed);
         inner
+    }
+
+    /// How long one turn may hold the lock.
+    fn turn(&self) -> Duration {
+        if self.is_shared.load(Ordering::Relaxed) { TURN } else { LONE_TURN }
     }
 
     /// Gives whoever waits for the lock the time to wake up and take it. To be called between two turns: a thread that releases the lock and

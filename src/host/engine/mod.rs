@@ -34,6 +34,7 @@ use super::plan::{Action, Plan};
 use super::scratch::Scratch;
 use super::waiting::{Pause, Sleep};
 use crate::call::Call;
+use crate::config;
 use crate::deadline::Deadline;
 use crate::flight::Flight;
 use crate::tuning::engine::ROUNDS_PER_CHECK;
@@ -124,6 +125,12 @@ impl Engine {
             is_running: false,
             has_told: false,
         }
+    }
+
+    /// The same, which waits so.
+    pub(crate) fn waiting(mut self, waiting: config::Waiting) -> Self {
+        self.waiting.set_waiting(waiting);
+        self
     }
 
     /// Runs a plan to its end. After an error the communicator has ended: `health` knows why, and the peers have been told.
@@ -265,7 +272,7 @@ impl Engine {
     fn pause<L: Links>(&mut self, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         match self.waiting.pause() {
             Pause::Spin => std::hint::spin_loop(),
-            Pause::Yield => std::thread::yield_now(),
+            Pause::Yield => self.waiting.yield_now(),
             Pause::Sleep(sleep) => self.sleep(sleep, request, context, links)?,
         }
         Ok(())

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::config;
 use crate::host::waiting::{Patience, Pause, Sleep, is_crowded};
 use crate::tuning::engine::FIRST_REPORT;
 use crate::tuning::waiting::LINKS;
@@ -29,6 +30,11 @@ impl Waiting {
         Self { patience, next_report: FIRST_REPORT, descriptors: Vec::new(), entries: Vec::new() }
     }
 
+    /// Has the program decide how this rank waits.
+    pub(super) fn set_waiting(&mut self, waiting: config::Waiting) {
+        self.patience.set_waiting(waiting);
+    }
+
     /// A new run.
     pub(super) fn begin(&mut self) {
         self.reset();
@@ -49,6 +55,11 @@ impl Waiting {
     /// Nothing moved: what to do.
     pub(super) fn pause(&mut self) -> Pause {
         self.patience.next()
+    }
+
+    /// Gives up the core.
+    pub(super) fn yield_now(&mut self) {
+        self.patience.yield_now();
     }
 
     /// Begins a new poll set.

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::topology::Topology;
+use crate::config::Waiting;
 use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
-use crate::host::link::{ByteLink, Head, Silence};
+use crate::host::link::{Bell, ByteLink, Head, Silence};
 use crate::host::net::mesh::Mesh;
 use crate::host::net::{self, Connector};
 use crate::host::point_to_point;
@@ -170,6 +171,13 @@ impl ByteLink for PlaneLink {
             Stream::Opening(_) => None,
         }
     }
+
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        match &self.stream {
+            Stream::Ring(link) if self.broken.is_none() => link.bell(),
+            _ => None,
+        }
+    }
 }
 
 /// The links that collectives run on, by rank: rings from the start, TCP as it is wanted.
@@ -238,6 +246,8 @@ pub(crate) struct MessageConnector {
     pub(super) mesh: Arc<Mesh>,
     pub(super) health: Arc<Health>,
     pub(super) rank: u32,
+    /// How this rank waits for messages.
+    pub(crate) waiting: Waiting,
 }
 
 impl point_to_point::Connector for MessageConnector {
@@ -257,6 +267,10 @@ impl point_to_point::Connector for MessageConnector {
             self.health.end(AbortReason::Failed { rank: self.rank });
         }
         links
+    }
+
+    fn is_complete(&self) -> bool {
+        self.rings.is_empty() && self.mesh.listener_descriptor().is_none()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -95,6 +95,9 @@ impl HostPlane {
         let required = config.transport == Transport::Shm && topology.local_ranks().len() > 1;
         let sharing = Sharing::connect(exchange, topology.local_ranks(), (rank, world_size), secret, required, deadline)?;
         let Sharing { mut group, refusals } = sharing;
+        if let Some(group) = &mut group {
+            group.set_waiting(config.waiting);
+        }
         let unshared = in_words(&refusals, &peers, config);
         let topology = match &unshared {
             Some(why) => {
@@ -122,10 +125,10 @@ impl HostPlane {
                 |stop: Interrupted| mesh.lack().cloned().unwrap_or_else(|| stop.to_error("opening links between hosts", deadline, &peers));
             opened.map_err(failed)?;
         }
-        let connector = MessageConnector { rings, mesh, health: Arc::clone(&health), rank: rank as u32 };
+        let connector = MessageConnector { rings, mesh, health: Arc::clone(&health), rank: rank as u32, waiting: config.waiting };
         let plane = Self {
             rank,
-            engine: Engine::new(rank, world_size, local.1),
+            engine: Engine::new(rank, world_size, local.1).waiting(config.waiting),
             plans: Plans::default(),
             links,
             peers,

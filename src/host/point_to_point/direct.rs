@@ -9,7 +9,7 @@ use std::hint;
 use std::io;
 
 use crate::element::TypeTag;
-use crate::tuning::point_to_point::LOOKS;
+use crate::tuning::point_to_point::{LOOKS, READS};
 
 use super::frame::EAGER_BYTES;
 use super::incoming::Incoming;
@@ -65,7 +65,7 @@ impl<C: Connector> Messages<C> {
     /// How often to look again at one stream before anything else is done.
     #[inline]
     pub(super) fn looks(&self) -> u32 {
-        if self.patience.is_crowded() { 0 } else { LOOKS }
+        if self.patience.is_crowded() { 0 } else { self.patience.looks(LOOKS) }
     }
 
     fn receive_front(&mut self, from: usize, tag: u64, element: TypeTag, mut into: Destination) -> Option<Attempt> {
@@ -79,6 +79,7 @@ impl<C: Connector> Messages<C> {
             Incoming::take_message(&mut channel.link, &begin, into);
             return Some(self.received(link, Envelope { source: from, tag, element, bytes }));
         }
+        let looks = if looks < LOOKS { 0 } else { READS };
         let message = look(looks, || channel.incoming.front(&mut channel.link, tag)).ok()??;
         if message.element != element || message.bytes > into.capacity() {
             return None;

@@ -183,8 +183,7 @@ impl<C: Connector> Messages<C> {
     fn flush(&mut self, deadline: &Deadline) {
         while self.unwritten().next().is_some() && !deadline.has_passed() {
             if !self.progress() {
-                let pause = self.patience.next();
-                self.rest(pause, deadline.remaining());
+                self.rest(deadline.remaining());
             }
         }
     }

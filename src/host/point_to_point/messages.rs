@@ -4,16 +4,17 @@
 
 use std::hint;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::thread::sched_yield;
 
+use crate::config::Waiting;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::link::ByteLink;
-use crate::host::waiting::{Patience, Pause, is_crowded};
+use crate::host::link::{Bell, ByteLink};
+use crate::host::waiting::{Patience, Pause, Sleep, is_crowded};
 use crate::tuning::point_to_point::{ACCEPT_EVERY, UNEXPECTED_BYTES, UNEXPECTED_LEAST_BYTES};
 use crate::tuning::waiting::MESSAGES;
 
@@ -74,6 +75,12 @@ impl<C: Connector> Messages<C> {
             rounds: 0,
             patience: Patience::new(&MESSAGES, is_crowded(local_ranks)),
         }
+    }
+
+    /// The same, which waits so.
+    pub(crate) fn waiting(mut self, waiting: Waiting) -> Self {
+        self.patience.set_waiting(waiting);
+        self
     }
 
     /// Begins to send a message to `to`, which must be less than the world size. Fails where that peer is known to be gone or no
@@ -217,6 +224,11 @@ impl<C: Connector> Messages<C> {
         if self.rounds.is_multiple_of(ACCEPT_EVERY) {
             return self.progress();
         }
+        self.drive_on()
+    }
+
+    /// Moves whatever can move now on the links that are there; whether anything did.
+    fn drive_on(&mut self) -> bool {
         let moved = self.drive();
         if moved {
             self.patience.reset();
@@ -241,42 +253,75 @@ impl<C: Connector> Messages<C> {
     /// engine and must let go of it in between.
     pub(crate) fn wait_step(&mut self, budget: Duration) -> bool {
         loop {
-            if self.round() {
+            // Who is about to sleep anyhow is woken by what is there: the caller has looked.
+            if !self.patience.is_hasty() && self.round() {
                 return true;
             }
-            let pause = self.patience.next();
-            if matches!(pause, Pause::Sleep(_)) {
+            let Pause::Sleep(sleep) = self.pause() else { continue };
+            // Not before the first sleep: a peer that takes turns with this rank would be woken for it each time.
+            if self.patience.sleeps() > 1 {
                 self.tell_all_credit();
             }
-            self.rest(pause, budget);
-            if matches!(pause, Pause::Sleep(_)) {
-                return self.progress();
-            }
+            return match self.bell() {
+                Some(bell) => self.sleep_on(&*bell, sleep, budget),
+                None if self.sleep(budget.min(sleep.limit), sleep.nap) => self.progress(),
+                // No link is there to be taken, which is dear to look for.
+                None => self.drive_on(),
+            };
         }
+    }
+
+    /// What to do after a fruitless round; does it, unless that is to sleep.
+    fn pause(&mut self) -> Pause {
+        let pause = self.patience.next();
+        match pause {
+            Pause::Spin => hint::spin_loop(),
+            Pause::Yield => self.patience.yield_now(),
+            Pause::Sleep(_) => {}
+        }
+        pause
+    }
+
+    /// What wakes this rank whichever of its links moves; `None` where there is nothing that all of them ring.
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        let mut bell = self.connector.is_complete().then_some(None)?;
+        for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {
+            bell = Some(channel.link.bell()?);
+        }
+        bell
+    }
+
+    /// Sleeps until a link moves, at most for `budget`; whether anything moved.
+    fn sleep_on(&mut self, bell: &dyn Bell, sleep: Sleep, budget: Duration) -> bool {
+        let heard = bell.listen();
+        let has_moved = self.progress();
+        if !has_moved {
+            bell.sleep(heard, budget.min(if heard.is_new { sleep.nap } else { sleep.limit }));
+        }
+        bell.leave();
+        has_moved || self.drive_on()
     }
 
     /// Passes the time after a fruitless round, at most `limit` of it.
-    pub(super) fn rest(&self, pause: Pause, limit: Duration) {
-        match pause {
-            Pause::Spin => hint::spin_loop(),
-            Pause::Yield => sched_yield(),
-            Pause::Sleep(sleep) => self.sleep(limit.min(sleep.limit), sleep.nap),
+    pub(super) fn rest(&mut self, limit: Duration) {
+        if let Pause::Sleep(sleep) = self.pause() {
+            self.sleep(limit.min(sleep.limit), sleep.nap);
         }
     }
 
-    /// Sleeps until a link or the connector has something, at most `limit`; at most `nap` where not all can be slept on.
-    fn sleep<'a>(&'a self, limit: Duration, nap: Duration) {
+    /// Sleeps until a link or the connector has something, at most `limit`; at most `nap` where not all can be slept on. Whether the connector may have something.
+    fn sleep<'a>(&'a self, limit: Duration, nap: Duration) -> bool {
         let mut descriptors = Vec::with_capacity(self.channels.len() + 1);
         let mut all = true;
         let mut add = |descriptor: Option<BorrowedFd<'a>>, events| match descriptor {
             Some(descriptor) => descriptors.push(PollFd::from_borrowed_fd(descriptor, events)),
             None => all = false,
         };
-        add(self.connector.descriptor(), PollFlags::IN);
         for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {
             let write = if channel.outgoing.is_stuck() { PollFlags::OUT } else { PollFlags::empty() };
             add(channel.link.descriptor(), PollFlags::IN | write);
         }
+        add(self.connector.descriptor(), PollFlags::IN);
         let limit = if all { limit } else { limit.min(nap) };
         let mut sleep = |limit| if cfg!(miri) { Err(rustix::io::Errno::NOSYS) } else { poll(&mut descriptors, Some(&limit)) };
         let result = Timespec::try_from(limit).map(&mut sleep);
@@ -284,6 +329,10 @@ impl<C: Connector> Messages<C> {
             // No descriptor to sleep on, for whatever reason: the clock remains.
             thread::sleep(limit.min(nap));
         }
+        // Its descriptor, if it has one, is the last.
+        self.connector.descriptor().is_none()
+            || !matches!(result, Ok(Ok(_)))
+            || descriptors.last().is_some_and(|last| !last.revents().is_empty())
     }
 
     /// Takes the outcome of a request; `None` while it is under way, and for a void ticket.

@@ -63,6 +63,11 @@ pub(crate) trait Connector {
     /// one of each peer is taken.
     fn accept(&mut self) -> Vec<(usize, Self::Link)>;
 
+    /// Whether no peer will open a link any more.
+    fn is_complete(&self) -> bool {
+        false
+    }
+
     /// What becomes readable when a peer opens a link; `None` where that must be looked for every now and then.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

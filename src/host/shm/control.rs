@@ -1,21 +1,32 @@
 //! The small shared words of a region: who is there, who sleeps, and why it ended.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
 use crate::host::abort_reason::AbortReason;
-use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence};
+use crate::tuning::waiting::LIGHT_FOR;
 
 /// A value on cache lines of its own.
 #[repr(C, align(128))]
 struct Line<T>(T);
 
+/// Who sleeps.
+#[repr(C)]
+struct Sleepers {
+    /// How many ranks sleep, or are about to.
+    announced: AtomicU32,
+    /// How many ranks sleep often, and want every publish to be followed by a fence and a look at who sleeps.
+    light: AtomicU32,
+}
+
 /// What the whole group shares. All zero at first.
 #[repr(C, align(128))]
 pub(super) struct Control {
-    /// How many ranks sleep, or are about to. Read by everyone after each step, written rarely.
-    sleepers: Line<AtomicU32>,
+    /// Who sleeps, as far as that is written rarely. Read by everyone in each step.
+    sleepers: Line<Sleepers>,
     /// What sleepers wait on; it changes with every wake.
     futex: Line<Futex>,
     /// Why the group ended.
@@ -33,13 +44,42 @@ impl Control {
     /// Whether ranks sleep, or are about to, as far as this rank can see.
     #[inline]
     pub(super) fn has_sleepers(&self) -> bool {
-        self.sleepers.load(Ordering::Relaxed) != 0
+        self.sleepers.announced.load(Ordering::Relaxed) != 0
     }
 
     /// How many ranks sleep, or are about to.
     #[cfg(test)]
     pub(super) fn sleepers(&self) -> u32 {
-        self.sleepers.load(Ordering::SeqCst)
+        self.sleepers.announced.load(Ordering::SeqCst)
+    }
+
+    /// How often sleepers were woken.
+    #[cfg(test)]
+    pub(super) fn wakes(&self) -> u32 {
+        self.futex.read()
+    }
+
+    /// Whether ranks sleep often: then [`Control::fence`] comes between what is published and the look at who sleeps.
+    #[inline]
+    pub(super) fn has_light_sleepers(&self) -> bool {
+        self.sleepers.light.load(Ordering::Relaxed) != 0
+    }
+
+    /// From now on a rank sleeps often. Others may see that a moment late, so its first sleep must be short.
+    pub(super) fn add_light_sleeper(&self) {
+        self.sleepers.light.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A rank that slept often does no longer.
+    pub(super) fn remove_light_sleeper(&self) {
+        self.sleepers.light.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Orders what this rank has published before its look at who sleeps: of the two, a sleeper's last look and this rank's, one sees what the other has
+    /// stored.
+    #[inline]
+    pub(super) fn fence() {
+        fence(Ordering::SeqCst);
     }
 
     /// Why the group ended, where a rank has told.
@@ -65,14 +105,48 @@ impl Control {
         &self.device_end
     }
 
+    /// Announces a sleep. The futex as it was since.
+    fn announce(&self) -> u32 {
+        self.sleepers.announced.fetch_add(1, Ordering::SeqCst);
+        let heard = self.futex.read();
+        // What the sleeper looks at last comes after the announcement, as the look of a publisher at that comes after what it has stored.
+        Self::fence();
+        heard
+    }
+
     /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
     pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let heard = self.futex.read();
+        let heard = self.announce();
         if !done() {
             self.futex.wait(heard, limit);
         }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.sleepers.announced.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether this rank sleeps often, as far as the others of its group are to know.
+#[derive(Debug, Default)]
+pub(super) struct Lightness {
+    /// After how many publishes more they need not know any longer; 0 where they do not.
+    publishes: std::sync::atomic::AtomicU32,
+}
+
+impl Lightness {
+    /// This rank sleeps, and will again soon: the others are to look for it after each publish. Says whether they did not before.
+    pub(super) fn grow(&self, control: &Control) -> bool {
+        let was_heavy = self.publishes.swap(LIGHT_FOR, Relaxed) == 0;
+        if was_heavy {
+            control.add_light_sleeper();
+        }
+        was_heavy
+    }
+
+    /// This rank has published something more.
+    pub(super) fn fade(&self, control: &Control) {
+        let less = self.publishes.fetch_update(Relaxed, Relaxed, |publishes| publishes.checked_sub(1));
+        if less == Ok(1) {
+            control.remove_light_sleeper();
+        }
     }
 }
 
@@ -135,6 +209,10 @@ pub(super) struct Member {
     lap: AtomicU64,
     /// The processors that it may run on; all zero where that is not known.
     processors: [AtomicU64; CpuSet::MAX_CPU / 64],
+    /// How many of its threads sleep until one of its rings moves, or are about to.
+    listening: AtomicU32,
+    /// What they sleep on.
+    bell: Futex,
 }
 
 impl Member {
@@ -173,6 +251,31 @@ impl Member {
     /// Whether the rank has left of its own will.
     pub(super) fn has_departed(&self) -> bool {
         self.departed.load(Ordering::Acquire) != 0
+    }
+
+    /// Announces that a thread of the rank is about to sleep until a ring of it moves. What it has heard until now.
+    pub(super) fn listen(&self) -> u32 {
+        self.listening.fetch_add(1, Ordering::SeqCst);
+        let heard = self.bell.read();
+        Control::fence();
+        heard
+    }
+
+    /// Sleeps until more is heard, at most for `limit`.
+    pub(super) fn doze(&self, heard: u32, limit: Duration) {
+        self.bell.wait(heard, limit);
+    }
+
+    /// Takes back what [`Member::listen`] has announced.
+    pub(super) fn stop_listening(&self) {
+        self.listening.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Wakes its threads that listen, after what they wait for was stored and a [`Control::fence`].
+    pub(super) fn ring(&self) {
+        if self.listening.load(Ordering::Relaxed) != 0 {
+            self.bell.change();
+        }
     }
 
     /// Whether it holds a lock as long as it lives.
@@ -234,7 +337,7 @@ mod models {
     fn control() -> Control {
         let abort_record = AbortRecord { state: AtomicU32::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
         Control {
-            sleepers: Line(AtomicU32::new(0)),
+            sleepers: Line(Sleepers { announced: AtomicU32::new(0), light: AtomicU32::new(0) }),
             futex: Line(Futex::new()),
             abort_record: Line(abort_record),
             device_end: Line(AtomicU64::new(0)),
@@ -278,10 +381,102 @@ mod models {
         });
     }
 
+    /// Ranks publish, and the last one wakes a sleeper that waits for all; `fenced` or not.
+    fn publish_and_wake(publishers: usize, fenced: bool) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = (publishers > 1).then_some(2);
+        builder.check(move || {
+            let flags: Vec<Flag> = (0..publishers).map(|_| Flag::new()).collect();
+            let shared = Arc::new((control(), flags));
+            let have_all = |flags: &[Flag]| flags.iter().all(|flag| flag.has_reached(1));
+            let publish = move |shared: &(Control, Vec<Flag>), me: usize| {
+                shared.1[me].publish(1);
+                if fenced {
+                    Control::fence();
+                }
+                if shared.0.has_sleepers() && have_all(&shared.1) {
+                    shared.0.wake();
+                }
+            };
+            let sleeper = Arc::clone(&shared);
+            let sleeper = thread::spawn(move || {
+                while !have_all(&sleeper.1) {
+                    sleeper.0.sleep(Duration::MAX, || have_all(&sleeper.1));
+                }
+            });
+            let others: Vec<_> = (1..publishers)
+                .map(|me| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || publish(&shared, me))
+                })
+                .collect();
+            publish(&shared, 0);
+            others.into_iter().for_each(|other| other.join().unwrap());
+            sleeper.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn who_publishes_with_a_fence_misses_no_sleeper() {
+        publish_and_wake(1, true);
+    }
+
+    #[test]
+    fn of_two_that_publish_one_wakes_whoever_waits_for_both() {
+        publish_and_wake(2, true);
+    }
+
+    /// In how many interleavings the last look of a sleeper misses a flag whose owner misses the sleeper, and in how many not.
+    fn misses(fenced: bool) -> [usize; 2] {
+        counted(move |seen| {
+            let shared = Arc::new((control(), Flag::new()));
+            let (sleeper, seen) = (Arc::clone(&shared), std::sync::Arc::clone(seen));
+            let sleeper = thread::spawn(move || {
+                sleeper.0.announce();
+                sleeper.1.has_reached(1)
+            });
+            shared.1.publish(1);
+            if fenced {
+                Control::fence();
+            }
+            let has_sleepers = shared.0.has_sleepers();
+            let has_reached = sleeper.join().unwrap();
+            count(&seen[usize::from(has_sleepers || has_reached)]);
+        })
+    }
+
+    #[test]
+    fn without_the_fence_a_sleeper_may_be_missed() {
+        let ([fenced, _], [bare, _]) = (misses(true), misses(false));
+        assert!(fenced == 0 && bare > 0, "{fenced} {bare}");
+    }
+
+    #[test]
+    fn who_listens_hears_of_what_is_written_after_its_last_look() {
+        loom::model(|| {
+            let shared = Arc::new((member(), Flag::new()));
+            let listener = Arc::clone(&shared);
+            let listener = thread::spawn(move || {
+                while !listener.1.has_reached(1) {
+                    let heard = listener.0.listen();
+                    if !listener.1.has_reached(1) {
+                        listener.0.doze(heard, Duration::MAX);
+                    }
+                    listener.0.stop_listening();
+                }
+            });
+            shared.1.publish(1);
+            Control::fence();
+            shared.0.ring();
+            listener.join().unwrap();
+        });
+    }
+
     fn member() -> Member {
         let [departed, locked, available] = std::array::from_fn(|_| AtomicU32::new(0));
         let processors = std::array::from_fn(|_| AtomicU64::new(0));
-        Member { departed, locked, left_at: AtomicU64::new(0), available, processors }
+        let (listening, bell) = (AtomicU32::new(0), Futex::new());
+        Member { departed, locked, left_at: AtomicU64::new(0), available, processors, listening, bell }
     }
 
     // In the models below the reader is the thread that begins later, so that loom lets each of its looks find all that is not ruled out.

@@ -14,6 +14,7 @@ use super::stores::Stores;
 use super::window::{Offer, Segment, Site, WindowOffset, Windows};
 use crate::algorithm::Algorithm;
 use crate::call::{Call, Collective};
+use crate::config::Waiting;
 use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
@@ -21,6 +22,7 @@ use crate::fork::Process;
 use crate::host::abort_reason::AbortReason;
 use crate::host::exchange::Exchange;
 use crate::host::health::Health;
+use crate::host::waiting::Patience;
 use crate::proof::Secret;
 use crate::tuning::waiting::SHARED_MEMORY;
 
@@ -63,6 +65,8 @@ pub(crate) struct Group {
     pub(super) state: GroupState,
     /// How often a waiter looks before the policy of waiting begins.
     pub(super) first_looks: u32,
+    /// How it waits after that, and what it has learnt of that.
+    pub(super) patience: Patience,
     /// How many ranks can run at the same time.
     pub(super) running: usize,
     /// Where payloads lie in the ranks' slot rings.
@@ -187,6 +191,7 @@ impl Group {
             step: 0,
             state: GroupState::Ready,
             first_looks: SHARED_MEMORY.first_looks[usize::from(is_crowded)],
+            patience: Patience::new(&SHARED_MEMORY, is_crowded),
             running: if is_crowded { processors.max(1) } else { ranks },
             slot_ring: SlotRing::new(region.layout().slot_ring_bytes(), region.lap()),
             stores: Stores::new(),
@@ -198,6 +203,11 @@ impl Group {
             region: Arc::new(region),
             process: Process::this(),
         }
+    }
+
+    /// Says how this rank waits for the others.
+    pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
+        self.patience.set_waiting(waiting);
     }
 
     /// This rank's place among the ranks of its host.

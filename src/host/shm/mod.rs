@@ -30,8 +30,8 @@
 //!
 //! # Waiting
 //!
-//! A waiter spins briefly where there is a core for every rank, and yields where there is not. Then it sleeps on a shared futex for a
-//! bounded time; the bound makes a fence between flag and sleepers' word unnecessary. A waiter that no longer spins looks at the deadline,
+//! A waiter spins briefly where there is a core for every rank, then yields, and does the latter at once where there is not. Then it sleeps on a shared
+//! futex for a bounded time; in a crowd (`host/waiting.rs`) it does so without yielding first. A waiter that no longer spins looks at the deadline,
 //! the health, the region's abort reason, and whether the ranks it waits for still hold their locks on the region's file. Such a lock, of
 //! an open file description, vanishes with its owner, whichever way that ends, and works for threads too.
 //!

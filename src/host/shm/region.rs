@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 
-use super::control::{Control, Member};
+use super::control::{Control, Lightness, Member};
 use super::flags::Flag;
 use super::layout::RegionLayout;
 use super::pages::{Pages, alignment};
@@ -27,6 +27,7 @@ pub(super) struct Region {
     /// This rank's local index.
     me: usize,
     presence: Presence,
+    lightness: Lightness,
 }
 
 /// The seals of all memory that ranks share: its size stays what it is.
@@ -92,7 +93,7 @@ impl Region {
 
     /// Enters rank `me` in memory that is mapped.
     fn new(pages: Pages, layout: RegionLayout, me: usize, presence: Presence) -> Self {
-        let region = Self { pages, layout, me, presence };
+        let region = Self { pages, layout, me, presence, lightness: Lightness::default() };
         let processors = rustix::thread::sched_getaffinity(None).ok();
         let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         let lap = lap_bytes(Caches::of_this_machine(), layout.ranks);
@@ -201,6 +202,24 @@ impl Region {
     /// Wakes every sleeper.
     pub(super) fn wake(&self) {
         self.control().wake();
+    }
+
+    /// Has the others look for this rank after each publish from now on, for a while. Says whether they did not before.
+    pub(super) fn sleeps_lightly(&self) -> bool {
+        self.lightness.grow(self.control())
+    }
+
+    /// Says that this rank has published something more.
+    pub(super) fn fade(&self) {
+        self.lightness.fade(self.control());
+    }
+
+    /// Wakes a rank whose ring has moved, if it sleeps.
+    #[cold]
+    pub(super) fn ring(&self, rank: usize) {
+        Control::fence();
+        self.member(rank).ring();
+        self.fade();
     }
 
     /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.

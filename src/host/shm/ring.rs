@@ -5,12 +5,12 @@
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::region::Region;
 use super::ring_end::{End, Peeked};
 use crate::host::copy::{Copy, copy, copy_streaming};
-use crate::host::link::{ByteLink, Head};
+use crate::host::link::{Bell, ByteLink, Head, Heard};
 use crate::host::waiting::Interval;
 use crate::tuning::shm::{LIVENESS_INTERVAL, RING_TRIES_PER_LOOK};
 
@@ -61,7 +61,34 @@ impl RingLink {
     }
 }
 
+/// What wakes a rank whose rings have moved.
+struct RingBell(Arc<Region>);
+
+impl Bell for RingBell {
+    fn listen(&self) -> Heard {
+        let is_new = self.0.sleeps_lightly();
+        Heard { word: self.0.member(self.0.me()).listen(), is_new }
+    }
+
+    fn sleep(&self, heard: Heard, limit: Duration) {
+        self.0.member(self.0.me()).doze(heard.word, limit);
+    }
+
+    fn leave(&self) {
+        self.0.member(self.0.me()).stop_listening();
+    }
+}
+
 impl RingLink {
+    /// A cursor has moved: wakes the peer, if that sleeps.
+    #[inline]
+    fn tell(&mut self) {
+        self.tries = 0;
+        if self.region.control().has_light_sleepers() {
+            self.region.ring(self.peer);
+        }
+    }
+
     #[inline]
     fn read(&mut self, into: &mut [u8], copy: Copy) -> io::Result<usize> {
         if into.is_empty() {
@@ -78,7 +105,7 @@ impl RingLink {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
-        self.tries = 0;
+        self.tell();
         Ok(read)
     }
 }
@@ -94,7 +121,7 @@ impl ByteLink for RingLink {
             let kind = if self.is_peer_gone() { io::ErrorKind::BrokenPipe } else { io::ErrorKind::WouldBlock };
             return Err(kind.into());
         }
-        self.tries = 0;
+        self.tell();
         Ok(written)
     }
 
@@ -111,7 +138,7 @@ impl ByteLink for RingLink {
     fn try_write_frame(&mut self, head: &Head, payload: &[u8]) -> io::Result<bool> {
         let is_written = self.sender.write_frame(head, payload)?;
         if is_written {
-            self.tries = 0;
+            self.tell();
         }
         Ok(is_written)
     }
@@ -135,12 +162,16 @@ impl ByteLink for RingLink {
 
     #[inline]
     fn take_frame(&mut self, header_bytes: usize, payload: &mut [u8]) {
-        self.tries = 0;
         self.receiver.take_frame(header_bytes, payload);
+        self.tell();
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    fn bell(&self) -> Option<Arc<dyn Bell>> {
+        Some(Arc::new(RingBell(Arc::clone(&self.region))))
     }
 }
 

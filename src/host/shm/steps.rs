@@ -11,21 +11,21 @@
 //! all be running it spins for a moment, so that a step takes each core about one turn of its ranks. Then the policy of all waits applies
 //! (`host/waiting.rs`): it yields, then sleeps.
 //!
-//! A sleeper announces itself, looks once more, and sleeps for a bounded time. The announcement and the flag of a rank that arrives at the
-//! same moment can miss each other, since no fence orders that rank's flag store before its look at the sleepers. The waiter then sleeps
-//! to the end of this sleep: a millisecond at first, and never longer than about what it had waited before, nor than 50 ms. So a wait gets
-//! at most twice as long, once in a great while, where a fence would cost every call.
+//! A sleeper announces itself, looks once more, and sleeps for a bounded time. Whoever publishes last wakes it. For that the flag's store must
+//! come before the look at who sleeps, which takes a fence that would cost every call. So there is one only while a rank of the group has slept lately, which
+//! each publisher sees in a word that is written rarely (`Control::has_light_sleepers`). A publisher that has not seen it yet may miss the sleeper that has
+//! just written it, so the first such sleep is as short as a nap.
 
 #![expect(unsafe_code, reason = "reads and writes the mapped mailboxes, which flags have ordered")]
 
 use super::chunking::{Area, Chunking};
+use super::control::Control;
 use super::flags::parity;
 use super::group::{CallContext, Fingerprint, Group, GroupState};
 use crate::call::{Call, Collective};
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::host::waiting::{Interval, Patience, Pause};
+use crate::host::waiting::{Interval, Pause, Sleep};
 use crate::tuning::shm::LIVENESS_INTERVAL;
-use crate::tuning::waiting::SHARED_MEMORY;
 
 /// Where the fingerprint lies in a mailbox: after the flag.
 const FINGERPRINT_AT: usize = 8;
@@ -66,6 +66,20 @@ impl Group {
         // one, after it had read the step before that, for which the mailbox served last (see `flags`).
         unsafe { self.fingerprint_of(self.me, step).write(fingerprint) };
         self.region.flag(self.me, parity(step)).publish(step);
+        if self.region.control().has_light_sleepers() {
+            self.wake_after(step);
+        }
+    }
+
+    /// Wakes those who sleep, if this rank's publish of `step` was the last one.
+    #[cold]
+    fn wake_after(&mut self, step: u64) {
+        Control::fence();
+        // Of all ranks the last to come to the fence sees all flags here, and every sleeper that has missed one of them.
+        if self.region.control().has_sleepers() && self.missing(step).next().is_none() {
+            self.region.wake();
+        }
+        self.region.fade();
     }
 
     /// Whether `rank` has published `step`.
@@ -137,10 +151,6 @@ impl Group {
             context.recorder.begin(context.call);
             self.wait(step, &fingerprint, context).map_err(|stop| self.fail(stop, fingerprint, context))?;
         }
-        // Whoever arrives last sees the step complete at once and finds here who sleeps: nobody else need look.
-        if self.region.control().has_sleepers() {
-            self.region.wake();
-        }
         Ok(())
     }
 
@@ -176,12 +186,13 @@ impl Group {
     /// Spins for a while; says whether the step is complete. A rank that differs is left to the slow wait to report. The call goes on
     /// record while another's flag is on its way: this rank's own is out, so that holds nobody up.
     #[inline]
-    fn arrives_soon(&self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> bool {
+    fn arrives_soon(&mut self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> bool {
         // One of those missing must be waiting for a processor, perhaps this one.
         if self.running < self.ranks && self.missing(step).count() >= self.running {
             return false;
         }
-        let mut looks = self.first_looks;
+        let most = self.patience.looks(self.first_looks);
+        let mut looks = most;
         for rank in (0..self.ranks).filter(|rank| *rank != self.me) {
             if !self.has_reached(rank, step) {
                 context.recorder.begin(context.call);
@@ -196,6 +207,9 @@ impl Group {
             if self.differs(rank, step, fingerprint) {
                 return false;
             }
+        }
+        if looks < most {
+            self.patience.was_brief();
         }
         true
     }
@@ -254,31 +268,41 @@ impl Group {
     /// Waits for all ranks to publish `step`, however long that takes, and stops for a difference, a deadline, an end of the
     /// communicator or of a rank.
     #[cold]
-    fn wait(&self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
-        let mut patience = Patience::new(&SHARED_MEMORY, self.running < self.ranks);
+    fn wait(&mut self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
+        let result = self.wait_patiently(step, fingerprint, context);
+        self.patience.reset();
+        result
+    }
+
+    fn wait_patiently(&mut self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
         let mut liveness = Interval::default();
         loop {
             if let Some(result) = self.arrived(step, fingerprint) {
                 return result;
             }
-            let pause = patience.next();
-            let asks_kernel = liveness.is_due(patience.now(), LIVENESS_INTERVAL);
+            let pause = self.patience.next();
+            let asks_kernel = liveness.is_due(self.patience.now(), LIVENESS_INTERVAL);
             if let Some(stop) = self.reason_to_stop(step, asks_kernel, context) {
                 // What was published before the reason came still counts.
                 return self.arrived(step, fingerprint).unwrap_or(Err(stop));
             }
             match pause {
                 Pause::Spin => std::hint::spin_loop(),
-                Pause::Yield => std::thread::yield_now(),
-                Pause::Sleep(sleep) => {
-                    let stopped = || self.region.abort_reason().is_some() || context.health.abort_reason().is_some();
-                    let missing = self.missing(step).map(|rank| self.globals[rank]);
-                    context.recorder.waits(context.call, context.deadline, missing);
-                    let limit = sleep.limit.min(context.deadline.remaining());
-                    self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != PollResult::Behind);
-                }
+                Pause::Yield => self.patience.yield_now(),
+                Pause::Sleep(sleep) => self.sleep(sleep, step, fingerprint, context),
             }
         }
+    }
+
+    /// Sleeps until the last rank publishes `step`, or for a while.
+    fn sleep(&mut self, sleep: Sleep, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) {
+        // Others may publish once more before they see that they are to look for sleepers.
+        let most = if self.region.sleeps_lightly() { sleep.nap } else { sleep.limit };
+        let stopped = || self.region.abort_reason().is_some() || context.health.abort_reason().is_some();
+        let missing = self.missing(step).map(|rank| self.globals[rank]);
+        context.recorder.waits(context.call, context.deadline, missing);
+        let limit = most.min(context.deadline.remaining());
+        self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != PollResult::Behind);
     }
 
     /// How the wait for `step` ends by what the ranks have published; `None` while some are missing.

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod correctness;
+mod waiting;
 mod windows;
 
 use std::io::{BufRead, BufReader, Write};
