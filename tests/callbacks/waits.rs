@@ -7,7 +7,7 @@ use std::future::{Future, IntoFuture};
 use std::io::Write;
 use std::net::TcpStream;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
@@ -491,21 +491,20 @@ impl Drop for Late {
     fn drop(&mut self) {
         for comm in self.0.take() {
             let other = 1 - comm.rank();
-            let calls = Arc::new(AtomicUsize::new(0));
+            let (called, calls) = channel();
             let works = [
                 comm.start_all_reduce(vec![1_u8; 4], ReduceOp::Sum).unwrap().erased(),
                 comm.start_recv(vec![0_u8], other).unwrap().erased(),
             ];
             for work in &works {
-                let calls = Arc::clone(&calls);
-                work.on_end(move || {
-                    calls.fetch_add(1, Ordering::SeqCst);
-                });
+                let called = called.clone();
+                work.on_end(move || called.send(()).unwrap());
             }
             comm.send(&[1_u8], other).unwrap();
             assert!(Work::wait_any(&works, patience(20)).is_some());
             works.into_iter().for_each(|work| drop(work.wait().unwrap()));
-            assert_eq!(calls.load(Ordering::SeqCst), 2);
+            // A wait may return before the callbacks have run.
+            (0..2).for_each(|_| calls.recv_timeout(patience(20)).unwrap());
             comm.barrier().unwrap();
             assert!(comm.with_timeout(Duration::from_millis(1)).recv(&mut [0_u8], other).unwrap_err().is_timeout());
             comm.close().unwrap();
