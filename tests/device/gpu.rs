@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub, unused_imports, unused_macros, reason = "each test program uses what it needs")]
 #![expect(unsafe_code, reason = "elements of any type go to the device as bytes")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use collectives::{
@@ -91,6 +91,13 @@ pub fn compared_before(calls: u64) -> Config {
     config
 }
 
+/// The devices of this process for one group of ranks. Some calls of a driver wait until a device is idle: two groups at once could wait for each
+/// other for ever.
+fn turn() -> MutexGuard<'static, ()> {
+    static DEVICES: Mutex<()> = Mutex::new(());
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs `program` on `world_size` threads, each a rank with a device of its own; what they return, in rank order.
 pub fn ranks<R: Send>(world_size: usize, program: impl Fn(&Communicator, &DeviceMemory) -> R + Sync) -> Vec<R> {
     ranks_with(world_size, Config::default(), program)
@@ -98,6 +105,7 @@ pub fn ranks<R: Send>(world_size: usize, program: impl Fn(&Communicator, &Device
 
 /// As [`ranks`], with settings. Checks at the end that nothing was found by the simulation.
 pub fn ranks_with<R: Send>(world_size: usize, config: Config, program: impl Fn(&Communicator, &DeviceMemory) -> R + Sync) -> Vec<R> {
+    let _turn = turn();
     let results = threads_with(
         world_size,
         |_| builder(config.clone()),
@@ -246,6 +254,7 @@ pub fn nccl_ranks<R: Send>(
     program: impl Fn(&NcclCommunicator, &DeviceMemory) -> R + Sync,
 ) -> Vec<R> {
     prepare();
+    let _turn = turn();
     let ids = [UniqueId::new(None).unwrap()];
     let (ids, config, program) = (&ids, &config, &program);
     let rank = |rank: usize| {
