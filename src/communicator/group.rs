@@ -137,11 +137,11 @@ impl<'comm> Group<'_, 'comm> {
         // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call: those that are
         // written by nobody else meanwhile, the jobs that run here included, since their borrows are exclusive.
         let ended = unsafe {
-            progress.transfer_while(&messages, comm.timeout(), || match (messages.is_empty(), collectives.is_empty()) {
-                (_, true) => Ok(()),
-                (true, false) => run(),
-                (false, false) => progress.while_away(run),
-            })
+            match (messages.is_empty(), collectives.is_empty()) {
+                (_, true) => progress.transfer(&messages, comm.timeout()),
+                (true, false) => run().map(|()| Vec::new()),
+                (false, false) => progress.transfer_while(&messages, comm.timeout(), || progress.while_away(run)),
+            }
         }?;
         let is_receive = |(_, memory): &(MessageContext, MessageBuffer)| matches!(memory, MessageBuffer::Receive { .. });
         let mut ended = ended.into_iter().zip(&messages).filter(|(_, message)| is_receive(message)).map(|(received, _)| received);

@@ -26,7 +26,7 @@ struct Posted {
 /// Messages that their caller waits for. When the caller leaves, however it does, the buffers are no longer borrowed: so the drop cancels what
 /// has not ended. This exists before the first message is posted, and takes each ticket in before anything else can unwind. A caller declares
 /// the engine's lock after it, so that the lock is released first.
-struct Posteds<'a> {
+pub(super) struct Posteds<'a> {
     progress: &'a Arc<ProgressEngine>,
     /// One, which is most often all, needs no allocation.
     first: Option<Posted>,
@@ -35,7 +35,7 @@ struct Posteds<'a> {
 
 impl<'a> Posteds<'a> {
     /// None yet, with room for `most`.
-    fn new(progress: &'a Arc<ProgressEngine>, most: usize) -> Self {
+    pub(super) fn new(progress: &'a Arc<ProgressEngine>, most: usize) -> Self {
         Self { progress, first: None, others: Vec::with_capacity(most.saturating_sub(1)) }
     }
 
@@ -44,7 +44,7 @@ impl<'a> Posteds<'a> {
     /// # Safety
     ///
     /// The place stays valid, and untouched by others, as long as this lives; there is room for the message.
-    unsafe fn post(
+    pub(super) unsafe fn post(
         &mut self,
         inner: &mut Inner,
         (context, memory): &(MessageContext, MessageBuffer),
@@ -66,6 +66,11 @@ impl<'a> Posteds<'a> {
             self.others.push(posted)
         }
         Ok(())
+    }
+
+    /// What came of those that have ended, in the order in which they were posted.
+    pub(super) fn received(&self) -> impl Iterator<Item = Received> {
+        self.all().filter_map(|posted| posted.received)
     }
 
     fn all(&self) -> impl Iterator<Item = &Posted> {
@@ -113,8 +118,16 @@ impl ProgressEngine {
         messages: &[(MessageContext, MessageBuffer)],
         limit: Duration,
     ) -> Result<Vec<Received>> {
-        // SAFETY: every place is valid during the call (this function's contract).
-        unsafe { self.transfer_while(messages, limit, || Ok(())) }
+        // SAFETY: every place is valid during the call (this function's contract), in which this runs once.
+        self.observed(messages, || unsafe {
+            match messages {
+                [one, other] if one.1.sends() && !other.1.sends() => self.exchange(one, other, limit).map(Vec::from),
+                [one, other] if other.1.sends() && !one.1.sends() => {
+                    self.exchange(other, one, limit).map(|[sent, received]| vec![received, sent])
+                }
+                _ => self.transfer_or_fail(messages, limit, || Ok(())),
+            }
+        })
     }
 
     /// Sends or receives one message: the short way where that is open, else as [`ProgressEngine::transfer`].
@@ -143,9 +156,26 @@ impl ProgressEngine {
     ///
     /// The place stays valid, and untouched by others, during the call.
     unsafe fn transfer_one_or_fail(self: &Arc<Self>, context: &MessageContext, memory: MessageBuffer, limit: Duration) -> Result<Received> {
-        let mut inner = self.lock_to_post(context, &memory)?;
+        let inner = self.lock_to_post(context, &memory)?;
+        // SAFETY: the place is valid during the call (this function's contract).
+        unsafe { self.transfer_locked(inner, &(*context, memory), limit) }
+    }
+
+    /// The same, under the lock.
+    ///
+    /// # Safety
+    ///
+    /// The place stays valid, and untouched by others, during the call.
+    #[inline]
+    pub(super) unsafe fn transfer_locked(
+        self: &Arc<Self>,
+        mut inner: Locked<'_, Inner>,
+        message: &(MessageContext, MessageBuffer),
+        limit: Duration,
+    ) -> Result<Received> {
+        let (context, memory) = message;
         // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes in what has begun.
-        let begun = match unsafe { Self::attempt(&mut inner, context, memory) } {
+        let begun = match unsafe { Self::attempt(&mut inner, context, *memory) } {
             Attempt::Done(envelope) => {
                 self.recorder.note_message(&memory.recorded(context));
                 return Ok(context.received(envelope));
@@ -154,7 +184,7 @@ impl ProgressEngine {
             Attempt::Wait => None,
         };
         // SAFETY: the place is valid during the call (this function's contract).
-        unsafe { self.wait_one(inner, &(*context, memory), begun, limit) }.map(|(received, _)| received)
+        unsafe { self.wait_one(inner, message, begun, limit) }.map(|(received, _)| received)
     }
 
     /// Posts one message, unless it has begun, and waits for it; what came, and the bytes of an object that was received.
@@ -189,7 +219,7 @@ impl ProgressEngine {
     ///
     /// The bytes are initialised, and those of a send stay unwritten, those of a receive untouched by others, until this has returned
     /// something else than a ticket, or the ticket has ended or was cancelled.
-    unsafe fn attempt(inner: &mut Inner, context: &MessageContext, memory: MessageBuffer) -> Attempt {
+    pub(super) unsafe fn attempt(inner: &mut Inner, context: &MessageContext, memory: MessageBuffer) -> Attempt {
         let may = inner.may_go_direct();
         let MessageContext { peer: Some(peer), tag, element, .. } = *context else { return Attempt::Wait };
         if !may {
@@ -216,9 +246,18 @@ impl ProgressEngine {
         limit: Duration,
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Received>> {
+        // SAFETY: every place is valid during the call (this function's contract), in which this runs once.
+        self.observed(messages, || unsafe { self.transfer_or_fail(messages, limit, meanwhile) })
+    }
+
+    /// Runs a call of several messages, and tells those who listen and the record how it ended.
+    fn observed(
+        &self,
+        messages: &[(MessageContext, MessageBuffer)],
+        call: impl FnOnce() -> Result<Vec<Received>>,
+    ) -> Result<Vec<Received>> {
         let watched = self.observers.watch().map(|watch| (watch, Instant::now()));
-        // SAFETY: every place is valid during the call (this function's contract).
-        let result = unsafe { self.transfer_or_fail(messages, limit, meanwhile) };
+        let result = call();
         if let Some((watch, began)) = watched {
             let (elapsed, error) = (began.elapsed(), result.as_ref().err());
             messages.iter().for_each(|(context, memory)| watch.ended(memory.report(watch, context), elapsed, error, Track::Messages));
@@ -251,11 +290,11 @@ impl ProgressEngine {
         let mut inner = self.lock();
         self.advance(&mut inner);
         self.wait_all(inner, &mut posted)?;
-        Ok(posted.all().filter_map(|posted| posted.received).collect())
+        Ok(posted.received().collect())
     }
 
     /// Moves messages on until every posted one has ended, and puts on record how.
-    fn wait_all<'a>(self: &'a Arc<Self>, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
+    pub(super) fn wait_all<'a>(self: &'a Arc<Self>, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
         self.wait_each(inner, posted).or_else(|error| {
             let is_late = self.is_late(&error);
             self.give_up_unfinished(posted, error, is_late)
@@ -265,7 +304,7 @@ impl ProgressEngine {
     /// Gives up the messages that have not ended, and puts on record what they end with. Some may have ended while the lock was free. Where their
     /// deadline has passed, those that are sent all the same have ended well; the error is that of another one. Records are written under the lock.
     #[cold]
-    fn give_up_unfinished(self: &Arc<Self>, posted: &mut Posteds<'_>, error: Error, is_late: bool) -> Result<()> {
+    pub(super) fn give_up_unfinished(self: &Arc<Self>, posted: &mut Posteds<'_>, error: Error, is_late: bool) -> Result<()> {
         let mut failure = (!is_late).then(|| error.clone());
         let mut inner = self.lock();
         for posted in posted.all_mut().filter(|posted| posted.received.is_none()) {

@@ -6,6 +6,7 @@
 mod background;
 mod blocking;
 mod bytes;
+mod exchange;
 mod outcome;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
