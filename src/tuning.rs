@@ -522,7 +522,7 @@ pub(crate) mod progress {
     /// The same until another thread has wanted the lock for the first time: a sleep of this length costs no timer of its own.
     pub(crate) const LONE_TURN: Duration = Duration::from_millis(5);
     /// Messages of which the last does not try the short way, so that everything else is moved on.
-    pub(crate) const DIRECT: u32 = 16;
+    pub(crate) const DIRECT: u32 = 64;
     /// How long the background thread sleeps where nothing moves.
     pub(crate) const NAP: Duration = Duration::from_millis(1);
     /// How long it sleeps where nothing is outstanding: it is woken when something is, and looks now and then whether the communicator lives.
