@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// What the processor maps with one entry where it can.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
@@ -66,17 +66,20 @@ impl PrivateView {
         // SAFETY: the view is this value's; what it takes the place of is the caller's, and shows the same bytes, so that whoever has
         // addresses there finds at them what was there. The kernel looks first whether it can, and does it under one lock, on which
         // accesses wait that come in between.
-        let moved = unsafe { rustix::mm::mremap_fixed(base, bytes, bytes, MremapFlags::MAYMOVE, address.cast()) };
-        moved.map(drop).map_err(|error| {
-            end_where_unmapped(address, bytes, error);
-            error.into()
-        })
+        // Not by rustix: where it goes through the C library, its call has the flag of another one, and always fails.
+        let moved = unsafe { libc::mremap(base, bytes, bytes, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, address.cast::<libc::c_void>()) };
+        if moved != libc::MAP_FAILED {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        end_where_unmapped(address, bytes, &error);
+        Err(error)
     }
 }
 
 /// Ends the process where a failed move has left a hole, in which somebody's slice lies. The kernel may still refuse for lack of memory after it
 /// has taken away what was mapped.
-fn end_where_unmapped(address: *mut u8, bytes: usize, error: Errno) {
+fn end_where_unmapped(address: *mut u8, bytes: usize, error: &io::Error) {
     // SAFETY: asks the kernel to begin writing back pages that lie in memory, which changes nothing.
     if let Err(Errno::NOMEM) = unsafe { rustix::mm::msync(address.cast(), bytes, rustix::mm::MsyncFlags::ASYNC) } {
         eprintln!(
