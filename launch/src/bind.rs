@@ -102,7 +102,9 @@ impl Binding {
             (Err(why), Asked::Nothing) => Ok(Self::none(Some(why))),
             (Err(why), _) => Err(why),
             // No core can be without a processor, so there is nothing to look for.
-            (Ok(permitted), Asked::Nothing) if permitted.len() < ranks => Ok(Self::none(Some(too_few(permitted.len(), ranks)))),
+            (Ok(permitted), Asked::Nothing) if permitted.len() < ranks => {
+                Ok(Self::none(Some(too_few(permitted.len(), "processor", ranks))))
+            }
             (Ok(permitted), _) => Self::of(&Topology::of(&permitted), asked, width, ranks),
         }
     }
@@ -113,9 +115,9 @@ impl Binding {
         let is_enough = cores >= ranks && ranks > 0;
         let (to, processors) = match asked {
             Asked::For(Bind::None) => return Ok(Self::none(None)),
-            Asked::Nothing if !is_enough => return Ok(Self::none(Some(too_few(cores, ranks)))),
+            Asked::Nothing if !is_enough => return Ok(Self::none(Some(too_few(cores, "core", ranks)))),
             Asked::For(Bind::Core) if !is_enough => {
-                let few = too_few(cores, ranks);
+                let few = too_few(cores, "core", ranks);
                 return Err(format!("--bind core: {few}; start fewer ranks, or give --bind none"));
             }
             Asked::For(Bind::Cache) => (Bind::Cache, groups(topology.cores(), ranks, |core| (core.node, core.cache))),
@@ -176,9 +178,9 @@ pub fn told(to: &str, why_none: Option<&str>, first: usize, lists: &[String]) ->
     if parts.is_empty() { to.to_owned() } else { format!("{to} ({})", parts.join(", ")) }
 }
 
-fn too_few(cores: usize, ranks: usize) -> String {
+fn too_few(count: usize, what: &str, ranks: usize) -> String {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
-    format!("{ranks} rank{} and {cores} core{} that may be used", plural(ranks), plural(cores))
+    format!("{ranks} rank{} and {count} {what}{} that may be used", plural(ranks), plural(count))
 }
 
 /// As many cores for each rank. As few ranks as can be have cores of several caches.
