@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use collectives::Transport;
 
+use crate::launch::Bind;
 use crate::sizes;
 
 /// What a process is told that is one of the ranks that were asked for.
@@ -131,8 +132,13 @@ pub(crate) struct Arguments {
     /// How ranks of the host plane reach each other
     #[arg(long, value_enum, default_value_t = Links::Auto)]
     pub(crate) transport: Links,
-    /// Bind each rank to a core of its own
-    #[arg(long)]
+    /// What each rank is bound to: core: a core of its own, with all its hardware threads, as near to the other ranks' as can be; cache, numa:
+    /// all cores that share a last-level cache, or lie at a NUMA node; none [default: core where there are as many cores as ranks, none where
+    /// there are fewer, on devices, and under a launcher, which decides]
+    #[arg(long, value_name = "none|core|cache|numa")]
+    pub(crate) bind: Option<Bind>,
+    /// As --bind core; ranks that are more than the cores share them
+    #[arg(long, conflicts_with = "bind")]
     pub(crate) pin: bool,
     /// The collectives that `all` stands for
     #[arg(long, value_name = "LIST", value_delimiter = ',')]

@@ -2,6 +2,7 @@
 
 use collectives::Peer;
 
+use crate::launch;
 use crate::machine::Machine;
 use crate::settings::{Register, Settings};
 
@@ -11,10 +12,23 @@ pub(crate) struct RunFacts {
     pub(crate) ranks: Vec<RankFacts>,
     pub(crate) on: On,
     pub(crate) machine: Machine,
+    /// `None` where that was not found out.
+    pub(crate) bound: Option<Bound>,
     /// Whether connections over TCP are.
     pub(crate) is_encrypted: bool,
     /// When it began, in UTC.
     pub(crate) start_time: String,
+}
+
+/// What ranks are bound to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Bound {
+    /// The word of `--bind` that rank 0's host goes by.
+    pub(crate) to: String,
+    /// Why it binds none, where nobody asked for that.
+    pub(crate) why_none: Option<String>,
+    /// The processors that each rank may run on, as the kernel lists them.
+    pub(crate) processors: Vec<String>,
 }
 
 /// Something that a reader of results has to know.
@@ -74,8 +88,14 @@ impl RunFacts {
             On::Host { why: Some(why) } => Some(format!("On the host plane, since there is no device plane: {why}")),
             On::Host { why: None } | On::Device { .. } => None,
         };
-        let notes = [(encrypted, false), (load, true), (fell_back, false)];
+        let notes = [(self.binding_note(), false), (encrypted, false), (load, true), (fell_back, false)];
         notes.into_iter().filter_map(|(text, is_warning)| Some(Note { text: text?, is_warning })).collect()
+    }
+
+    /// What ranks are bound to, in words.
+    fn binding_note(&self) -> Option<String> {
+        let Bound { to, why_none, processors } = self.bound.as_ref()?;
+        Some(format!("bound to: {}", launch::told(to, why_none.as_deref(), 0, processors)))
     }
 
     /// That rank 0's host has more to do than these ranks, where it has.
@@ -102,6 +122,7 @@ impl RunFacts {
             ranks: (0..ranks).map(rank).collect(),
             on: On::Host { why: None },
             machine: machine.clone(),
+            bound: None,
             is_encrypted: false,
             start_time,
         }

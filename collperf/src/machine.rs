@@ -1,12 +1,11 @@
-//! What the results are measured on, and a core of it for a rank.
+//! What the results are measured on.
 
 use std::fs;
-use std::io;
 use std::thread;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// The facts of one host that a reader of results wants.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,22 +138,12 @@ pub(crate) fn now() -> String {
     Timestamp::now().strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// Binds the calling thread, and what it starts from now on, to a core of its own: the `local_rank`-th that it may use, and
-/// the first again after the last.
-pub(crate) fn pin(local_rank: usize) -> io::Result<()> {
-    let allowed = sched_getaffinity(None)?;
-    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
-    let Some(core) = cores.get(local_rank % cores.len().max(1)) else { return Ok(()) };
-    let mut one = CpuSet::new();
-    one.set(*core);
-    Ok(sched_setaffinity(None, &one)?)
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::launch::{Asked, Binding, Width};
 
     #[test]
     fn dates_have_the_form_of_nccl_tests() {
@@ -223,26 +212,12 @@ mod tests {
     fn cores_are_the_machines_also_for_a_rank_that_is_bound() {
         let machine = Machine::here();
         let bound = std::thread::spawn(|| {
-            pin(0).unwrap();
+            Binding::here(Asked::CoresInTurns, Width::One, 1).unwrap().apply(0).unwrap();
             Machine::here()
         });
         let bound = bound.join().unwrap();
         assert_eq!((machine.cores, machine.told_cores()), (bound.cores, bound.told_cores()));
         let limited = Machine { cores: 64, allowed: Some(2), ..machine };
         assert_eq!(limited.told_cores(), "2 of 64 cores");
-    }
-
-    #[test]
-    fn ranks_take_cores_in_turns() {
-        std::thread::spawn(|| {
-            let count = sched_getaffinity(None).unwrap().count() as usize;
-            pin(count + 1).unwrap();
-            let bound = sched_getaffinity(None).unwrap();
-            assert_eq!(bound.count(), 1);
-            pin(5).unwrap();
-            assert_eq!(sched_getaffinity(None).unwrap(), bound, "one core is left to choose from");
-        })
-        .join()
-        .unwrap();
     }
 }

@@ -10,6 +10,7 @@ use crate::collective::Collective;
 use crate::contradictions;
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::launch::Asked;
 use crate::sizes::{self, Step};
 use crate::statistics::Average;
 use crate::subset::Subset;
@@ -55,7 +56,9 @@ pub(crate) struct Settings {
     pub(crate) plane: Plane,
     pub(crate) device: Device,
     pub(crate) transport: Links,
-    pub(crate) pin: bool,
+    pub(crate) bind: Asked,
+    /// The variable by which another launcher has told this process its rank, if one has.
+    pub(crate) launcher: Option<&'static str>,
     /// Sample each cell for this long, instead of timing a number of calls.
     pub(crate) cell: Option<Duration>,
     pub(crate) json: Option<PathBuf>,
@@ -191,7 +194,12 @@ impl Settings {
             plane: arguments.plane,
             device,
             transport: arguments.transport,
-            pin: arguments.pin,
+            bind: match arguments.bind {
+                Some(bind) => Asked::For(bind),
+                None if arguments.pin => Asked::CoresInTurns,
+                None => Asked::Nothing,
+            },
+            launcher: None,
             cell: arguments.cell_ms,
             json: json(arguments.json.as_deref())?,
             csv: csv(arguments),
@@ -444,6 +452,7 @@ mod tests {
         let line = "all -g 2 --plane host --transport shm --colls all_reduce,barrier --sizes 4,1024 --cell-ms 150 --csv - --pin";
         let settings = settings(line).unwrap();
         assert_eq!(settings.collectives, [Collective::AllReduce, Collective::Barrier]);
-        assert_eq!((settings.cell, settings.pin, settings.transport), (Some(Duration::from_millis(150)), true, Links::Shm));
+        assert_eq!((settings.cell, settings.transport), (Some(Duration::from_millis(150)), Links::Shm));
+        assert_eq!(settings.bind, Asked::CoresInTurns);
     }
 }

@@ -16,6 +16,7 @@ use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::gpus;
 use crate::job;
+use crate::launch::{Binding, Width};
 use crate::process;
 use crate::report::tell_written;
 use crate::run::run;
@@ -27,19 +28,21 @@ const DEFAULT_RANKS: usize = 2;
 /// Does what the command line asks for and returns the exit code.
 pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
     let environment = Environment::read(&job::variable)?;
-    let settings = Settings::new(arguments, &environment)?;
+    let mut settings = Settings::new(arguments, &environment)?;
     if arguments.is_one_rank {
         let comm = builder(&settings, job::child_number()).from_env()?;
         let number = comm.rank();
         return finish(comm, number, &settings);
     }
-    if let Some(launcher) = job::launcher() {
+    settings.launcher = job::launcher();
+    if let Some(launcher) = settings.launcher {
         return launched(&settings, launcher);
     }
     let ranks = ranks_here(&settings)?;
     // Said once, rather than by every rank.
     settings.check_ranks(ranks)?;
     check_devices(&settings, ranks)?;
+    Binding::here(settings.bind, Width::One, ranks).map_err(Failure::usage)?;
     let are_threads = settings.threads.is_some() || settings.rank_kind == Some(RankKind::Thread);
     if are_threads { threads(&settings, ranks) } else { job::processes(ranks) }
 }
@@ -140,7 +143,7 @@ fn unchecked(config: &mut Config) {
 /// Refuses ranks that were given other arguments than rank 0: they would make other calls.
 fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
     // A wrapper may give each process devices of its own.
-    let settings = Settings { first_device: None, ..settings.clone() };
+    let settings = Settings { first_device: None, launcher: None, ..settings.clone() };
     let mine: [u8; 32] = Sha256::digest(format!("{settings:?}")).into();
     let mut all = vec![[0; 32]; comm.world_size()];
     comm.all_gather_into(&[mine], &mut all[..])?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
-use collectives_launch::Streams;
+use collectives_launch::{Bind, Streams};
 
 use crate::control::Control;
 use crate::count::Count;
@@ -116,6 +116,14 @@ pub(crate) struct Arguments {
     /// Each rank sees one GPU, and 0 as its local rank
     #[arg(long)]
     pub(crate) virtual_local_rank: bool,
+    /// What each rank of a host is bound to: core: its share of the host's cores, as many for each rank, if it can be of one cache; cache, numa:
+    /// all cores that share a last-level cache, or lie at a NUMA node; none [default: core where a host has as many cores as ranks, else none].
+    /// Also --bind-to. Of jobs that share a host each goes by all of its cores
+    #[arg(long, aliases = ["bind-to", "bind_to"], value_name = "none|core|cache|numa")]
+    pub(crate) bind: Option<Bind>,
+    /// Say what the ranks of each host are bound to
+    #[arg(long)]
+    pub(crate) report_bindings: bool,
     /// Signals that are passed on to the ranks
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = signal, default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
     pub(crate) signals_to_handle: Vec<i32>,
@@ -175,7 +183,7 @@ impl Refused {
                 "--event-log-handler: handlers are Python's; what collrun notices it says on standard error",
             ),
             (&self.logs_specs, "--logs-specs: they are classes of Python's; --log-dir, --redirects and --tee say where output goes"),
-            (&self.numa_binding, "--numa-binding: put numactl, or a script that calls it by LOCAL_RANK, in front of the program"),
+            (&self.numa_binding, "--numa-binding: it goes by a rank's GPU; --bind numa, core or cache goes by its number on the host"),
             (&self.duplicate_stdout_filters, "--duplicate-stdout-filters: tee standard output with -t 1 and search the files"),
             (&self.duplicate_stderr_filters, "--duplicate-stderr-filters: tee standard error with -t 2 and search the files"),
             (&self.print_completion, "--print-completion: there are no completions; collrun --help lists the flags"),

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use arguments::{Arguments, Place};
 use collectives::Secret;
-use collectives_launch::{Failure, Job, Logs, Output, Refused, Store, Stream, Writer, hint, say};
+use collectives_launch::{Asked, Binding, Failure, Job, Logs, Output, Refused, Store, Stream, Width, Writer, hint, say};
 
 /// How long the other hosts may take to come, as torchrun has it for its ranks.
 const PATIENCE: Duration = Duration::from_secs(1800);
@@ -65,6 +65,8 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
         return Err(usage(format!("--wdir {}: there is no such folder on this host", folder.display())));
     }
     can_be_reached(arguments, &place)?;
+    let asked = arguments.bind.map_or(Asked::Nothing, Asked::For);
+    let binding = Binding::here(asked, Width::Share, local_world_size).map_err(usage)?;
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let patience = arguments.rdzv_conf.unwrap_or(PATIENCE);
     let hosts = meeting::Hosts { count: arguments.nodes().into(), job: arguments.rdzv_id.as_deref().unwrap_or("none"), patience };
@@ -73,7 +75,10 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
         secret => meeting::meet(&place, secret.as_ref(), &hosts),
     };
     let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {}", with_limit(&error)), code: 1 })?;
-    let job = job(arguments, local_world_size, node);
+    if arguments.report_bindings {
+        say(&name(arguments), &format!("bound to: {}", binding.told(node * local_world_size)));
+    }
+    let job = Job { binding, ..job(arguments, local_world_size, node) };
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let end = collectives_launch::run(&name(arguments), &job, &store, given.as_ref())?;
     if let Some(failure) = &end.failure {

@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// Why a count of ranks is not taken for that of each host.
 pub(crate) const COUNTS_ALL: &str = "mpirun counts the ranks of all hosts together, and there are several";
 /// Those of several letters that are written with one dash there.
-const ONE_DASH: [&str; 9] = ["-np", "-wdir", "-chdir", "-host", "-hosts", "-hostfile", "-machinefile", "-ppn", "-npernode"];
+const ONE_DASH: [&str; 10] = ["-np", "-wdir", "-chdir", "-host", "-hosts", "-hostfile", "-machinefile", "-ppn", "-npernode", "-bind-to"];
 /// What begins as these do, and what says the same here.
 const FLAGS: [(&str, &str); 8] = [
     ("-c", "--nproc-per-node"),

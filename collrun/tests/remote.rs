@@ -198,7 +198,7 @@ fn words_that_contradict_each_other_are_refused() {
         ("--hosts far,a$(id)", "--hosts, entry 2: \"a$(id)\" is none of"),
         ("--hostfile bad", "--hostfile bad, line 2: \"a`id`\" is none of"),
         ("--hosts far --env NOT_SET_ANYWHERE", "not set here"),
-        ("--hosts far --numa-binding node", "numactl"),
+        ("--hosts far --numa-binding node", "--bind numa"),
         ("--hostfile absent", "absent"),
         ("--hosts localhost,far", "give --master-addr"),
     ] {

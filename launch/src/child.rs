@@ -1,6 +1,6 @@
-//! One rank as a process: its variables, its folder, its process group, and its death with ours.
+//! One rank as a process: its variables, its folder, its processors, its process group, and its death with ours.
 
-#![expect(unsafe_code, reason = "pre_exec: the death signal must be asked for between fork and exec")]
+#![expect(unsafe_code, reason = "pre_exec: the death signal and the processors must be asked for between fork and exec")]
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,12 +12,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::bind::set_of;
 use super::output::Ends;
 use super::{Job, Refused, Store, guardian, limits};
 
-/// How many threads OpenMP starts in a rank.
-const THREADS: &str = "OMP_NUM_THREADS";
+/// How many threads OpenMP and rayon start in a rank.
+const THREADS: [&str; 2] = ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
 /// Which devices are visible.
 const DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -44,9 +46,11 @@ pub(super) fn spawn(
     // That of a launcher above this one is not a rank's.
     command.env_remove(ERROR_FILE);
     command.args(&job.arguments).envs(job.variables.iter().cloned()).envs(variables(job, store, place));
-    if job.local_world_size > 1 && std::env::var_os(THREADS).is_none() {
-        // As torchrun has it: a library in each rank that takes every processor for itself would slow all of them down.
-        command.env(THREADS, "1");
+    if job.local_world_size > 1 {
+        // A library in each rank that takes every processor for itself would slow all of them down.
+        let threads = threads(job, place.local_rank).to_string();
+        let unset = THREADS.into_iter().filter(|name| std::env::var_os(name).is_none());
+        command.envs(unset.map(|name| (name, &threads)));
     }
     command
         .stdin(if job.controlled { Stdio::null() } else { stdin(place.local_rank) })
@@ -57,16 +61,19 @@ pub(super) fn spawn(
         command.current_dir(folder);
     }
     let parent = getpid();
+    let processors = job.binding.of_rank(place.local_rank).map(set_of);
+    let must_be_bound = job.binding.is_asked;
     let before_exec = move || {
         die_with(parent)?;
+        bind(processors.as_ref(), must_be_bound)?;
         // It leads its process group, so their numbers are one.
         guardian.iter().for_each(|line| guardian::tell(line, getpid().as_raw_nonzero().get()));
         Ok(())
     };
     // SAFETY:
-    // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls, `tell` one, and `getpid` is one;
+    // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls, `bind` and `tell` one, and `getpid` is one;
     // - they allocate nothing and take no lock: errors are made of numbers;
-    // - it captures a `Pid` and a counted descriptor by value and only borrows them: the child ends by exec or _exit, so it drops neither.
+    // - it captures a `Pid`, a set of processors without a pointer, and a counted descriptor by value and only borrows them: the child ends by exec or _exit, so it drops neither.
     unsafe { command.pre_exec(before_exec) };
     Ok((command.spawn()?, ends.copies))
 }
@@ -129,6 +136,21 @@ fn die_with(parent: Pid) -> io::Result<()> {
     if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
 }
 
+/// Binds this process to these processors. Where nobody asked for that, one that the system refuses is none.
+fn bind(processors: Option<&CpuSet>, must_be_bound: bool) -> io::Result<()> {
+    match processors.map(|processors| sched_setaffinity(None, processors)) {
+        Some(Err(error)) if must_be_bound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// How many threads keep busy what is a rank's: its share of what this process may keep busy, and no more than it is bound to.
+fn threads(job: &Job, local_rank: usize) -> usize {
+    let available = std::thread::available_parallelism().map_or(1, usize::from);
+    let bound = job.binding.of_rank(local_rank).map_or(usize::MAX, <[usize]>::len);
+    (available / job.local_world_size.max(1)).clamp(1, bound.max(1))
+}
+
 /// Rank 0 of this host may read what is piped in. A terminal it may not: a group in the background that reads one is
 /// stopped.
 fn stdin(local_rank: usize) -> Stdio {
@@ -150,6 +172,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::bind::{Bind, Binding};
 
     fn of(job: &Job, store: &Store, local_rank: usize) -> HashMap<&'static str, String> {
         variables(job, store, &Place { local_rank, attempt: 2, error_file: None }).into_iter().collect()
@@ -192,6 +215,15 @@ mod tests {
         let job = Job { virtual_local_rank: true, ..job(2, 1, 0) };
         assert_eq!(of(&job, &Store::elsewhere("head", 1), 1)["LOCAL_RANK"], "0");
         assert_eq!((device(None, 3), device(Some("4, 6"), 1), device(Some("4"), 1)), ("3".into(), "6".into(), "1".into()));
+    }
+
+    #[test]
+    fn a_rank_has_threads_for_its_share_of_the_processors() {
+        let available = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(threads(&job(1, 1, 0), 0), available);
+        assert_eq!(threads(&job(available + 1, 1, 0), 0), 1);
+        let binding = Binding { to: Bind::Core, processors: vec![vec![0]], why_none: None, is_asked: true };
+        assert_eq!(threads(&Job { binding, ..job(1, 1, 0) }, 0), 1);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod arrivals;
 mod attempt;
+mod bind;
 mod broken_pipe;
 mod child;
 mod control;
@@ -16,6 +17,7 @@ mod output;
 mod signals;
 mod supervisor;
 mod terminal;
+mod topology;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use bind::{Asked, Bind, Binding, Width, processors_here, told};
 pub use broken_pipe::end_unread;
 use collectives::Secret;
 use collectives::store::{TcpStore, TcpStoreServer};
@@ -56,6 +59,8 @@ pub struct Job {
     pub run_id: Option<String>,
     /// What all ranks are (`ROLE_NAME`).
     pub role: String,
+    /// What each rank is bound to before its program begins.
+    pub binding: Binding,
     /// Each rank sees one device, as the first one, and takes 0 for its local rank.
     pub virtual_local_rank: bool,
     /// Where the ranks' output goes.
@@ -105,6 +110,7 @@ impl Job {
             node: 0,
             run_id: None,
             role: "default".to_owned(),
+            binding: Binding::none(None),
             virtual_local_rank: false,
             output: Output::Prefixed,
             logs: Logs::default(),

@@ -32,6 +32,7 @@ pub(crate) mod net;
 pub(crate) mod plan;
 pub(crate) mod plane;
 pub(crate) mod point_to_point;
+pub(crate) mod processors;
 pub(crate) mod reduce;
 pub(crate) mod scratch;
 pub(crate) mod shm;

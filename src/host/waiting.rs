@@ -20,11 +20,6 @@ use std::time::{Duration, Instant};
 use crate::config::Waiting;
 use crate::tuning::waiting::{BRIEFLY, FIRST_NAP, LATE, LATE_AMONG_RANKS, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, TRY_EVERY};
 
-/// Whether so many ranks of one host have fewer cores than they are: ranks elsewhere want none of them.
-pub(crate) fn is_crowded(local_ranks: usize) -> bool {
-    std::thread::available_parallelism().map_or(1, usize::from) < local_ranks
-}
-
 /// What to do after a round in which nothing moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pause {

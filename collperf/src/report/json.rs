@@ -48,6 +48,9 @@ struct Config<'a> {
     transport: &'static str,
     ranks: usize,
     kernel: &'a str,
+    /// What rank 0's host binds ranks to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bound_to: Option<&'a str>,
     /// Of rank 0's host before the run: cores that others kept busy, and those that ranks may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     busy_cores: Option<f64>,
@@ -68,6 +71,9 @@ struct Device<'a> {
     device: usize,
     device_hex: &'a str,
     device_info: &'a str,
+    /// The processors that the rank may run on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processors: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -185,6 +191,7 @@ impl<'a> Config<'a> {
             device: rank.gpu.as_ref().map_or(rank.local_rank, |gpu| gpu.ordinal),
             device_hex: rank.gpu.as_ref().map_or("host", |gpu| &gpu.bus),
             device_info: rank.gpu.as_ref().map_or(&rank.processor, |gpu| &gpu.name),
+            processors: facts.bound.as_ref().and_then(|bound| bound.processors.get(rank.peer.rank)).map(String::as_str),
         });
         Self {
             nthreads: settings.threads.unwrap_or(1),
@@ -206,6 +213,7 @@ impl<'a> Config<'a> {
             transport: facts.on.links(settings),
             ranks: facts.ranks.len(),
             kernel: &facts.machine.kernel,
+            bound_to: facts.bound.as_ref().map(|bound| bound.to.as_str()),
             busy_cores: facts.machine.load.map(|load| load.busy),
             cores: facts.machine.load.map(|load| load.cores),
             notes: facts.notes().into_iter().filter(|note| note.is_warning).map(|note| note.text).collect(),
@@ -283,6 +291,7 @@ mod tests {
     use super::*;
     use crate::arguments::Arguments;
     use crate::collective::Collective;
+    use crate::facts::Bound;
 
     #[test]
     fn fields_are_those_of_version_3() {
@@ -291,6 +300,7 @@ mod tests {
                 .unwrap();
         let mut facts = RunFacts::example(2);
         facts.machine.load = Some(crate::machine::Load { busy: 1.25, cores: 2 });
+        facts.bound = Some(Bound { to: "core".to_owned(), why_none: None, processors: vec!["0".to_owned(), "1,3".to_owned()] });
         let half = Half {
             samples: vec![1.0, 2.0],
             spread: Spread::of(&[1.0, 2.0]),
@@ -326,5 +336,6 @@ mod tests {
         assert_eq!(json["config"]["notes"][0], "others keep 1.2 of 2 cores busy: times will be too high");
         assert_eq!(json["config"]["encrypted"], "false");
         assert_eq!(json["config"]["devices"][1]["device_hex"], "host");
+        assert_eq!((&json["config"]["bound_to"], &json["config"]["devices"][1]["processors"]), (&"core".into(), &"1,3".into()));
     }
 }

@@ -343,7 +343,7 @@ mod tests {
 
     use super::*;
     use crate::arguments::Arguments;
-    use crate::facts::On;
+    use crate::facts::{Bound, On};
 
     #[test]
     fn the_heading_is_that_of_nccl_tests() {
@@ -402,8 +402,10 @@ mod tests {
             |line: &str| Settings::new(&Arguments::parse_from(line.split(' ')), &crate::environment::Environment::default()).unwrap();
         let mut facts = RunFacts { is_encrypted: true, ..RunFacts::example(2) };
         facts.machine.load = Some(crate::machine::Load { busy: 1.4, cores: 2 });
+        facts.bound = Some(Bound { to: "core".to_owned(), why_none: None, processors: vec!["0".to_owned(), "1,3".to_owned()] });
         let text = heading(&settings("collperf broadcast --explain"), &facts, Collective::Broadcast);
         for line in [
+            "bound to: core (rank 0: cpu 0, rank 1: cpus 1,3)",
             "Links between hosts are encrypted",
             "note: others keep 1.4 of 2 cores busy: times will be too high",
             "ratio: predicted over measured time",

@@ -2,6 +2,7 @@
 //!
 //! All ranks walk the same list in the same order; rank 0 also reports.
 
+mod binding;
 mod buffer;
 mod call;
 mod check;
@@ -19,12 +20,12 @@ use crate::arguments::Plane as PlaneChoice;
 use crate::collective::Collective;
 #[cfg(feature = "cuda")]
 use crate::contradictions::EXPLAIN_ON_DEVICE;
-use crate::facts::{Gpu, On, RankFacts, RunFacts};
+use crate::facts::{Bound, Gpu, On, RankFacts, RunFacts};
 use crate::failure::{CHECK, Failure};
 #[cfg(not(feature = "cuda"))]
 use crate::gpus;
 use crate::inputs::with_element;
-use crate::machine::{Machine, available_memory, now, pin};
+use crate::machine::{Machine, available_memory, now};
 use crate::report::{Report, say};
 use crate::row::Row;
 use crate::settings::Settings;
@@ -57,12 +58,10 @@ struct Session<'a, P> {
 pub(crate) fn run(world: &Communicator, number: usize, settings: &Settings) -> Result<u8, Failure> {
     // Before a core of their own is all that ranks see.
     let machine = Machine::here();
-    if settings.pin {
-        pin(world.local_rank()).map_err(|error| Failure::io("binding this rank to a core", &error))?;
-    }
+    let bound = binding::bind(world, settings)?;
     let color = settings.subset.map(|subset| subset.color(number));
     let group = color.map(|color| world.split(Some(color), 0)).transpose()?.flatten();
-    let ranks = Ranks { world, comm: group.as_ref().unwrap_or(world), color: color.unwrap_or(0), machine: &machine };
+    let ranks = Ranks { world, comm: group.as_ref().unwrap_or(world), color: color.unwrap_or(0), machine: &machine, bound: &bound };
     ranks.check(settings)?;
     #[cfg(feature = "cuda")]
     if let Some(device) = world.device() {
@@ -77,6 +76,7 @@ struct Ranks<'a> {
     comm: &'a Communicator,
     color: u32,
     machine: &'a Machine,
+    bound: &'a Bound,
 }
 
 impl Ranks<'_> {
@@ -96,7 +96,7 @@ impl Ranks<'_> {
     /// The same with another communicator for the calls.
     #[cfg(feature = "cuda")]
     fn with<'b>(&'b self, comm: &'b Communicator) -> Ranks<'b> {
-        Ranks { world: self.world, comm, color: self.color, machine: self.machine }
+        Ranks { comm, ..*self }
     }
 }
 
@@ -304,10 +304,9 @@ const NAME_BYTES: usize = 128;
 
 /// Who takes part. Every rank tells its processor and, in `gpu`, its device; the rest is known.
 fn facts(ranks: &Ranks<'_>, gpu: &str) -> Result<RunFacts, Failure> {
-    let machine = ranks.machine.clone();
+    let (machine, bound) = (ranks.machine.clone(), Some(ranks.bound.clone()));
     let all = share(ranks.world, &[name(&machine.processor), name(gpu)].concat())?;
     let groups = share(ranks.world, &[ranks.color])?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     let (peers, is_encrypted) = (ranks.world.peers(), ranks.world.config().encrypt);
     let ranks = peers.iter().zip(all.chunks_exact(2 * NAME_BYTES)).enumerate().map(|(rank, (peer, said))| RankFacts {
         peer: peer.clone(),
@@ -316,7 +315,12 @@ fn facts(ranks: &Ranks<'_>, gpu: &str) -> Result<RunFacts, Failure> {
         processor: text(&said[..NAME_BYTES]),
         gpu: Gpu::from_words(&text(&said[NAME_BYTES..])),
     });
-    Ok(RunFacts { ranks: ranks.collect(), on: On::Host { why: None }, machine, is_encrypted, start_time: now() })
+    Ok(RunFacts { ranks: ranks.collect(), on: On::Host { why: None }, machine, bound, is_encrypted, start_time: now() })
+}
+
+/// What was told.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned()
 }
 
 /// A text in as many bytes as all ranks tell.

@@ -107,7 +107,7 @@ impl ProgressEngine {
     pub(super) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
         let (rank, peers) = (plane.rank(), plane.peers());
         let waiting = connector.waiting;
-        let messages = Messages::new(rank, peers.len(), plane.local().1, connector).waiting(waiting);
+        let messages = Messages::new(rank, peers.len(), plane.is_crowded(), connector).waiting(waiting);
         let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
         Self {
             rank,

@@ -114,7 +114,7 @@ fn run(bytes: &[u8], jitter: u64) -> Result<(), AbortReason> {
         recorder: &Flight::default(),
         interrupted: &mut || None,
     };
-    let result = Engine::new(0, 3, 3).run(request, &mut links).map_err(|stop| stop.abort_reason);
+    let result = Engine::new(0, 3, false).run(request, &mut links).map_err(|stop| stop.abort_reason);
     assert!(!deadline.has_passed());
     let agrees = bytes.starts_with(&right[..FIRST_BYTES]);
     assert!(agrees || destination == [UNTOUCHED; 2 * PART], "written before everybody agreed");

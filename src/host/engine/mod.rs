@@ -112,8 +112,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine for `rank` of `world_size`, on a host that runs `local_ranks` of them.
-    pub(crate) fn new(rank: usize, world_size: usize, local_ranks: usize) -> Self {
+    /// An engine for `rank` of `world_size`; `is_crowded` where the ranks of its host are more than the processors that they have.
+    pub(crate) fn new(rank: usize, world_size: usize, is_crowded: bool) -> Self {
         Self {
             rank,
             peers: (0..world_size).map(|rank| PeerState::new(rank as u32)).collect(),
@@ -121,7 +121,7 @@ impl Engine {
             schedule: Schedule::default(),
             local: Local::default(),
             scratch: Scratch::default(),
-            waiting: Waiting::new(local_ranks),
+            waiting: Waiting::new(is_crowded),
             is_running: false,
             has_told: false,
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::config;
-use crate::host::waiting::{Patience, Pause, Sleep, is_crowded};
+use crate::host::waiting::{Patience, Pause, Sleep};
 use crate::tuning::engine::FIRST_REPORT;
 use crate::tuning::waiting::LINKS;
 
@@ -24,9 +24,9 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// `local_ranks`: how many ranks share this host's cores.
-    pub(super) fn new(local_ranks: usize) -> Self {
-        let patience = Patience::new(&LINKS, is_crowded(local_ranks));
+    /// `is_crowded`: whether the ranks of this host are more than its processors.
+    pub(super) fn new(is_crowded: bool) -> Self {
+        let patience = Patience::new(&LINKS, is_crowded);
         Self { patience, next_report: FIRST_REPORT, descriptors: Vec::new(), entries: Vec::new() }
     }
 

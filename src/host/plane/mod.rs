@@ -65,6 +65,8 @@ pub(crate) struct HostPlane {
     topology: Topology,
     /// This rank's place among the ranks of its host, and how many these are, whatever links they use.
     local: (usize, usize),
+    /// Whether these are more than the processors that they have between them.
+    is_crowded: bool,
     /// The shared memory of this host's ranks, where there are several that have any.
     group: Option<Group>,
     /// Who cannot share memory, and why, in words: the ranks of that host use TCP.
@@ -209,6 +211,11 @@ impl HostPlane {
     /// This rank's place on its host by identity, and how many ranks the host has.
     pub(crate) fn local(&self) -> (usize, usize) {
         self.local
+    }
+
+    /// Whether the ranks of this host are more than the processors that they have between them.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.is_crowded
     }
 
     /// The next window of this host's ranks; `None` where this rank shares its host, or memory, with nobody.

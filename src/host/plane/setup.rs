@@ -19,6 +19,7 @@ use crate::host::net::Terms;
 use crate::host::net::identity::{host_identity, host_name, loopback_interface, process_numbers, process_token};
 use crate::host::net::mesh::Mesh;
 use crate::host::net::own_address::seen_from;
+use crate::host::processors::{self, Processors};
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Channel, Sharing};
 #[cfg(feature = "cuda")]
@@ -58,6 +59,7 @@ impl PlaneSetup<'_> {
             process: process_token().map_err(|error| Error::io("drawing the process's random number", error))?,
             numbers: process_numbers(),
             loopback: loopback_interface(),
+            processors: Processors::here().to_text(),
         })
     }
 
@@ -84,6 +86,7 @@ impl HostPlane {
         let identities: Vec<String> = facts.iter().map(|facts| facts.identity.clone()).collect();
         let topology = Topology::new(&identities, rank, config.transport);
         let local = place_on_host(&identities, rank);
+        let is_crowded = is_crowded(&facts, rank);
         if config.transport == Transport::Shm && !topology.is_one_host() && world_size > 1 {
             let hosts = topology.host_count();
             let reason = format!("the ranks are on {hosts} hosts; use the auto or the tcp transport");
@@ -128,7 +131,7 @@ impl HostPlane {
         let connector = MessageConnector { rings, mesh, health: Arc::clone(&health), rank: rank as u32, waiting: config.waiting };
         let plane = Self {
             rank,
-            engine: Engine::new(rank, world_size, local.1).waiting(config.waiting),
+            engine: Engine::new(rank, world_size, is_crowded).waiting(config.waiting),
             plans: Plans::default(),
             links,
             peers,
@@ -136,6 +139,7 @@ impl HostPlane {
             recorder: Arc::new(Flight::new(orders(config))),
             observers: Observers::default(),
             local,
+            is_crowded,
             topology,
             group,
             unshared,
@@ -212,8 +216,15 @@ fn place_on_host(identities: &[String], rank: usize) -> (usize, usize) {
     (before(rank), before(identities.len()))
 }
 
+/// Whether the ranks of a rank's host are more than the processors that they have between them.
+fn is_crowded(facts: &[HostFacts], rank: usize) -> bool {
+    let ranks: Vec<&HostFacts> = facts.iter().filter(|facts_of| facts_of.identity == facts[rank].identity).collect();
+    let known: Vec<Processors> = ranks.iter().filter_map(|facts| Processors::from_text(&facts.processors)).collect();
+    processors::between(&known) < ranks.len()
+}
+
 /// The version of the facts and of everything that follows them.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// One rank's facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -236,6 +247,8 @@ struct HostFacts {
     numbers: String,
     /// Which loopback interface it has; empty where that is not known.
     loopback: String,
+    /// Which processors it may use ([`Processors::to_text`]).
+    processors: String,
 }
 
 impl HostFacts {
@@ -254,13 +267,13 @@ impl HostFacts {
         settings
     }
 
-    /// Version, nonce, process number, then the seven texts, each behind its length, and the tag.
+    /// Version, nonce, process number, then the eight texts, each behind its length, and the tag.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.nonce);
         bytes.extend(self.pid.to_le_bytes());
-        let places = [&self.process, &self.numbers, &self.loopback];
+        let places = [&self.process, &self.numbers, &self.loopback, &self.processors];
         for text in [&self.settings, &self.identity, &self.host, &self.recovery_listener].into_iter().chain(places) {
             bytes.extend((text.len() as u32).to_le_bytes());
             bytes.extend(text.as_bytes());
@@ -290,13 +303,13 @@ impl HostFacts {
         };
         let mut next = || text().ok_or_else(short);
         let (settings, identity, host, recovery_listener) = (next()?, next()?, next()?, next()?);
-        let (process, numbers, loopback) = (next()?, next()?, next()?);
+        let (process, numbers, loopback, processors) = (next()?, next()?, next()?, next()?);
         let tag = match rest {
             [] => None,
             rest => Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(format!("{} B behind its facts", rest.len())))?),
         };
         let pid = u32::from_le_bytes(*pid);
-        Ok(Self { nonce: *nonce, tag, pid, settings, identity, host, recovery_listener, process, numbers, loopback })
+        Ok(Self { nonce: *nonce, tag, pid, settings, identity, host, recovery_listener, process, numbers, loopback, processors })
     }
 
     /// The tag of a rank.
@@ -371,6 +384,7 @@ pub(crate) mod fuzz {
             process: "7".into(),
             numbers: String::new(),
             loopback: String::new(),
+            processors: "2 3".into(),
         }
         .to_bytes()
     }
@@ -392,6 +406,7 @@ mod tests {
             process: "7".into(),
             numbers: "4:5".into(),
             loopback: "6".into(),
+            processors: "2 3".into(),
         }
     }
 
@@ -451,6 +466,14 @@ mod tests {
         check(&[&here, &here, &there], [None; 3]).unwrap();
         let error = check(&[&here, &here, &there], [Some("10.0.0.1"), local, Some("10.0.0.2")]).unwrap_err().to_string();
         assert!(error.contains("127.0.1.1 of rank 1: rank 2 cannot reach it") && error.contains("COLLECTIVES_LISTEN_ADDRESS"), "{error}");
+    }
+
+    #[test]
+    fn ranks_are_crowded_where_those_of_their_host_have_fewer_processors() {
+        let facts = |identity: &str, processors: &str| HostFacts { identity: identity.into(), processors: processors.into(), ..example() };
+        let each_its_own = [facts("a", "1 1"), facts("b", "1 1"), facts("a", "1 2"), facts("b", "1 1")];
+        assert_eq!([0, 1, 2, 3].map(|rank| is_crowded(&each_its_own, rank)), [false, true, false, true]);
+        assert!(!is_crowded(&[facts("a", "what?"), facts("a", "2 3")], 0));
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
     let links = vec![(1, Script::new(bytes, None, jitter)), (2, Script::new(&right, None, jitter))];
     let mut places = [Into::new(64), Into::new(0), Into::new(200_000), Into::new(RIGHT.1.len())];
     let (short, long) = ([1_u8; 40], vec![2_u8; 100_000]);
-    let mut messages = Messages::new(0, 3, 3, Opened(links));
+    let mut messages = Messages::new(0, 3, false, Opened(links));
     for (place, (from, tag)) in places.iter_mut().zip([(1, Some(1)), (1, Some(2)), (1, None), (2, Some(RIGHT.0))]) {
         place.post(&mut messages, from, tag);
     }

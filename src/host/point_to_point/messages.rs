@@ -14,7 +14,7 @@ use crate::config::Waiting;
 use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::{Bell, ByteLink};
-use crate::host::waiting::{Patience, Pause, Sleep, is_crowded};
+use crate::host::waiting::{Patience, Pause, Sleep};
 use crate::tuning::point_to_point::{ACCEPT_EVERY, UNEXPECTED_BYTES, UNEXPECTED_LEAST_BYTES};
 use crate::tuning::waiting::MESSAGES;
 
@@ -62,8 +62,8 @@ pub(crate) struct Messages<C: Connector> {
 }
 
 impl<C: Connector> Messages<C> {
-    /// The engine of `rank`, on a host that runs `local_ranks` of all; without any link yet.
-    pub(crate) fn new(rank: usize, world_size: usize, local_ranks: usize, connector: C) -> Self {
+    /// The engine of `rank`, without any link yet; `is_crowded` where the ranks of its host are more than the processors that they have.
+    pub(crate) fn new(rank: usize, world_size: usize, is_crowded: bool, connector: C) -> Self {
         let limit = (UNEXPECTED_BYTES / world_size.max(1)).max(UNEXPECTED_LEAST_BYTES);
         Self {
             rank,
@@ -73,7 +73,7 @@ impl<C: Connector> Messages<C> {
             matching_state: MatchingState::new(rank, world_size, limit),
             told: None,
             rounds: 0,
-            patience: Patience::new(&MESSAGES, is_crowded(local_ranks)),
+            patience: Patience::new(&MESSAGES, is_crowded),
         }
     }
 

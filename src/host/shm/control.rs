@@ -3,9 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use rustix::thread::CpuSet;
-
 use crate::host::abort_reason::AbortReason;
+use crate::host::processors::{Processors, WORDS};
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence};
 use crate::tuning::waiting::LIGHT_FOR;
 
@@ -208,7 +207,7 @@ pub(super) struct Member {
     /// Bytes of a lap in its rings, as far as this rank knows the caches.
     lap: AtomicU64,
     /// The processors that it may run on; all zero where that is not known.
-    processors: [AtomicU64; CpuSet::MAX_CPU / 64],
+    processors: [AtomicU64; WORDS],
     /// How many of its threads sleep until one of its rings moves, or are about to.
     listening: AtomicU32,
     /// What they sleep on.
@@ -217,13 +216,12 @@ pub(super) struct Member {
 
 impl Member {
     /// Enters this rank, before any other one looks.
-    pub(super) fn enter(&self, locked: bool, available: u32, lap: usize, processors: Option<&CpuSet>) {
-        self.available.store(available, Ordering::Relaxed);
+    pub(super) fn enter(&self, locked: bool, lap: usize, processors: &Processors) {
+        self.available.store(processors.available, Ordering::Relaxed);
         self.lap.store(lap as u64, Ordering::Relaxed);
         self.locked.store(locked.into(), Ordering::Relaxed);
-        for (index, word) in self.processors.iter().enumerate() {
-            let bit = |bit: usize| u64::from(processors.is_some_and(|set| set.is_set(index * 64 + bit))) << bit;
-            word.store((0..64).map(bit).sum(), Ordering::Relaxed);
+        for (place, word) in self.processors.iter().zip(&processors.mask) {
+            place.store(*word, Ordering::Relaxed);
         }
         self.departed.store(0, Ordering::Release);
     }
@@ -283,19 +281,15 @@ impl Member {
         self.locked.load(Ordering::Relaxed) != 0
     }
 
-    /// How many processors it may keep busy.
-    pub(super) fn available(&self) -> usize {
-        self.available.load(Ordering::Relaxed) as usize
-    }
-
     /// Bytes of a lap, as far as it knows the caches.
     pub(super) fn lap(&self) -> usize {
         usize::try_from(self.lap.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
     }
 
-    /// The processors that it may run on, 64 a word.
-    pub(super) fn processors(&self) -> [u64; CpuSet::MAX_CPU / 64] {
-        std::array::from_fn(|index| self.processors[index].load(Ordering::Relaxed))
+    /// What it may use.
+    pub(super) fn processors(&self) -> Processors {
+        let mask = std::array::from_fn(|index| self.processors[index].load(Ordering::Relaxed));
+        Processors { available: self.available.load(Ordering::Relaxed), mask }
     }
 }
 

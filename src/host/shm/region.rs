@@ -18,6 +18,7 @@ use super::layout::RegionLayout;
 use super::pages::{Pages, alignment};
 use crate::host::abort_reason::AbortReason;
 use crate::host::caches::Caches;
+use crate::host::processors::{self, Processors};
 use crate::tuning::shm::{LAP_CACHES, LEAST_LAP_BYTES, USUAL_LAP_BYTES};
 
 /// One rank's mapping of the region, its lock on it, and where everything lies.
@@ -94,10 +95,8 @@ impl Region {
     /// Enters rank `me` in memory that is mapped.
     fn new(pages: Pages, layout: RegionLayout, me: usize, presence: Presence) -> Self {
         let region = Self { pages, layout, me, presence, lightness: Lightness::default() };
-        let processors = rustix::thread::sched_getaffinity(None).ok();
-        let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         let lap = lap_bytes(Caches::of_this_machine(), layout.ranks);
-        region.member(me).enter(region.presence.is_locked(), available, lap, processors.as_ref());
+        region.member(me).enter(region.presence.is_locked(), lap, &Processors::here());
         region
     }
 
@@ -146,17 +145,8 @@ impl Region {
     /// How many processors the ranks have between them, by their affinities and quotas. Every rank comes to the same answer
     /// once all have entered.
     pub(super) fn processors(&self) -> usize {
-        let members = || (0..self.layout.ranks).map(|rank| self.member(rank));
-        let masks: Vec<_> = members().map(Member::processors).collect();
-        let count = |mask: &[u64]| mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
-        let least = members().map(Member::available).min().unwrap_or(1);
-        if masks.iter().any(|mask| count(mask) == 0) {
-            return least;
-        }
-        let union: Vec<_> = (0..masks[0].len()).map(|word| masks.iter().fold(0, |all, mask| all | mask[word])).collect();
-        // Fewer than its affinity allows: a quota, which is most likely everybody's.
-        let has_quota = members().zip(&masks).any(|(member, mask)| member.available() < count(mask));
-        if has_quota { count(&union).min(least) } else { count(&union) }
+        let ranks: Vec<Processors> = (0..self.layout.ranks).map(|rank| self.member(rank).processors()).collect();
+        processors::between(&ranks)
     }
 
     /// Whether ranks share processors.
@@ -297,6 +287,7 @@ pub(super) mod tests {
     use rustix::fs::memfd_create;
 
     use super::*;
+    use crate::host::processors::WORDS;
     use crate::meeting::wait_until;
 
     /// The regions of several ranks over one file.
@@ -357,7 +348,7 @@ pub(super) mod tests {
     fn member(presence: &Presence) -> Box<Member> {
         // SAFETY: a record is made of atomic integers, for which zero is a value.
         let member: Box<Member> = unsafe { Box::new(std::mem::zeroed()) };
-        member.enter(presence.is_locked(), 1, 0, None);
+        member.enter(presence.is_locked(), 0, &Processors { available: 1, mask: [0; WORDS] });
         member
     }
 

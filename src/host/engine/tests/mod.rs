@@ -68,7 +68,7 @@ impl<K: ByteLink> Rank<K> {
     fn all(meshes: Vec<Mesh<K>>) -> Vec<Self> {
         let size = meshes.len();
         let make = |(rank, links)| Self {
-            engine: Engine::new(rank, size, size),
+            engine: Engine::new(rank, size, true),
             links,
             health: Arc::default(),
             participants: (0..size).collect(),

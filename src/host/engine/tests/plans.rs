@@ -160,5 +160,5 @@ fn after_a_fold_that_panicked_everyone_is_told() {
 #[test]
 fn an_engine_may_move_to_another_thread() {
     fn moves<T: Send>(_: &T) {}
-    moves(&Engine::new(0, 1, 1));
+    moves(&Engine::new(0, 1, false));
 }

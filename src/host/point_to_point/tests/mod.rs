@@ -286,7 +286,7 @@ impl<W: Wire> TestNetwork<W> {
             wake_ups: (0..size).map(|_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("a wake-up")).collect(),
             random: Mutex::new(Random(seed)),
         });
-        let engine = |rank| Messages::new(rank, size, size, Usher { rank, network: Arc::clone(&network) });
+        let engine = |rank| Messages::new(rank, size, true, Usher { rank, network: Arc::clone(&network) });
         let engines = (0..size).map(engine).collect();
         (network, engines)
     }

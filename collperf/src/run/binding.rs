@@ -1,0 +1,58 @@
+//! Binds ranks to processors, and finds out what all of them are bound to.
+//!
+//! Each rank does it for itself, once it has a communicator: so it is done alike for processes, for threads, and for ranks of any launcher.
+
+use collectives::Communicator;
+
+use super::{name, share, text};
+use crate::facts::Bound;
+use crate::failure::Failure;
+use crate::launch::{Asked, Binding, Width, processors_here};
+use crate::settings::Settings;
+
+/// Binds the calling thread, and what it starts from now on, as the command line has it; what all ranks are bound to then. Every rank calls it.
+pub(super) fn bind(world: &Communicator, settings: &Settings) -> Result<Bound, Failure> {
+    let binding = applied(world, settings);
+    let failed = share(world, &[u64::from(binding.is_err())])?;
+    let binding = binding?;
+    if let Some(other) = failed.iter().position(|failed| *failed == 1) {
+        return Err(Failure::usage(format!("rank {other} cannot be bound, and says why")));
+    }
+    let all = share(world, &name(&processors_here()))?;
+    let processors = all.chunks_exact(name("").len()).map(text).collect();
+    Ok(Bound { to: binding.to.to_string(), why_none: binding.why_none, processors })
+}
+
+/// This host's binding, with this rank bound by it.
+fn applied(world: &Communicator, settings: &Settings) -> Result<Binding, Failure> {
+    let binding = match unless_asked(world, settings) {
+        Some(why) => Binding::none(Some(why)),
+        None => Binding::here(settings.bind, Width::One, world.local_world_size()).map_err(Failure::usage)?,
+    };
+    match binding.apply(world.local_rank()) {
+        Err(error) if binding.is_asked => Err(Failure::io("binding this rank", &error)),
+        Err(error) => Ok(Binding::none(Some(format!("the system refuses it: {error}")))),
+        Ok(()) => Ok(binding),
+    }
+}
+
+/// Why ranks are not bound where nothing is asked for.
+fn unless_asked(world: &Communicator, settings: &Settings) -> Option<String> {
+    if settings.bind != Asked::Nothing {
+        return None;
+    }
+    if let Some(variable) = settings.launcher {
+        return Some(format!("that is for the launcher to decide, which has set {variable}"));
+    }
+    is_on_device(world).then(|| "ranks on devices have threads of NCCL's beside them".to_owned())
+}
+
+#[cfg(feature = "cuda")]
+fn is_on_device(world: &Communicator) -> bool {
+    world.device().is_some()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn is_on_device(_world: &Communicator) -> bool {
+    false
+}

@@ -1,0 +1,52 @@
+//! What this process may run on, as the kernel says it: for tests of programs that bind ranks.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// A set of processors.
+pub type Processors = BTreeSet<usize>;
+
+/// What the kernel lists as `0-3,8`.
+pub fn read_list(list: &str) -> Processors {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        first.parse::<usize>().unwrap()..=last.parse().unwrap()
+    };
+    list.trim().split(',').flat_map(range).collect()
+}
+
+/// Those that a process or thread may run on, by its `status` file.
+pub fn allowed(status: &str) -> Processors {
+    let text = fs::read_to_string(status).unwrap();
+    read_list(text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap())
+}
+
+/// Those that the calling thread may run on.
+pub fn allowed_here() -> Processors {
+    allowed("/proc/thread-self/status")
+}
+
+/// How many cores these are of; each is one where the kernel says nothing.
+pub fn core_count(processors: &Processors) -> usize {
+    let siblings = |processor: &usize| {
+        let list = fs::read_to_string(format!("/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"));
+        list.unwrap_or_else(|_| processor.to_string()).trim().to_owned()
+    };
+    processors.iter().map(siblings).collect::<BTreeSet<_>>().len()
+}
+
+/// Runs something on a thread that may run on the first of its processors alone, as `taskset` has it; which one that was.
+pub fn on_one_processor<R: Send>(run: impl FnOnce() -> R + Send) -> (usize, R) {
+    std::thread::scope(|scope| {
+        let bound = scope.spawn(|| {
+            let first = *allowed_here().first().unwrap();
+            let mut one = CpuSet::new();
+            one.set(first);
+            sched_setaffinity(None, &one).unwrap();
+            (first, run())
+        });
+        bound.join().unwrap()
+    })
+}
