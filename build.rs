@@ -14,7 +14,7 @@ use std::{env, fs};
 const FAMILIES: [&str; 6] = ["bits", "average", "sum", "premul", "train", "check"];
 /// The ends of the images' names, and the architectures that they are for.
 const TARGETS: [(&str, &str); 2] = [("sm70", "compute_70"), ("sm80", "compute_80")];
-const SIMULATED_GPU: &str = "tests/simgpu/Cargo.toml";
+const SIMULATED_GPU: &str = "simgpu/Cargo.toml";
 const NVCC: &str = "COLLECTIVES_NVCC";
 const LOOM: &str = "COLLECTIVES_LOOM";
 

@@ -93,7 +93,7 @@
 //! `in_order_of` runs the calls on the communicator's own, between two events. A tensor that comes in through DLPack is copied field by field,
 //! and checked, before anything is believed; a refused one stays its owner's, an accepted one is given back once, when it is dropped.
 //!
-//! **The simulated GPU** (`tests/simgpu/`) is a PTX interpreter, a driver and an NCCL over host memory, with planted faults and a checker
+//! **The simulated GPU** (`simgpu/`, a workspace of its own) is a PTX interpreter, a driver and an NCCL over host memory, with planted faults and a checker
 //! of happens-before order over streams and events. The whole device suite runs on it. It proves that our side is right, and nothing
 //! about NCCL or about speed. It is reached by its path alone: the tests open it, and its sonames make later look-ups find it.
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
 
-#[path = "../../common/limit.rs"]
+#[path = "../../tests/common/limit.rs"]
 #[allow(dead_code, unreachable_pub, reason = "tests of other packages share it")]
 mod limit;
 mod nccl_common;

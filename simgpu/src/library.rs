@@ -15,7 +15,7 @@ pub(crate) fn path(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap_or_else(|error| panic!("looking for {name}: where is this program? {error}"));
     let folders: Vec<PathBuf> = program.ancestors().skip(1).take(2).flat_map(|folder| [folder.into(), folder.join("deps")]).collect();
     let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
-    found.unwrap_or_else(|| panic!("{name} is in none of {folders:?}; `cargo build --workspace` makes it"))
+    found.unwrap_or_else(|| panic!("{name} is in none of {folders:?}; the packages beside this one make it"))
 }
 
 /// Opens a library for good. It gives its own name as that of the real one, so every later look-up by that name ends here.

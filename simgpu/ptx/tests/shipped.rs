@@ -12,7 +12,7 @@ const COUNTS: [usize; 7] = [0, 1, 7, 8, 9, 1000, 70001];
 
 /// Every module, with the name of its file.
 fn modules() -> Vec<(String, Module)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../kernels/ptx");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/ptx");
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut found = Vec::new();
     for path in entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|ending| ending == "ptx")) {

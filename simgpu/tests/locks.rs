@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
 
-#[path = "../../common/meeting.rs"]
+#[path = "../../tests/common/meeting.rs"]
 #[allow(dead_code, unreachable_pub, reason = "tests of other packages share it")]
 mod meeting;
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
-#[path = "../../../common/meeting.rs"]
+#[path = "../../../tests/common/meeting.rs"]
 #[allow(dead_code, unreachable_pub, reason = "tests of other packages share it")]
 mod meeting;
 
