@@ -4,7 +4,7 @@
 
 use std::ptr::NonNull;
 
-use super::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::element::Data;
 use crate::error::{Error, Result};
 
@@ -95,7 +95,7 @@ impl<T: Data> RawHostSlice<T> {
 }
 
 // SAFETY: an address and a length, which nobody changes.
-unsafe impl<T: Data> Sealed for RawHostSlice<T> {}
+unsafe impl<T: Data> StableMemory for RawHostSlice<T> {}
 
 impl<T: Data> Buffer for RawHostSlice<T> {
     type Element = T;
