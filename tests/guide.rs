@@ -104,7 +104,8 @@ fn is_documented(item: &str) -> bool {
     };
     let lists = place.split("pub use").skip(1).map(|list| list.split(';').next().unwrap());
     let exported = lists.flat_map(|list| list.split(|c: char| !c.is_alphanumeric() && c != '_')).any(|word| word == name);
-    exported && ["<", " ", "(", ":", ";"].iter().any(|end| sources("src").contains(&format!("pub {kind} {name}{end}")))
+    let sources = sources("src").replace("pub unsafe trait", "pub trait");
+    exported && ["<", " ", "(", ":", ";"].iter().any(|end| sources.contains(&format!("pub {kind} {name}{end}")))
 }
 
 #[test]

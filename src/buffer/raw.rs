@@ -135,7 +135,7 @@ mod tests {
         }
         // SAFETY: none.
         let none = unsafe { RawHostSlice::<u32>::new(std::ptr::null_mut(), 0) }.unwrap();
-        assert!(none.is_empty() && none.memory().len() == 0);
+        assert!(none.is_empty() && none.memory().is_empty());
         // SAFETY: an array of two, which outlives it.
         let mut two = unsafe { RawHostSlice::new(place, 2) }.unwrap();
         #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns, reason = "all memory is the host's"))]

@@ -312,7 +312,7 @@ impl<T: Float> Flat<T> {
     /// Starts an all-reduce of it. One rank alone has nothing to do, but to weight it. On a device it is queued, and the elements' own
     /// events say when it has ended.
     pub(super) fn all_reduce(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
-        if self.memory().len() == 0 || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
+        if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
         }
         match &mut self.0 {
@@ -324,7 +324,7 @@ impl<T: Float> Flat<T> {
 
     /// Starts a reduce-scatter of it: this rank's share ends where it lies. Otherwise as [`all_reduce`](Self::all_reduce).
     pub(super) fn reduce_scatter(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
-        if self.memory().len() == 0 || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
+        if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
         }
         match &mut self.0 {
@@ -336,7 +336,7 @@ impl<T: Float> Flat<T> {
 
     /// Starts to gather every rank's share of it, as [`all_reduce`](Self::all_reduce) does its call.
     pub(super) fn all_gather(mut self, comm: &Communicator) -> Result<Pending<Self>> {
-        if comm.world_size() == 1 || self.memory().len() == 0 {
+        if comm.world_size() == 1 || self.memory().is_empty() {
             return Ok(Pending::Ended(self));
         }
         match &mut self.0 {
