@@ -1,18 +1,6 @@
-// Elements times a scalar: a rank's own before a sum, and what is clipped.
+// Elements times a scalar: a rank's own before a sum.
 #include "chunks.cuh"
-
-// `value` as an f32 that any narrower format rounds as it would round `value` itself: cut off, and with the last bit set where
-// something was cut (rounding to odd).
-INLINE float narrow_to_odd(double value) {
-    float nearest = (float)value;
-    double back = (double)nearest;
-    u32 bits = bits_of(nearest);
-    if (back == value || value != value || (bits & 1)) {
-        return nearest;
-    }
-    // One of the two neighbours of `value` is odd: not the nearest, so the one on its other side.
-    return float_of((back > value) == (value > 0.0) ? bits - 1 : bits + 1);
-}
+#include "narrow.cuh"
 
 // The scalar as an element has it.
 template <class L> INLINE float rounded_scalar(double scalar) {
@@ -60,50 +48,3 @@ PREMUL(f16, LaneF16, 16, rounded_scalar<LaneF16>(scalar))
 PREMUL(bf16, LaneBF16, 16, rounded_scalar<LaneBF16>(scalar))
 PREMUL(f8e4m3, LaneF8E4M3, 8, rounded_scalar<LaneF8E4M3>(scalar))
 PREMUL(f8e5m2, LaneF8E5M2, 8, rounded_scalar<LaneF8E5M2>(scalar))
-
-// The nearest element.
-template <class L> INLINE typename L::Stored nearest(double value) {
-    if constexpr (sizeof(typename L::Stored) == 4) {
-        return L::narrow((float)value);
-    } else if constexpr (sizeof(typename L::Stored) == 8) {
-        return L::narrow(value);
-    } else {
-        return L::narrow(narrow_to_odd(value));
-    }
-}
-
-template <class L, int Width> INLINE void weigh_some(char *at, double factor) {
-    typedef Places<L, Width> P;
-    Chunk<Width> chunk, product = {};
-    load(chunk, at);
-#pragma unroll
-    for (int k = 0; k < P::count; k++) {
-        P::put(product, k, nearest<L>((double)P::get(chunk, k) * factor));
-    }
-    store(at, product);
-}
-
-template <class L> INLINE void weigh(char *data, u64 count, double factor) {
-    const int size = sizeof(typename L::Stored);
-    Split split(true, data, count * size, 16);
-#pragma unroll 1
-    for (u64 i = split.begin + grid_start() * 16; i < split.end; i += grid_step() * 16) {
-        weigh_some<L, 16>(data + i, factor);
-    }
-    u64 edges = count * size - split.body();
-#pragma unroll 1
-    for (u64 i = grid_start() * size; i < edges; i += grid_step() * size) {
-        weigh_some<L, size>(data + split.edge(i), factor);
-    }
-}
-
-// data[i] = data[i] * factor, the product in f64 and rounded to the type once; the factor is not rounded before.
-#define WEIGH(name, lane)                                                                                                          \
-    KERNEL(2) weigh_##name(void *data, unsigned long long count, double factor) {                                                  \
-        weigh<lane>((char *)data, count, factor);                                                                                  \
-    }
-
-WEIGH(f32, LaneF32)
-WEIGH(f64, LaneF64)
-WEIGH(f16, LaneF16)
-WEIGH(bf16, LaneBF16)

@@ -169,11 +169,9 @@ impl FromStr for DType {
 ///   one process only.
 /// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types of the same size, not
 ///   the same type.
-/// - The hidden constants are left at their defaults by every implementation outside this crate, but for those of
-///   [`element!`](macro@crate::element).
+/// - The constants are left at their defaults by every implementation outside this crate, but for those of [`element!`](macro@crate::element).
 pub unsafe trait Data: Copy + Send + Sync + 'static {
-    /// The element type, where reductions know it.
-    #[doc(hidden)]
+    /// Names the element type, where reductions know it.
     const DTYPE: Option<DType> = None;
     /// The element type that an array (of arrays) is made of, where it is one; for an element type itself.
     #[doc(hidden)]
@@ -267,25 +265,6 @@ elements! {
 elements! {
     ::float8::F8E4M3 => F8E4M3,
     ::float8::F8E5M2 => F8E5M2,
-}
-
-/// The bytes of elements, as they lie in memory.
-#[cfg(feature = "checkpoint")]
-pub(crate) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: `Data` promises that every byte is initialised; the borrow is the same.
-    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
-}
-
-/// Makes elements of as many bytes. `false`, and nothing is written, where there are more or fewer, or one is no truth value that should be.
-#[cfg(feature = "checkpoint")]
-pub(crate) fn copy_from_bytes<T: Element>(elements: &mut [T], bytes: &[u8]) -> bool {
-    let fits = bytes.len() == size_of_val(elements) && (T::ELEMENT_TYPE != DType::Bool || bytes.iter().all(|byte| *byte < 2));
-    if fits {
-        // SAFETY: as many bytes, in borrows that cannot overlap. `Element` promises that bytes which are a value of its type are one of `T`: of
-        // `bool`s 0 and 1 are, which was looked at; of the others any are.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), elements.as_mut_ptr().cast(), bytes.len()) }
-    }
-    fits
 }
 
 /// What the elements of a call are, as its fingerprint says it.

@@ -273,22 +273,22 @@ pub enum Error {
 
 impl Error {
     /// Wraps an error of the operating system with what was being done.
-    pub(crate) fn io(doing: impl Into<String>, error: impl Into<io::Error>) -> Self {
+    pub fn io(doing: impl Into<String>, error: impl Into<io::Error>) -> Self {
         Self::Io { doing: doing.into(), error: Arc::new(error.into()) }
     }
 
-    /// A part of the configuration that cannot be understood.
-    pub(crate) fn config(what: impl Into<String>, reason: impl Into<String>) -> Self {
+    /// Names a part of the configuration that cannot be understood, and says why.
+    pub fn config(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Config { what: what.into(), reason: reason.into() }
     }
 
-    /// A call that is understood and cannot be done.
-    pub(crate) fn unsupported(what: impl Into<String>, reason: impl Into<String>) -> Self {
+    /// Says why what is understood cannot be done, and what to use instead.
+    pub fn unsupported(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Unsupported { what: what.into(), reason: reason.into() }
     }
 
-    /// An argument that cannot be right.
-    pub(crate) fn argument(call: &'static str, reason: impl Into<String>) -> Self {
+    /// Says why an argument of a call, which is named as its method is, cannot be right.
+    pub fn argument(call: &'static str, reason: impl Into<String>) -> Self {
         Self::InvalidArgument { call, reason: reason.into() }
     }
 

@@ -324,8 +324,6 @@ pub mod fuzz {
     #[cfg(feature = "encryption")]
     pub use crate::proof::fuzz::{handshake, records};
     pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
-    #[cfg(feature = "checkpoint")]
-    pub use crate::train::checkpoint::fuzz::{checkpoint_indexes, safetensors_headers};
 
     /// Inputs to begin with, each with the name of its target: what is sent and said where all is in order.
     pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
@@ -335,8 +333,6 @@ pub mod fuzz {
         seeds.extend(crate::proof::fuzz::seeds());
         #[cfg(feature = "serde")]
         seeds.extend(crate::communicator::fuzz::seeds());
-        #[cfg(feature = "checkpoint")]
-        seeds.extend(crate::train::checkpoint::fuzz::seeds());
         seeds
     }
 }

@@ -20,17 +20,16 @@
 //! - `start_*` calls go on in the background and give their buffers back through a [`Work`].
 //! - With a GPU attached (`Builder::device`) the same methods take device buffers, cudarc's slices among them: they are queued on a
 //!   stream (`Communicator::with_stream` names one) and go over NCCL and this crate's own kernels. [`nccl`] has that side alone, [`interop`] the memory of other crates.
-//! - [`store`] has the stores and their trait, [`flight`] the last calls on record, [`train`] data-parallel training.
+//! - [`store`] has the stores and their trait, [`flight`] the last calls on record.
 //! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
 //! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
 //!
 //! # Features
 //!
 //! `cuda` (on by default): devices; nothing is linked, the driver and NCCL are opened when they are asked for.
-//! `serde`: collectives and messages on any serialisable value. `checkpoint`: `train::checkpoint`, which saves and loads by any number of ranks.
-//! `float8`: the element types of the crate `float8`. `encryption`: connections over TCP can be encrypted ([`Config::encrypt`]).
+//! `serde`: collectives and messages on any serialisable value. `float8`: the element types of the crate `float8`. `encryption`: connections over TCP can be encrypted ([`Config::encrypt`]).
 //!
-//! Two programs come as packages of their own: `collperf` measures, `collrun` starts ranks.
+//! Training on many ranks is a crate of its own, `collectives-train`, and so are two programs: `collperf` measures, `collrun` starts ranks.
 //!
 //! Linux alone, on 64-bit little-endian processors.
 
@@ -79,7 +78,6 @@ mod regular_file;
 mod rendezvous;
 mod sync;
 mod ticket_lock;
-pub mod train;
 mod tuning;
 
 pub use algorithm::{Algorithm, AlgorithmRanges};
@@ -123,8 +121,6 @@ pub mod store {
 pub mod __private {
     pub use core;
 
-    pub use crate::buffer::sealed::Sealed;
-
     /// For the workspace's programs: files that neither wait nor grow without bound.
     pub mod regular_file {
         pub use crate::regular_file::{create, open, read};
@@ -163,7 +159,6 @@ mod guide {
         readme = "../README.md";
         settings = "../docs/src/settings.md";
         subgroups = "../docs/src/subgroups.md";
-        training = "../docs/src/training.md";
         tuning = "../docs/src/tuning.md";
     }
 }

@@ -1,7 +1,7 @@
 //! Numbers that look random and that a seed brings back: SplitMix64 (Steele, Lea, Flood 2014). No secrets are made of them.
 //!
-//! PowerSGD draws its first matrices with it, and all tests and fuzz targets draw their cases; those of other packages include
-//! this file by its path.
+//! PowerSGD, in `train/`, which links to this file, draws its first matrices with it, and all tests and fuzz targets draw their cases; those of
+//! other packages include this file by its path.
 
 #![allow(dead_code, reason = "each package that includes this file uses a part of it")]
 

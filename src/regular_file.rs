@@ -52,15 +52,6 @@ pub(crate) fn opened(path: &Path, options: &mut OpenOptions) -> io::Result<(File
     checked(options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?)
 }
 
-/// Opens a regular file of a folder to read, whatever name the folder has by now.
-#[cfg(feature = "checkpoint")]
-pub(crate) fn open_in(folder: impl std::os::fd::AsFd, name: &str) -> io::Result<(File, Metadata)> {
-    use rustix::fs::{Mode, OFlags};
-
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    checked(rustix::fs::openat(folder, name, flags, Mode::empty())?.into())
-}
-
 /// A file that is a regular one.
 fn checked(file: File) -> io::Result<(File, Metadata)> {
     let facts = file.metadata()?;

@@ -62,14 +62,6 @@ fn threads() {
 }
 
 #[test]
-fn a_trainer_owns_its_communicator_and_runs_in_a_thread() {
-    for ranks in [1, 3] {
-        let printed = launch(ranks, "trainer");
-        assert_eq!(printed.matches("y = 3.00 x + -1.00, loss 0.00000").count(), ranks, "{printed}");
-    }
-}
-
-#[test]
 fn a_stack_of_layers_is_called_by_a_pool_of_threads() {
     for ranks in [1, 2, 4] {
         let printed = launch(ranks, "tensor_parallel");

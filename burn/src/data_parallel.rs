@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, kind::Basic};
-use collectives::train::{Averaged, DataParallel as Buckets, Flat, Float, Options};
 use collectives::{Communicator, bf16, f16};
+use collectives_train::{Averaged, DataParallel as Buckets, Flat, Float, Options};
 
 use crate::calls::broadcast;
 use crate::error::{Error, Result};
 use crate::parameters::{Path, Trained, trained};
 
-/// Averages the gradients of a module over the ranks, in buckets; see [`collectives::train::DataParallel`], which it stands on.
+/// Averages the gradients of a module over the ranks, in buckets; see [`collectives_train::DataParallel`], which it stands on.
 ///
 /// ```
 /// use burn::module::Module as _;
@@ -80,7 +80,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// A gradient that does not fit its parameter, and those of [`collectives::train::DataParallel::finish`].
+    /// A gradient that does not fit its parameter, and those of [`collectives_train::DataParallel::finish`].
     pub fn average<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
         let mut give = Give { buckets: &mut self.buckets, numbers: &self.numbers, gradients, outcome: Ok(()) };
         module.visit(&mut give);

@@ -2,8 +2,8 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor};
-use collectives::train::Parameter;
 use collectives::{bf16, f16};
+use collectives_train::Parameter;
 
 use crate::error::{Error, Result};
 

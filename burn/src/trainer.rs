@@ -3,8 +3,8 @@
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
-use collectives::train::Options;
 use collectives::{Communicator, ReduceOp};
+use collectives_train::Options;
 
 use crate::calls::all_reduce;
 use crate::data_parallel::DataParallel;

@@ -10,9 +10,9 @@ use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use collectives::train::Options;
 use collectives::{Communicator, Transport};
 use collectives_burn::{DataParallel, Error, Trainer, broadcast_parameters};
+use collectives_train::Options;
 use training_common::{largest_difference, uniform};
 
 #[path = "../../tests/common/hosts.rs"]

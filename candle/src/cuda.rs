@@ -3,7 +3,7 @@
 
 use candle_core::cuda_backend::{CudaStorageSlice as S, WrapErr};
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result};
-use collectives::train::{Averaged, DataParallel};
+use collectives_train::{Averaged, DataParallel};
 
 use crate::failed;
 use crate::memory::{Change, Compute, extent};

@@ -2,13 +2,13 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, Var, WithDType};
-use collectives::train::{Averaged, DataParallel as Buckets, Flat, Float, Options, Parameter};
 use collectives::{Communicator, bf16, f16};
+use collectives_train::{Averaged, DataParallel as Buckets, Flat, Float, Options, Parameter};
 
 use crate::memory::extent;
 use crate::{broadcast_in_place, failed};
 
-/// Averages the gradients of a model's variables over the ranks, in buckets; see [`collectives::train::DataParallel`], which it stands on.
+/// Averages the gradients of a model's variables over the ranks, in buckets; see [`collectives_train::DataParallel`], which it stands on.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -71,7 +71,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// A place or gradient that does not fit, those of [`collectives::train::DataParallel::ready`], and of candle.
+    /// A place or gradient that does not fit, those of [`collectives_train::DataParallel::ready`], and of candle.
     pub fn ready(&mut self, variable: usize, gradient: &Tensor) -> Result<()> {
         ready(&mut self.buckets, variable, &gradient.contiguous()?)
     }
@@ -81,7 +81,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// Those of [`collectives::train::DataParallel::finish`], and of candle.
+    /// Those of [`collectives_train::DataParallel::finish`], and of candle.
     pub fn finish(&mut self) -> Result<Vec<Tensor>> {
         let mut means = self.buckets.finish().map_err(failed)?;
         self.variables.iter().enumerate().map(|(number, variable)| mean(&mut means, number, variable)).collect()

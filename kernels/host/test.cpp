@@ -5,82 +5,12 @@
 #include "../average.cu"
 #include "../sum.cu"
 #include "../premul.cu"
-#include "../train.cu"
 #include "../check.cu"
 
 // Made by the script `test`: users' kernels of expressions that a built-in fold has, too.
 #include "users.h"
 
-#include "reference.h"
-
-static uint64_t seed, failures;
-
-static uint64_t random_bits() {
-    seed += 0x9e3779b97f4a7c15ull;
-    uint64_t z = seed;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return z ^ z >> 31;
-}
-
-// Half of the elements are any pattern at all, a quarter specials and their neighbours, the rest small numbers.
-static uint64_t random_element(const Type &type) {
-    uint64_t bits = random_bits(), choice = random_bits() % 4;
-    if (choice >= 2) {
-        return bits & type.mask();
-    }
-    if (type.kind != Kind::Float) {
-        return (choice ? bits % 200 - 100 : type.sign() + bits % 5 - 2) & type.mask();
-    }
-    if (choice == 1) {
-        return encode(type, (double)((int64_t)(bits % 4001) - 2000) / 64);
-    }
-    const uint64_t bases[] = {0, 1ull << type.mantissa(), type.infinity(), type.quiet_nan()};
-    return ((bases[bits % 4] + (bits >> 8) % 9 - 4) & (type.sign() - 1)) | (bits >> 16 & 1 ? type.sign() : 0);
-}
-
-static uint64_t read_element(const char *at, int bytes) {
-    uint64_t bits = 0;
-    std::memcpy(&bits, at, bytes);
-    return bits;
-}
-
-static void write_element(char *at, int bytes, uint64_t bits) {
-    std::memcpy(at, &bits, bytes);
-}
-
-// Memory of exactly this size, `offset` bytes past a multiple of 64, so that the address sanitizer sees the first byte beyond.
-struct Memory {
-    char *block;
-    char *data;
-    uint64_t offset;
-    Memory(uint64_t bytes, uint64_t offset) : offset(offset) {
-        void *exact = nullptr;
-        if (posix_memalign(&exact, 64, bytes + offset + (bytes + offset == 0)) != 0) {
-            std::abort();
-        }
-        block = (char *)exact;
-        data = block + offset;
-        std::memset(block, 0xa5, offset);
-    }
-    Memory(const Memory &) = delete;
-    ~Memory() {
-        for (uint64_t i = 0; i < offset; i++) {
-            if ((unsigned char)block[i] != 0xa5) {
-                std::fprintf(stderr, "byte %llu before the start was written\n", (unsigned long long)(offset - i));
-                failures++;
-            }
-        }
-        std::free(block);
-    }
-};
-
-static void expect(bool right, const std::string &what, uint64_t index, uint64_t got, uint64_t expected) {
-    if (!right && failures++ < 30) {
-        std::fprintf(stderr, "%s: element %llu is %llx, not %llx\n", what.c_str(), (unsigned long long)index,
-                     (unsigned long long)got, (unsigned long long)expected);
-    }
-}
+#include "checks.h"
 
 typedef void FoldKernel(const void *, unsigned long long, const void *, unsigned, unsigned, void *, unsigned long long, unsigned);
 
@@ -228,120 +158,6 @@ static void check_premul(const char *name, PremulKernel *kernel) {
     }
 }
 
-typedef void WeighKernel(void *, unsigned long long, double);
-typedef void ConvertKernel(const void *, void *, unsigned long long, double);
-typedef void SquaresKernel(const void *, unsigned long long, void *);
-
-// Elements put into memory, and their patterns.
-static std::vector<uint64_t> put_elements(const Memory &memory, uint64_t count, const Type &type) {
-    std::vector<uint64_t> elements(count);
-    for (uint64_t i = 0; i < count; i++) {
-        write_element(memory.data + i * type.bytes, type.bytes, elements[i] = random_element(type));
-    }
-    return elements;
-}
-
-// The third is next to a tie of f16 and of bf16 for an element that is 1, nearer than an f32 can tell.
-static const double WEIGHTS[] = {1.0, 0.3, 1.0 + 0x1p-8 + 0x1p-11 + 1e-12, -0.125, 1e-40, 1e300, INFINITY};
-
-static void check_weigh(const char *name, WeighKernel *kernel) {
-    const Type &type = type_named(name);
-    for (uint64_t count : {0, 1, 7, 8, 9, 1000, 70001}) {
-        for (uint64_t shift : {0, 1, 5}) {
-            for (double factor : WEIGHTS) {
-                Memory data(count * type.bytes, shift * type.bytes);
-                std::vector<uint64_t> before = put_elements(data, count, type);
-                launch(2, 128, [&] { kernel(data.data, count, factor); });
-                for (uint64_t i = 0; i < count; i++) {
-                    uint64_t got = read_element(data.data + i * type.bytes, type.bytes);
-                    uint64_t expected = weigh_reference(type, before[i], factor);
-                    expect(got == expected, std::string("weigh ") + name + " by " + std::to_string(factor), i, got, expected);
-                }
-            }
-        }
-    }
-}
-
-struct ConvertEntry {
-    const char *from;
-    const char *to;
-    ConvertKernel *kernel;
-};
-
-#define C(from, to) {#from, #to, convert_##from##_##to}
-#define C4(from) C(from, f32), C(from, f64), C(from, f16), C(from, bf16)
-static const ConvertEntry CONVERSIONS[] = {C4(f32), C4(f64), C4(f16), C4(bf16)};
-
-static void check_convert(const ConvertEntry &entry) {
-    const Type &from = type_named(entry.from), &to = type_named(entry.to);
-    for (uint64_t count : {0, 1, 7, 8, 9, 1000, 70001}) {
-        for (int variant = 0; variant < 3; variant++) {
-            for (double weight : WEIGHTS) {
-                Memory source(count * from.bytes, variant == 1 ? 3 * from.bytes : 0),
-                    destination(count * to.bytes, variant == 0 ? 0 : variant * to.bytes);
-                std::vector<uint64_t> before = put_elements(source, count, from);
-                launch(2, 128, [&] { entry.kernel(source.data, destination.data, count, weight); });
-                for (uint64_t i = 0; i < count; i++) {
-                    uint64_t got = read_element(destination.data + i * to.bytes, to.bytes);
-                    uint64_t expected = convert_reference(from, to, before[i], weight);
-                    std::string what = std::string("convert ") + entry.from + " " + entry.to + " by " + std::to_string(weight);
-                    expect(got == expected, what, i, got, expected);
-                }
-            }
-        }
-    }
-}
-
-static void expect_sum(double got, double expected, const std::string &what, uint64_t index) {
-    bool same = std::isnan(expected) ? std::isnan(got) : bits_of(got) == bits_of(expected);
-    expect(same, what, index, bits_of(got), bits_of(expected));
-}
-
-// What lies aligned and what does not comes to the same bits; and both to about the sum that a wider type has.
-static void check_squares(const char *name, SquaresKernel *kernel) {
-    const Type &type = type_named(name);
-    const unsigned grid = 2, block = 24;
-    for (uint64_t count : {0, 1, 7, 8, 9, 1000, 70001}) {
-        for (uint64_t shift : {0, 5}) {
-            Memory data(count * type.bytes, shift * type.bytes), partials(grid * 8, 0), total(8, 0);
-            std::vector<uint64_t> elements = put_elements(data, count, type);
-            long double near = 0.5;
-            for (uint64_t i = 0; i < count; i++) {
-                // Most runs have numbers of which no square overflows.
-                bool huge = !(std::fabs(decode(type, elements[i])) < 1e100);
-                if (huge && shift != 5) {
-                    write_element(data.data + i * type.bytes, type.bytes, elements[i] = encode(type, 1.0 / 3));
-                }
-                near += (long double)decode(type, elements[i]) * decode(type, elements[i]);
-            }
-            double before = 0.5;
-            std::memcpy(total.data, &before, 8);
-            launch_together(grid, block, [&] { kernel(data.data, count, partials.data); });
-            launch_together(1, 24, [&] { add_partials(partials.data, grid, total.data); });
-            std::string what = std::string("squares ") + name + " of " + std::to_string(count) + " past " + std::to_string(shift);
-            std::vector<double> expected = squares_reference(type, elements, grid, block);
-            for (unsigned b = 0; b < grid; b++) {
-                expect_sum(((const double *)partials.data)[b], expected[b], what, b);
-            }
-            double got = *(const double *)total.data;
-            expect_sum(got, total_reference(0.5, expected, 24), what, grid);
-            bool is_near = std::fabs((double)(got - near)) <= (double)near * (count + 1) * 0x1p-53;
-            expect(shift == 5 || is_near, what + ", nearly", 0, bits_of(got), bits_of((double)near));
-        }
-    }
-}
-
-// More partial sums than threads.
-static void check_add_partials() {
-    std::vector<double> partials(1000);
-    for (double &partial : partials) {
-        partial = (double)(random_bits() >> 40) / 3;
-    }
-    double total = 7;
-    launch_together(1, 96, [&] { add_partials(partials.data(), partials.size(), &total); });
-    expect_sum(total, total_reference(7, partials, 96), "partial sums", 0);
-}
-
 // Truth values stay, every other byte becomes 1, and nothing beside them is touched.
 static void check_truth() {
     for (uint64_t count : {0, 1, 7, 15, 16, 17, 31, 32, 33, 1000, 70001}) {
@@ -448,13 +264,6 @@ int main(int argc, char **argv) {
     check_premul("f32", premul_f32), check_premul("f64", premul_f64), check_premul("f16", premul_f16),
         check_premul("bf16", premul_bf16);
     check_premul("f8e4m3", premul_f8e4m3), check_premul("f8e5m2", premul_f8e5m2);
-    check_weigh("f32", weigh_f32), check_weigh("f64", weigh_f64), check_weigh("f16", weigh_f16), check_weigh("bf16", weigh_bf16);
-    for (const ConvertEntry &entry : CONVERSIONS) {
-        check_convert(entry);
-    }
-    check_squares("f32", squares_f32), check_squares("f64", squares_f64), check_squares("f16", squares_f16),
-        check_squares("bf16", squares_bf16);
-    check_add_partials();
     check_truth();
     check_fill();
     check_check();

@@ -10,6 +10,7 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DriverErr
 
 use super::device_events::{MemoryEvent, SilentStream, Written};
 use crate::element::{AnyElement, DType, Data, TypeTag};
+use crate::error::{Error, Result};
 
 /// Device memory that can be read, whatever its elements are.
 pub(crate) trait DeviceRead {
@@ -185,7 +186,7 @@ impl<'a> Reading<'a> {
     }
 
     /// Has the owner's stream wait for the read, once it has been queued on `stream` and what ordered it was dropped.
-    pub(crate) fn hold_owner(&self, stream: &CudaStream) -> Result<(), DriverError> {
+    pub(crate) fn hold_owner(&self, stream: &CudaStream) -> std::result::Result<(), DriverError> {
         // Inside a graph the other stream would be drawn into it.
         if is_capturing(stream) { Ok(()) } else { self.event.await_on(self.owner) }
     }
@@ -221,11 +222,84 @@ impl<'a, T> DeviceMemory<'a, T> {
     pub(crate) fn new(inner: &'a dyn DeviceRead, length: usize) -> Self {
         Self { inner, length, dtype: None, elements: PhantomData }
     }
+
+    /// Names the context that it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &'a Arc<CudaContext> {
+        self.inner.context()
+    }
+
+    /// Runs `queue` with its address, to put copies and kernels that read it on `stream`: they come after what has written it, and before it
+    /// is written again or freed. `doing` says in errors what is being done. The stream's context is bound; `queue` is not run where the memory
+    /// is of another one.
+    ///
+    /// ```no_run
+    /// # use collectives::{Error, Result, cudarc::driver::{CudaStream, result}, interop::DeviceMemory};
+    /// /// Copies bytes to the host.
+    /// fn fetch(memory: DeviceMemory<'_, u8>, stream: &CudaStream) -> Result<Vec<u8>> {
+    ///     let failed = |error| Error::cuda("fetching", error);
+    ///     let mut bytes = vec![0; memory.len()];
+    ///     memory.read_on(stream, "fetching", |address| {
+    ///         // SAFETY: as many bytes as the memory has, which may be read here; nobody looks at the copy before it has ended.
+    ///         unsafe { result::memcpy_dtoh_async(&mut bytes, address, stream.cu_stream()) }.map_err(failed)
+    ///     })?;
+    ///     stream.synchronize().map_err(failed)?;
+    ///     Ok(bytes)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for memory of another context than the stream's, `Cuda`, and what `queue` returns.
+    pub fn read_on<R>(&self, stream: &CudaStream, doing: &str, queue: impl FnOnce(u64) -> Result<R>) -> Result<R> {
+        let failed = |error: DriverError| Error::cuda(doing, error);
+        same_context("read_on", stream, self.inner.context())?;
+        stream.context().bind_to_thread().map_err(failed)?;
+        let (address, guard) = self.inner.read(stream);
+        let reading = Reading::of(self.inner, &guard, stream);
+        stream.context().check_err().map_err(failed)?;
+        let queued = queue(address);
+        drop(guard);
+        // Also of a read that was followed by a failure.
+        let held = reading.map_or(Ok(()), |reading| reading.hold_owner(stream)).map_err(failed);
+        queued.and_then(|queued| held.map(|()| queued))
+    }
+}
+
+/// Refuses memory of another context than the stream's.
+fn same_context(call: &'static str, stream: &CudaStream, context: &CudaContext) -> Result<()> {
+    if stream.context().cu_ctx() == context.cu_ctx() {
+        return Ok(());
+    }
+    let (own, other) = (stream.context().ordinal(), context.ordinal());
+    let reason = format!("memory of device {other}, or of another context, where the stream is on device {own}");
+    Err(Error::argument(call, reason))
 }
 
 impl<'a, T> DeviceMemoryMut<'a, T> {
     pub(crate) fn new(inner: &'a mut dyn DeviceWrite, length: usize) -> Self {
         Self { inner, length, dtype: None, elements: PhantomData }
+    }
+
+    /// Names the context that it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Arc<CudaContext> {
+        self.inner.context()
+    }
+
+    /// Runs `queue` with its address, to put copies and kernels that write it, and may read it, on `stream`: they come after its earlier uses, and
+    /// before later ones. Otherwise as [`DeviceMemory::read_on`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`DeviceMemory::read_on`].
+    pub fn write_on<R>(&mut self, stream: &CudaStream, doing: &str, queue: impl FnOnce(u64) -> Result<R>) -> Result<R> {
+        let failed = |error: DriverError| Error::cuda(doing, error);
+        same_context("write_on", stream, self.inner.context())?;
+        stream.context().bind_to_thread().map_err(failed)?;
+        let (address, _guard) = self.inner.write(stream);
+        stream.context().check_err().map_err(failed)?;
+        queue(address)
     }
 }
 
@@ -234,8 +308,15 @@ macro_rules! asked {
     ($($memory:ident),*) => {$(
         impl<T: Data> $memory<'_, T> {
             /// How many elements it has.
-            pub(crate) fn len(&self) -> usize {
+            #[must_use]
+            pub fn len(&self) -> usize {
                 self.length
+            }
+
+            /// Whether it has none.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.length == 0
             }
 
             /// What its elements are.

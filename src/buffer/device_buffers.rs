@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 
 use super::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Ordered, write_slice_in_order};
-use super::{Buffer, BufferMut, Memory, MemoryMut, sealed};
+use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::element::Data;
 
 /// Makes buffers of what cudarc can read.
@@ -26,7 +26,7 @@ macro_rules! readable {
             }
         }
         // SAFETY: cudarc's memory, which lies where it does until it is dropped.
-        unsafe impl<$($generics)*> $crate::buffer::sealed::Sealed for $buffer {}
+        unsafe impl<$($generics)*> $crate::buffer::StableMemory for $buffer {}
         impl<$($generics)*> $crate::buffer::Buffer for $buffer {
             type Element = T;
             fn memory(&self) -> $crate::buffer::Memory<'_, T> {
@@ -123,7 +123,7 @@ impl<T> DeviceWrite for RawDeviceSlice<'_, T> {
 }
 
 // SAFETY: an address and a length, which nobody changes.
-unsafe impl<T: Data> sealed::Sealed for RawDeviceSlice<'_, T> {}
+unsafe impl<T: Data> StableMemory for RawDeviceSlice<'_, T> {}
 
 impl<T: Data> Buffer for RawDeviceSlice<'_, T> {
     type Element = T;

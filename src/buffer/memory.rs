@@ -188,13 +188,21 @@ macro_rules! asked_anywhere {
     ($($memory:ident),*) => {$(
         impl<T: Data> $memory<'_, T> {
             /// How many elements it has.
+            #[must_use]
             #[inline]
-            pub(crate) fn len(&self) -> usize {
+            pub fn len(&self) -> usize {
                 match self {
                     $memory::Host(memory) => memory.len(),
                     #[cfg(feature = "cuda")]
                     $memory::Device(memory) => memory.len(),
                 }
+            }
+
+            /// Whether it has none.
+            #[must_use]
+            #[inline]
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
             }
 
             /// What its elements are.

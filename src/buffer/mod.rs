@@ -20,21 +20,21 @@ pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
 use crate::element::Data;
 
-pub(crate) mod sealed {
-    /// What is a buffer. Out of this crate [`element!`](macro@crate::element) alone names it.
-    ///
-    /// # Safety
-    ///
-    /// `memory` and `memory_mut` give the same memory each time, as long as the buffer lies where it does and nobody changes it; and
-    /// where it holds elements whose type is known at run time, the same type.
-    pub unsafe trait Sealed {}
-}
+/// Promises that a buffer's memory stays what and where it is while a call uses it: what a type of your own needs to be a [`Buffer`], such as
+/// one that holds either of two buffers and lends it.
+///
+/// # Safety
+///
+/// `memory` and `memory_mut` give the same memory each time, as long as the buffer lies where it does and nobody changes it; and
+/// where it holds elements whose type is known at run time, the same type.
+pub unsafe trait StableMemory {}
 
 /// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; on a GPU, cudarc's slices and views; bytes
 /// whose type is known at run time ([`TypedBytes`]); and views over raw addresses.
 ///
-/// Sealed: memory stays what and where it is while a call uses it, which no check could tell of a foreign type.
-pub trait Buffer: sealed::Sealed {
+/// Memory stays what and where it is while a call uses it, which no check could tell of a foreign type: [`StableMemory`](crate::interop::StableMemory)
+/// promises it, and [`element!`](macro@crate::element) does so for your own element.
+pub trait Buffer: StableMemory {
     /// What it holds.
     type Element: Data;
 
@@ -51,7 +51,7 @@ pub trait BufferMut: Buffer {
 macro_rules! slice_buffers {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
         // SAFETY: it lends one slice.
-        unsafe impl<$($generics)*> sealed::Sealed for $buffer {}
+        unsafe impl<$($generics)*> StableMemory for $buffer {}
         impl<$($generics)*> Buffer for $buffer {
             type Element = T;
             fn memory(&self) -> Memory<'_, T> {
@@ -74,7 +74,7 @@ slice_buffers! {
 }
 
 // SAFETY: what it points at promises the same.
-unsafe impl<B: Buffer + ?Sized> sealed::Sealed for &B {}
+unsafe impl<B: Buffer + ?Sized> StableMemory for &B {}
 impl<B: Buffer + ?Sized> Buffer for &B {
     type Element = B::Element;
     fn memory(&self) -> Memory<'_, Self::Element> {
@@ -83,7 +83,7 @@ impl<B: Buffer + ?Sized> Buffer for &B {
 }
 
 // SAFETY: what it points at promises the same.
-unsafe impl<B: Buffer + ?Sized> sealed::Sealed for Arc<B> {}
+unsafe impl<B: Buffer + ?Sized> StableMemory for Arc<B> {}
 /// Memory that others share, which a call only reads.
 impl<B: Buffer + ?Sized> Buffer for Arc<B> {
     type Element = B::Element;
@@ -93,7 +93,7 @@ impl<B: Buffer + ?Sized> Buffer for Arc<B> {
 }
 
 // SAFETY: what it points at promises the same.
-unsafe impl<B: Buffer + ?Sized> sealed::Sealed for &mut B {}
+unsafe impl<B: Buffer + ?Sized> StableMemory for &mut B {}
 impl<B: Buffer + ?Sized> Buffer for &mut B {
     type Element = B::Element;
     fn memory(&self) -> Memory<'_, Self::Element> {

@@ -4,7 +4,7 @@
 
 use std::ptr::NonNull;
 
-use super::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::element::Data;
 use crate::error::{Error, Result};
 
@@ -95,7 +95,7 @@ impl<T: Data> RawHostSlice<T> {
 }
 
 // SAFETY: an address and a length, which nobody changes.
-unsafe impl<T: Data> Sealed for RawHostSlice<T> {}
+unsafe impl<T: Data> StableMemory for RawHostSlice<T> {}
 
 impl<T: Data> Buffer for RawHostSlice<T> {
     type Element = T;
@@ -135,7 +135,7 @@ mod tests {
         }
         // SAFETY: none.
         let none = unsafe { RawHostSlice::<u32>::new(std::ptr::null_mut(), 0) }.unwrap();
-        assert!(none.is_empty() && none.memory().len() == 0);
+        assert!(none.is_empty() && none.memory().is_empty());
         // SAFETY: an array of two, which outlives it.
         let mut two = unsafe { RawHostSlice::new(place, 2) }.unwrap();
         #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns, reason = "all memory is the host's"))]

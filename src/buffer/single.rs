@@ -4,13 +4,13 @@
 
 use half::{bf16, f16};
 
-use super::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::element::{F8E4M3, F8E5M2};
 
 macro_rules! single_elements {
     ($($element:ty),* $(,)?) => {$(
         // SAFETY: it lends itself.
-        unsafe impl Sealed for $element {}
+        unsafe impl StableMemory for $element {}
         impl Buffer for $element {
             type Element = $element;
             fn memory(&self) -> Memory<'_, $element> {
@@ -148,7 +148,7 @@ macro_rules! element {
         }
 
         // SAFETY: it lends itself.
-        unsafe impl $crate::__private::Sealed for $name {}
+        unsafe impl $crate::interop::StableMemory for $name {}
 
         impl $crate::Buffer for $name {
             type Element = $name;

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
 
-use super::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::element::{AnyElement, DType};
 use crate::error::{Error, Result};
 
@@ -85,7 +85,7 @@ impl<B> TypedBytes<B> {
 }
 
 // SAFETY: the memory of its bytes, which promise the same, and a type that nobody changes.
-unsafe impl<B: Buffer<Element = u8>> Sealed for TypedBytes<B> {}
+unsafe impl<B: Buffer<Element = u8>> StableMemory for TypedBytes<B> {}
 
 impl<B: Buffer<Element = u8>> Buffer for TypedBytes<B> {
     type Element = AnyElement;

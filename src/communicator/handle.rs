@@ -44,7 +44,7 @@ use crate::ticket_lock::{NoTurn, TicketLock};
 /// After a lost peer, a mismatch, an abort or a deadline that passed inside a collective the communicator is ended: further
 /// calls are refused with an error that carries the first one; [`shrink`](Self::shrink) makes a new one of the ranks that are left.
 ///
-/// [`Device`](crate::Device)s, [`DataParallel`](crate::train::DataParallel) and what captures a clone keep a communicator alive; what it keeps
+/// [`Device`](crate::Device)s, the `DataParallel` of `collectives-train` and what captures a clone keep a communicator alive; what it keeps
 /// itself, an observer in its settings, should hold an [`abort_handle`](Self::abort_handle) instead.
 ///
 /// Dropping the last clone waits a short while for started calls, tells the peers and closes its connections; see also

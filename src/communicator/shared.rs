@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use super::Communicator;
 use super::bootstrap::ParentExchange;
 use super::prepare::element;
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::deadline::Deadline;
 use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ impl<T: Data + fmt::Debug> fmt::Debug for SharedBuffer<T> {
 }
 
 // SAFETY: it lends its one allocation.
-unsafe impl<T: Data> Sealed for SharedBuffer<T> {}
+unsafe impl<T: Data> StableMemory for SharedBuffer<T> {}
 
 impl<T: Data> Buffer for SharedBuffer<T> {
     type Element = T;

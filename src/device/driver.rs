@@ -51,6 +51,7 @@ const SYMBOLS: &[&str] = &[
     "cuStreamWaitEvent",
     "cuStreamQuery",
     "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
     CAPTURE_INFO,
     "cuUserObjectCreate",
     "cuUserObjectRelease",
@@ -75,6 +76,7 @@ const SYMBOLS: &[&str] = &[
     "cuModuleLoadData",
     "cuModuleGetFunction",
     "cuModuleUnload",
+    "cuFuncGetAttribute",
     "cuLaunchKernel",
 ];
 
@@ -192,6 +194,13 @@ fn describe(context: &Arc<CudaContext>) -> Result<Gpu, DriverError> {
 /// An error of the driver with what was being done.
 pub(crate) fn cuda_error(doing: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { doing: doing.into(), code: error.0 as u32, text: words(error) }
+}
+
+impl Error {
+    /// Wraps what the CUDA driver answered with what was being done, and says what to do where a process cannot get over it.
+    pub fn cuda(doing: impl Into<String>, error: DriverError) -> Self {
+        cuda_error(doing, error)
+    }
 }
 
 /// What the driver answers from when a kernel, or the hardware below it, has failed: to every later call of the process on that device, and
@@ -369,13 +378,9 @@ pub(crate) fn unseen_by_captures<R>(call: impl FnOnce() -> R) -> R {
     answer
 }
 
-/// Sets how this thread treats captures, and returns how it did before; `None` where the driver has no such setting.
+/// Sets how this thread treats captures, and returns how it did before; `None` where the driver refuses.
 fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
-    static THERE: OnceLock<bool> = OnceLock::new();
-    if !*THERE.get_or_init(|| has("cuThreadExchangeStreamCaptureMode")) {
-        return None;
-    }
-    // SAFETY: the function is there, and swaps a variable of ours with one of this thread.
+    // SAFETY: the function is there (`check`), and swaps a variable of ours with one of this thread.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok().map(|()| mode)
 }
 

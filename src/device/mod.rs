@@ -110,8 +110,7 @@ mod standalone;
 
 pub(crate) use arguments::Arguments;
 pub(crate) use comm::{BackOff, EndNotice, LivenessProbe, NcclComm, Notice, Setup, StreamPosition, unique_id};
-pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, has_multicast, is_capturing, is_complete, of, open, share_pool};
-pub(crate) use kernels::{Kernels, MOST_PARTIALS};
+pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, has_multicast, is_capturing, of, open, share_pool};
 pub(crate) use memory::suits_window;
 pub use memory::{NcclBuffer, Registrable, Registration, Window};
 pub(crate) use nccl::{encrypt, library};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream};
 
 use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Ordered};
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::element::Data;
 use crate::error::{Error, Result};
 
@@ -254,7 +254,7 @@ impl<P: AsDevicePtrMut> DeviceWrite for ForeignBuffer<P> {
 }
 
 // SAFETY: whoever has `AsDevicePtr` promises to give the same address and length each time.
-unsafe impl<P: AsDevicePtr> Sealed for ForeignBuffer<P> {}
+unsafe impl<P: AsDevicePtr> StableMemory for ForeignBuffer<P> {}
 
 impl<P: AsDevicePtr> Buffer for ForeignBuffer<P> {
     type Element = P::Element;

@@ -11,5 +11,5 @@ pub use foreign::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer, RawStrea
 pub use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
 #[cfg(feature = "cuda")]
 pub use crate::buffer::device_buffers::RawDeviceSlice;
-pub use crate::buffer::{HostMemory, HostMemoryMut, Memory, MemoryMut, RawHostSlice};
+pub use crate::buffer::{HostMemory, HostMemoryMut, Memory, MemoryMut, RawHostSlice, StableMemory};
 pub use crate::element::AnyElement;

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use collectives::train::Flat;
 use collectives::{ReduceOp, Result};
 
 use super::common::cases::Memory;
@@ -28,7 +27,8 @@ fn a_forked_child_is_refused_what_asks_the_driver_and_the_parent_goes_on() {
                         let is_right = refused(comm.all_reduce(&mut sum, ReduceOp::Sum))
                             && refused(device.synchronize())
                             && refused(comm.in_order_of(&**device.stream(), |comm| comm.barrier()))
-                            && refused(Flat::<f32>::on_device(comm, device.stream(), 3).map(drop))
+                            && refused(device.wait_for(device.stream()))
+                            && refused(comm.refuse_forked("a call of another crate"))
                             && awaited.is_done()
                             && refused(awaited.wait_deadline(Duration::ZERO).map(drop))
                             // What it holds is not given to the driver either.

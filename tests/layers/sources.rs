@@ -15,7 +15,7 @@ pub(crate) type ModulePath = Vec<String>;
 /// One module: a file, or an inline module of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Module {
-    /// Relative to the package.
+    /// Relative to the checkout.
     pub(crate) file: PathBuf,
     /// Names of items that are defined here.
     pub(crate) defines: BTreeSet<String>,
@@ -29,7 +29,7 @@ pub(crate) struct Module {
     pub(crate) paths: BTreeSet<Vec<String>>,
 }
 
-/// Every module that is reached from `src/lib.rs`.
+/// Every module that is reached from a package's `src/lib.rs`.
 pub(crate) struct Sources {
     pub(crate) modules: BTreeMap<ModulePath, Module>,
 }
@@ -163,10 +163,10 @@ fn import(name: String, renamed: Option<String>, before: &[String], into: &mut M
 }
 
 impl Sources {
-    /// Reads the crate.
-    pub(crate) fn read() -> Self {
+    /// Reads the crate in a folder of the checkout.
+    pub(crate) fn read(package: &str) -> Self {
         let mut sources = Self { modules: BTreeMap::new() };
-        sources.read_file(&root().join("src/lib.rs"), Vec::new());
+        sources.read_file(&root().join(package).join("src/lib.rs"), Vec::new());
         sources
     }
 

@@ -1,8 +1,8 @@
 //! The training loop of one rank.
 
 use burn::tensor::Device;
-use collectives::train::DataParallel;
 use collectives::{Communicator, ReduceOp};
+use collectives_train::DataParallel;
 use training_common::{Averaging, Options, Outcome, Report, Spirals};
 
 use crate::model::Network;

@@ -7,8 +7,8 @@ use std::num::NonZeroUsize;
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use collectives::train::Parameter;
 use collectives::{Builder, Communicator, Transport};
+use collectives_train::Parameter;
 
 pub use report::{Outcome, Report, print_once};
 pub use spirals::Spirals;
@@ -149,9 +149,9 @@ impl Options {
 
     /// How the buckets are made.
     #[must_use]
-    pub fn buckets(&self) -> collectives::train::Options {
-        let first_bucket_bytes = self.bucket_bytes.min(collectives::train::Options::default().first_bucket_bytes);
-        collectives::train::Options { first_bucket_bytes, bucket_bytes: self.bucket_bytes, ..Default::default() }
+    pub fn buckets(&self) -> collectives_train::Options {
+        let first_bucket_bytes = self.bucket_bytes.min(collectives_train::Options::default().first_bucket_bytes);
+        collectives_train::Options { first_bucket_bytes, bucket_bytes: self.bucket_bytes, ..Default::default() }
     }
 }
 

@@ -14,6 +14,7 @@ mod sizes;
 use std::time::Duration;
 
 use collectives::internals::fuzz;
+use collectives_train::internals::fuzz as checkpoints;
 use rustix::time::{ClockId, clock_gettime};
 
 pub use mutate::Mutator;
@@ -59,8 +60,8 @@ pub const TARGETS: [Target; 27] = [
     target("shared_memory_file", fuzz::shared_memory_file, 64 << 10, 64),
     target("shared_memory_layout", fuzz::shared_memory_layout, 64 << 10, 64),
     target("shared_memory_ring", fuzz::shared_memory_ring, 64 << 10, 256),
-    target("safetensors_headers", fuzz::safetensors_headers, 64 << 10, 512),
-    target("checkpoint_indexes", fuzz::checkpoint_indexes, 64 << 10, 512),
+    target("safetensors_headers", checkpoints::safetensors_headers, 64 << 10, 512),
+    target("checkpoint_indexes", checkpoints::checkpoint_indexes, 64 << 10, 512),
     target("objects", fuzz::objects, 4 << 20, 256),
     // A module may declare as much memory as a small GPU has; the interpreter's own limit is 256 MiB of it.
     target("ptx", ptx::ptx, 1 << 30, 1 << 10),
@@ -106,6 +107,7 @@ fn processor_time() -> Duration {
 /// Inputs to begin with, for all targets: what is sent and said where all is in order.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut seeds = fuzz::seeds();
+    seeds.extend(checkpoints::seeds());
     seeds.extend(sizes::SEEDS.map(|text| ("sizes", text.as_bytes().to_vec())));
     seeds.extend(ptx::seeds().into_iter().map(|text| ("ptx", text.into_bytes())));
     seeds

@@ -12,15 +12,21 @@ const COUNTS: [usize; 7] = [0, 1, 7, 8, 9, 1000, 70001];
 
 /// Every module, with the name of its file.
 fn modules() -> Vec<(String, Module)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/ptx");
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let entries =
+        ["kernels/ptx", "train/kernels/ptx"].map(|folder| root.join(folder).read_dir().unwrap_or_else(|error| panic!("{folder}: {error}")));
     let mut found = Vec::new();
-    for path in entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|ending| ending == "ptx")) {
+    for path in entries
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "ptx"))
+    {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let text = std::fs::read_to_string(&path).unwrap();
         found.push((name.clone(), Module::parse(&text).unwrap_or_else(|error| panic!("{name}: {error}"))));
     }
-    assert!(found.len() >= 4, "{} holds {} modules only", folder.display(), found.len());
+    assert!(found.len() >= 6, "only {} modules", found.len());
     found
 }
 

@@ -115,9 +115,14 @@ impl Device {
         self.raw.plane().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
-    /// Waits until everything queued on a stream of the caller's has ended, in the same way.
-    pub(crate) fn wait_for(&self, stream: &Arc<CudaStream>) -> Result<()> {
+    /// Waits until everything queued on a stream of the caller's has ended, in the same way: what waits for it may wait for other ranks.
+    ///
+    /// # Errors
+    ///
+    /// As for [`synchronize`](Self::synchronize), and `InvalidArgument` for a stream of another device.
+    pub fn wait_for(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.comm.refuse_forked("waiting for a stream")?;
+        Communicator::same_device(self.raw.plane(), "wait_for", "the stream", stream.context())?;
         self.raw.plane().comm().wait_for(stream, &Deadline::after(self.comm.timeout()))
     }
 

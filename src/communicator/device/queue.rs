@@ -87,8 +87,13 @@ impl Communicator {
         entered.map_err(|why| self.no_turn_behind(call, why, || awaited_header(shared).or_else(|| shared.under_way())))
     }
 
-    /// Refuses what would ask the driver in a process that was forked from the communicator's.
-    pub(crate) fn refuse_forked(&self, call: &str) -> Result<()> {
+    /// Refuses a call that would ask the CUDA driver in a process that was forked from the communicator's, where the driver does not work. For crates
+    /// that use the device beside this one.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` in such a process.
+    pub fn refuse_forked(&self, call: &str) -> Result<()> {
         if self.core.shared.health.is_foreign() { Err(forked(call.to_owned())) } else { Ok(()) }
     }
 

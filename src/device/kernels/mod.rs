@@ -1,13 +1,12 @@
-//! Our kernels on one device: the images, loaded once, those for training when somebody trains, and how each is launched.
+//! Our kernels on one device: the images, loaded once, and how each is launched.
 
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
-mod gradients;
 mod module;
 mod names;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaStream, result};
@@ -19,8 +18,6 @@ use crate::error::Error;
 use crate::tuning::device_folds::BLOCKS_PER_MULTIPROCESSOR;
 use crate::{DType, Result};
 
-pub(crate) use self::gradients::MOST_PARTIALS;
-use self::module::Gradients;
 pub(crate) use self::module::{Function, Module};
 #[cfg(test)]
 pub(crate) use self::names::has_fold;
@@ -40,11 +37,6 @@ pub(crate) struct Kernels {
     truth: Function,
     fill: Function,
     check: Function,
-    weights: [Function; TYPES],
-    /// Once somebody trains.
-    gradients: OnceLock<Gradients>,
-    loading: Mutex<()>,
-    gpu: Gpu,
     most_blocks: u32,
     /// What the functions above belong to.
     _modules: Vec<Module>,
@@ -88,10 +80,9 @@ impl Kernels {
                 folds[op as usize][dtype as usize] = find(names::fold(op, dtype))?;
             }
         }
-        let [mut divisions, mut products, mut weights] = [[Function::NONE; TYPES]; 3];
+        let [mut divisions, mut products] = [[Function::NONE; TYPES]; 2];
         for dtype in DIVIDED {
             divisions[dtype as usize] = find(names::divide(dtype))?;
-            weights[dtype as usize] = find(names::weigh(dtype))?;
         }
         for dtype in FLOATS {
             products[dtype as usize] = find(names::multiply(dtype))?;
@@ -99,8 +90,7 @@ impl Kernels {
         let truth = find(names::truth())?;
         let (fill, check) = (find(("check", "fill_pattern".to_owned()))?, find(("check", "check_pattern".to_owned()))?);
         let most_blocks = gpu.multiprocessors.max(1) * BLOCKS_PER_MULTIPROCESSOR;
-        let (gradients, loading, gpu) = (OnceLock::new(), Mutex::new(()), gpu.clone());
-        Ok(Self { folds, divisions, products, truth, fill, check, weights, gradients, loading, gpu, most_blocks, _modules: modules })
+        Ok(Self { folds, divisions, products, truth, fill, check, most_blocks, _modules: modules })
     }
 
     /// The fold of an op on a type.
@@ -302,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_training_needs_is_loaded_once_when_somebody_trains() {
+    fn images_are_loaded_once_for_all_who_use_a_device() {
         let _alone = alone();
         let (kernels, images) = loaded();
         assert_eq!(images, FAMILIES.len() as u64);
@@ -310,25 +300,23 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 // Another communicator's on the same device are the same.
-                scope.spawn(|| Kernels::on(&driver::open(0).unwrap()).unwrap().load_gradients().unwrap());
+                scope.spawn(|| drop(Kernels::on(&driver::open(0).unwrap()).unwrap()));
             }
         });
-        assert_eq!(modules() - before, 1);
-        kernels.load_gradients().unwrap();
-        assert_eq!(modules() - before, 1);
+        assert_eq!(modules(), before);
         drop(kernels);
         assert_eq!(modules() + FAMILIES.len() as u64, before);
         assert_eq!(simgpu::reports(), [""; 0]);
     }
 
     #[test]
-    fn an_image_for_training_that_is_refused_is_named_and_can_be_loaded_later() {
+    fn an_image_that_is_refused_is_named_and_can_be_loaded_later() {
         let _alone = alone();
-        let (kernels, _) = loaded();
+        let gpu = driver::open(0).unwrap();
         // The second time the driver is asked for the words of its compiler.
         simgpu::fail_call_of_this_thread("cuModuleLoadData", 1, 200);
-        let error = kernels.load_gradients().unwrap_err().to_string();
-        assert!(error.contains("loading our kernels of the family \"train\" on device 0"), "{error}");
-        kernels.load_gradients().unwrap();
+        let error = Kernels::on(&gpu).unwrap_err().to_string();
+        assert!(error.contains("loading our kernels of the family \"bits\" on device 0"), "{error}");
+        Kernels::on(&gpu).unwrap();
     }
 }

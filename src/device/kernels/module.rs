@@ -10,7 +10,7 @@ use cudarc::driver::result::{function, module};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 use cudarc::driver::{CudaContext, DriverError};
 
-use super::names::{self, DIVIDED, Family, TRAINING, TYPES};
+use super::names::Family;
 use crate::Result;
 use crate::device::driver::{Gpu, bind, cuda_error, has};
 use crate::error::Error;
@@ -77,11 +77,9 @@ impl Module {
         let function = unsafe { module::get_function(self.module, c_name) }.map_err(|error| cuda_error(doing(), error))?;
         // The driver may put off loading to the first launch, which could then wait for a kernel that waits for us; asked for an
         // attribute, it loads now.
-        if has("cuFuncGetAttribute") {
-            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
-            // SAFETY: the function is one of the module's.
-            unsafe { function::get_function_attribute(function, attribute) }.map_err(|error| cuda_error(doing(), error))?;
-        }
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        // SAFETY: the function is one of the module's.
+        unsafe { function::get_function_attribute(function, attribute) }.map_err(|error| cuda_error(doing(), error))?;
         Ok(Function(function))
     }
 }
@@ -132,31 +130,5 @@ impl Family {
         let image = CStr::from_bytes_with_nul(self.image(gpu.capability).as_bytes())
             .map_err(|_| Error::config(format!("image {}", self.name), "it does not end with its only NUL"))?;
         Module::load(&gpu.context, image, &format!("our kernels of the family {:?}", self.name))
-    }
-}
-
-/// The kernels that are loaded when somebody trains.
-#[derive(Debug)]
-pub(super) struct Gradients {
-    pub(super) squares: [Function; TYPES],
-    pub(super) total: Function,
-    /// By the types from which and to which they convert.
-    pub(super) convert: [[Function; TYPES]; TYPES],
-    /// What the functions above belong to.
-    _module: Module,
-}
-
-impl Gradients {
-    pub(super) fn load(gpu: &Gpu) -> Result<Self> {
-        let module = TRAINING.load(gpu)?;
-        let find = |(_, name): (&str, String)| module.function(&name);
-        let (mut squares, mut convert) = ([Function::NONE; TYPES], [[Function::NONE; TYPES]; TYPES]);
-        for dtype in DIVIDED {
-            squares[dtype as usize] = find(names::squares(dtype))?;
-            for to in DIVIDED {
-                convert[dtype as usize][to as usize] = find(names::convert(dtype, to))?;
-            }
-        }
-        Ok(Self { squares, total: module.function("add_partials")?, convert, _module: module })
     }
 }

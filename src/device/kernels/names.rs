@@ -24,11 +24,8 @@ macro_rules! family {
     };
 }
 
-/// The families that every plane loads.
+/// What a plane loads.
 pub(super) static FAMILIES: [Family; 5] = [family!("bits"), family!("average"), family!("sum"), family!("premul"), family!("check")];
-
-/// The one that only training needs.
-pub(super) static TRAINING: Family = family!("train");
 
 impl Family {
     /// The image for a device.
@@ -40,7 +37,7 @@ impl Family {
 /// The six float types.
 pub(super) const FLOATS: [DType; 6] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
 
-/// The floats whose sums are divided in place, and of which gradients are.
+/// The floats whose sums are divided in place.
 pub(super) const DIVIDED: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 
 /// Whether there is a fold of this op on this type.
@@ -77,21 +74,6 @@ pub(super) fn multiply(dtype: DType) -> (&'static str, String) {
     ("premul", format!("premul_{dtype}"))
 }
 
-/// The family and name of the multiplication in place whose factor is not rounded before.
-pub(super) fn weigh(dtype: DType) -> (&'static str, String) {
-    ("premul", format!("weigh_{dtype}"))
-}
-
-/// The family and name of the sum of squares.
-pub(super) fn squares(dtype: DType) -> (&'static str, String) {
-    ("train", format!("squares_{dtype}"))
-}
-
-/// The family and name of the conversion from one float type to another.
-pub(super) fn convert(from: DType, to: DType) -> (&'static str, String) {
-    ("train", format!("convert_{from}_{to}"))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -101,9 +83,7 @@ mod tests {
     const FOLD: &[&str] = &["u64", "u64", "u64", "u32", "u32", "u64", "u64", "u32"];
     const DIVIDE: &[&str] = &["u64", "u64", "u32"];
     const MULTIPLY: &[&str] = &["u64", "u64", "u64", "f64"];
-    const WEIGH: &[&str] = &["u64", "u64", "f64"];
     const TRUTH: &[&str] = &["u64", "u64"];
-    const SUM: &[&str] = &["u64", "u64", "u64"];
     const FILL: &[&str] = &["u64", "u64", "u64", "u64", "u64"];
     const CHECK: &[&str] = &["u64", "u64", "u32", "u64", "u64", "u64", "u64"];
 
@@ -118,13 +98,7 @@ mod tests {
         }
         entries.extend(DIVIDED.map(divide).map(|(family, name)| (family, name, DIVIDE)));
         entries.extend(FLOATS.map(multiply).map(|(family, name)| (family, name, MULTIPLY)));
-        for from in DIVIDED {
-            entries.push(("premul", weigh(from).1, WEIGH));
-            entries.push(("train", squares(from).1, SUM));
-            entries.extend(DIVIDED.map(|to| ("train", convert(from, to).1, MULTIPLY)));
-        }
         entries.push(("bits", truth().1, TRUTH));
-        entries.push(("train", "add_partials".to_owned(), SUM));
         entries.push(("check", "fill_pattern".to_owned(), FILL));
         entries.push(("check", "check_pattern".to_owned(), CHECK));
         entries.sort();
@@ -148,7 +122,7 @@ mod tests {
     #[test]
     fn the_images_have_every_entry_with_the_parameters_that_we_pass_and_no_other() {
         for capability in [(7, 0), (8, 0)] {
-            for family in FAMILIES.iter().chain([&TRAINING]) {
+            for family in &FAMILIES {
                 let mut there = entries(family.image(capability));
                 there.sort();
                 let wanted = expected().into_iter().filter(|(of, ..)| *of == family.name);
@@ -161,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_device_gets_the_newest_image_that_it_can_run() {
-        for family in FAMILIES.iter().chain([&TRAINING]) {
+        for family in &FAMILIES {
             for (capability, target) in [((7, 0), "sm_70"), ((7, 5), "sm_70"), ((8, 0), "sm_80"), ((9, 0), "sm_80"), ((12, 1), "sm_80")] {
                 let image = family.image(capability);
                 assert!(image.contains(&format!(".target {target}\n")), "{} for {capability:?}", family.name);

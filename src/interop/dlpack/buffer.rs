@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::import::Tensor;
 use super::refused;
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, sealed::Sealed};
+use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::element::AnyElement;
 use crate::error::Result;
 
@@ -112,7 +112,7 @@ impl Clone for TensorBuffer<Arc<Tensor>> {
 
 // SAFETY: `P` is the tensor or points at it (`as_buffer` and its kin make no other), whose layout was read once; where it lies on a GPU is
 // said before.
-unsafe impl<P: Borrow<Tensor>> Sealed for TensorBuffer<P> {}
+unsafe impl<P: Borrow<Tensor>> StableMemory for TensorBuffer<P> {}
 
 impl<P: Borrow<Tensor>> Buffer for TensorBuffer<P> {
     type Element = AnyElement;

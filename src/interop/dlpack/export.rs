@@ -160,7 +160,7 @@ impl<B: BufferMut<Element: Element>> Keeper<B> {
         // SAFETY: a box that was just taken apart, which nobody else knows. Each field is borrowed for itself, so that the address of a
         // buffer that lies inside the box (an array) stays good.
         unsafe {
-            let data = if (*keeper).buffer.memory().len() == 0 { std::ptr::null_mut() } else { place(&mut (*keeper).buffer) };
+            let data = if (*keeper).buffer.memory().is_empty() { std::ptr::null_mut() } else { place(&mut (*keeper).buffer) };
             let (shape, strides) = (&mut (*keeper).shape, &mut (*keeper).strides);
             let (ndim, dtype) = (shape.len() as i32, DLDataType::from(B::Element::ELEMENT_TYPE));
             let tensor = DLTensor { data, device, ndim, dtype, shape: shape.as_mut_ptr(), strides: strides.as_mut_ptr(), byte_offset: 0 };

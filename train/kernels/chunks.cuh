@@ -1,0 +1,1 @@
+../../kernels/chunks.cuh

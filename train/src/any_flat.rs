@@ -1,0 +1,193 @@
+//! A flat buffer of any of the four float types, here or away in a call.
+
+use std::any::Any;
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::flat::{Flat, Pending, Place};
+use super::host::Squares;
+use super::parameter::Float;
+use collectives::Buffer as _;
+use collectives::Communicator;
+use collectives::DType;
+use collectives::ReduceOp;
+use collectives::interop::Memory;
+use collectives::{Error, Result};
+
+/// A flat buffer whose element type is not named. What takes a range wants one that lies inside (checked by the caller).
+pub(super) trait AnyFlat: Send + Any {
+    fn dtype(&self) -> DType;
+
+    fn len(&self) -> usize;
+
+    /// How many bytes of memory it holds, here or away.
+    fn bytes(&self) -> usize;
+
+    /// Starts to gather every rank's share of it.
+    fn start_all_gather(&mut self, comm: &Communicator) -> Result<()>;
+
+    /// Starts to reduce it: this rank's share ends where it lies.
+    fn start_reduce_scatter(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
+
+    /// Starts to reduce it: every rank has the whole.
+    fn start_all_reduce(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
+
+    /// Waits until it is here.
+    fn wait(&mut self) -> Result<()>;
+
+    /// Copies a range to where `into` has its element `start`, converted where the types differ.
+    fn copy_part(&self, range: Range<usize>, into: &mut dyn AnyFlat, start: usize) -> Result<()>;
+
+    /// Adds a range to all elements of `into`, which is of the same type.
+    fn add_part(&self, range: Range<usize>, into: &mut dyn AnyFlat) -> Result<()>;
+
+    /// Makes elements zeros.
+    fn clear(&mut self, range: Range<usize>) -> Result<()>;
+
+    /// Multiplies all elements.
+    fn scale(&mut self, factor: f64) -> Result<()>;
+
+    /// Adds up the squares of all elements.
+    fn add_squares(&self, sums: &mut Squares) -> Result<()>;
+
+    /// Its `Flat`.
+    fn flat(&self) -> Result<&dyn Any>;
+
+    /// Its `Flat`, to be written.
+    fn flat_mut(&mut self) -> Result<&mut dyn Any>;
+}
+
+/// One of `T`s.
+struct TypedFlat<T: Float> {
+    /// A call has it meanwhile.
+    flat: Option<Flat<T>>,
+    pending: Pending<Flat<T>>,
+    len: usize,
+    bytes: usize,
+}
+
+/// Zeros of a float type, which no other rank shares.
+pub(super) fn zeros(place: &Place, dtype: DType, len: usize) -> Result<Box<dyn AnyFlat>> {
+    match dtype {
+        DType::F64 => TypedFlat::<f64>::boxed(place, len),
+        DType::F16 => TypedFlat::<f16>::boxed(place, len),
+        DType::Bf16 => TypedFlat::<bf16>::boxed(place, len),
+        // No other type is let through.
+        _ => TypedFlat::<f32>::boxed(place, len),
+    }
+}
+
+/// Copies as many elements in, from the `first` of those given on. Where types differ each is converted, and weighted.
+pub(super) fn fill<F: Float>(into: &mut dyn AnyFlat, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
+    if into.dtype() == F::ELEMENT_TYPE {
+        return typed_mut::<F>(into)?.put(range, given, first, false);
+    }
+    match into.dtype() {
+        DType::F64 => typed_mut::<f64>(into)?.convert_part(range, given, first, weight),
+        DType::F16 => typed_mut::<f16>(into)?.convert_part(range, given, first, weight),
+        DType::Bf16 => typed_mut::<bf16>(into)?.convert_part(range, given, first, weight),
+        _ => typed_mut::<f32>(into)?.convert_part(range, given, first, weight),
+    }
+}
+
+/// Its elements, which must be `T`s.
+pub(super) fn typed<T: Float>(flat: &dyn AnyFlat) -> Result<&Flat<T>> {
+    let dtype = flat.dtype();
+    flat.flat()?.downcast_ref().ok_or_else(|| other_type(dtype, T::ELEMENT_TYPE))
+}
+
+fn typed_mut<T: Float>(flat: &mut dyn AnyFlat) -> Result<&mut Flat<T>> {
+    let dtype = flat.dtype();
+    flat.flat_mut()?.downcast_mut().ok_or_else(|| other_type(dtype, T::ELEMENT_TYPE))
+}
+
+fn other_type(dtype: DType, asked: DType) -> Error {
+    Error::argument("train", format!("elements of {asked} of a buffer of {dtype}"))
+}
+
+/// A buffer that a call lost, or still has.
+fn away() -> Error {
+    Error::argument("train", "a call has this buffer, or an earlier step failed, and it is gone")
+}
+
+impl<T: Float> TypedFlat<T> {
+    fn boxed(place: &Place, len: usize) -> Result<Box<dyn AnyFlat>> {
+        let flat = Flat::<T>::unshared(place, len)?;
+        let bytes = flat.bytes();
+        Ok(Box::new(Self { flat: Some(flat), pending: Pending::Idle, len, bytes }))
+    }
+
+    fn here(&self) -> Result<&Flat<T>> {
+        self.flat.as_ref().ok_or_else(away)
+    }
+
+    fn here_mut(&mut self) -> Result<&mut Flat<T>> {
+        self.flat.as_mut().ok_or_else(away)
+    }
+}
+
+impl<T: Float> AnyFlat for TypedFlat<T> {
+    fn dtype(&self) -> DType {
+        T::ELEMENT_TYPE
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn start_all_gather(&mut self, comm: &Communicator) -> Result<()> {
+        self.pending = self.flat.take().ok_or_else(away)?.all_gather(comm)?;
+        Ok(())
+    }
+
+    fn start_reduce_scatter(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()> {
+        self.pending = self.flat.take().ok_or_else(away)?.reduce_scatter(comm, op)?;
+        Ok(())
+    }
+
+    fn start_all_reduce(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()> {
+        self.pending = self.flat.take().ok_or_else(away)?.all_reduce(comm, op)?;
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        if self.flat.is_none() {
+            self.flat = Some(self.pending.wait()?);
+        }
+        Ok(())
+    }
+
+    fn copy_part(&self, range: Range<usize>, into: &mut dyn AnyFlat, start: usize) -> Result<()> {
+        fill(into, start..start + range.len(), self.here()?.memory(), range.start, 1.0)
+    }
+
+    fn add_part(&self, range: Range<usize>, into: &mut dyn AnyFlat) -> Result<()> {
+        typed_mut::<T>(into)?.put(0..range.len(), self.here()?.memory(), range.start, true)
+    }
+
+    fn clear(&mut self, range: Range<usize>) -> Result<()> {
+        self.here_mut()?.clear(range)
+    }
+
+    fn scale(&mut self, factor: f64) -> Result<()> {
+        let len = self.len;
+        self.here_mut()?.scale(0..len, factor)
+    }
+
+    fn add_squares(&self, sums: &mut Squares) -> Result<()> {
+        self.here()?.add_squares(0..self.len, sums)
+    }
+
+    fn flat(&self) -> Result<&dyn Any> {
+        Ok(self.here()?)
+    }
+
+    fn flat_mut(&mut self) -> Result<&mut dyn Any> {
+        Ok(self.here_mut()?)
+    }
+}

@@ -1,0 +1,268 @@
+//! One bucket: its buffer, its hook, this rank's share of its parameters, and a trait that does not name its element type.
+
+use std::any::Any;
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::flat::{Flat, Pending, Place};
+use super::hook::{AllReduce, Hook, Progress, ReduceScatter};
+use super::host::Squares;
+use super::layout::BucketLayout;
+use super::parameter::Float;
+use collectives::Buffer as _;
+use collectives::Communicator;
+use collectives::DType;
+use collectives::ReduceOp;
+use collectives::interop::Memory;
+use collectives::{Error, Result};
+
+/// What a rank has of a bucket's averaged gradients in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// All of them.
+    Whole,
+    /// Its share, for which it keeps the parameters.
+    Shares,
+}
+
+impl Ending {
+    /// What a bucket's length is a multiple of.
+    pub(super) fn multiple(self, comm: &Communicator) -> usize {
+        match self {
+            Self::Whole => 1,
+            Self::Shares => comm.world_size(),
+        }
+    }
+}
+
+/// This rank's share of a bucket: as long for every rank, in their order.
+pub(super) fn own_range(comm: &Communicator, layout: &BucketLayout) -> Range<usize> {
+    let len = layout.len / comm.world_size();
+    comm.rank() * len..(comm.rank() + 1) * len
+}
+
+/// A bucket whose elements are `T`.
+pub(super) struct Bucket<T: Float> {
+    pub(super) layout: BucketLayout,
+    hook: Box<dyn Hook<T>>,
+    /// Its gradients; a hook has them meanwhile.
+    flat: Option<Flat<T>>,
+    /// Its own buffer, while one that was given is in its place.
+    own: Option<Flat<T>>,
+    /// This rank's share of the parameters, where that is how a step ends.
+    share: Option<Flat<T>>,
+    /// The buffer, while all ranks' shares are gathered in it.
+    gathering: Pending<Flat<T>>,
+}
+
+/// What is lent to an optimiser: this rank's share of the parameters, and all of the gradients, of which its share is in `range`. Both are
+/// a `Flat` of the bucket's type.
+pub(super) struct Lent<'a> {
+    pub(super) layout: &'a BucketLayout,
+    pub(super) range: Range<usize>,
+    pub(super) parameters: &'a mut dyn Any,
+    pub(super) gradients: &'a dyn Any,
+}
+
+/// A bucket of any type.
+pub(super) trait AnyBucket: Send + Any {
+    fn layout(&self) -> &BucketLayout;
+
+    /// Makes the buffer of its gradients. Collective on the host, where what fails on one rank fails on all; on a device this rank's own affair.
+    fn allocate(&mut self, comm: &Communicator, place: &Place) -> Result<()>;
+
+    /// Makes one gradient zeros.
+    fn clear(&mut self, slot: usize) -> Result<()>;
+
+    /// Hands the gradients to the hook.
+    fn start(&mut self, comm: &Communicator) -> Result<()>;
+
+    /// Moves the hook on; whether it is done.
+    fn advance(&mut self, comm: &Communicator) -> Result<bool>;
+
+    /// Adds up the squares of the elements in `range`.
+    fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()>;
+
+    /// Multiplies the elements in `range`.
+    fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()>;
+
+    /// Lends an optimiser what it works on.
+    fn lend(&mut self, comm: &Communicator) -> Result<Lent<'_>>;
+
+    /// Starts to gather all ranks' shares of the parameters, where the gradients were.
+    fn gather(&mut self, comm: &Communicator) -> Result<()>;
+
+    /// Waits until they are gathered.
+    fn gathered(&mut self) -> Result<()>;
+}
+
+/// A bucket of the layout's element type, whose gradients have no buffer yet. This rank's own affair.
+pub(super) fn of_its_type(
+    comm: &Communicator,
+    layout: BucketLayout,
+    place: &Place,
+    op: ReduceOp,
+    ending: Ending,
+) -> Result<Box<dyn AnyBucket>> {
+    match layout.dtype {
+        DType::F64 => Bucket::<f64>::boxed(comm, layout, place, op, ending),
+        DType::F16 => Bucket::<f16>::boxed(comm, layout, place, op, ending),
+        DType::Bf16 => Bucket::<bf16>::boxed(comm, layout, place, op, ending),
+        // The plan has let no other type through.
+        _ => Bucket::<f32>::boxed(comm, layout, place, op, ending),
+    }
+}
+
+/// A bucket that has no gradients: its hook lost them with a call that failed.
+fn lost() -> Error {
+    Error::argument("train", "an earlier step failed, and its gradients are gone")
+}
+
+/// A bucket whose steps do not end in shares.
+fn whole() -> Error {
+    Error::argument("train", "this rank keeps no share of the parameters")
+}
+
+impl<T: Float> Bucket<T> {
+    /// With the plain hook, and a share full of zeros.
+    fn boxed(comm: &Communicator, layout: BucketLayout, place: &Place, op: ReduceOp, ending: Ending) -> Result<Box<dyn AnyBucket>> {
+        place.check(comm)?;
+        let (hook, share): (Box<dyn Hook<T>>, _) = match ending {
+            Ending::Whole => (Box::new(AllReduce::new(op)), None),
+            Ending::Shares => {
+                let share = Flat::unshared(place, own_range(comm, &layout).len())?;
+                (Box::new(ReduceScatter::new(op)), Some(share))
+            }
+        };
+        Ok(Box::new(Self { layout, hook, flat: None, own: None, share, gathering: Pending::Idle }))
+    }
+
+    pub(super) fn set_hook(&mut self, hook: Box<dyn Hook<T>>) {
+        self.hook = hook;
+    }
+
+    pub(super) fn flat(&self) -> Result<&Flat<T>> {
+        self.flat.as_ref().ok_or_else(lost)
+    }
+
+    fn flat_mut(&mut self) -> Result<&mut Flat<T>> {
+        self.flat.as_mut().ok_or_else(lost)
+    }
+
+    /// Takes the buffer out, for a call that gives it back.
+    fn take_flat(&mut self) -> Result<Flat<T>> {
+        self.flat.take().ok_or_else(lost)
+    }
+
+    /// This rank's share of the parameters.
+    pub(super) fn share_mut(&mut self) -> Result<&mut Flat<T>> {
+        self.share.as_mut().ok_or_else(whole)
+    }
+
+    /// Its own buffer, for this step's gradients.
+    fn own_mut(&mut self) -> Result<&mut Flat<T>> {
+        if self.own.is_some() {
+            self.flat = self.own.take();
+        }
+        self.flat_mut()
+    }
+
+    /// Refuses what [`put`](Self::put) cannot reach.
+    pub(super) fn check_put(&self, gradient: &Memory<'_, T>) -> Result<()> {
+        self.own.as_ref().or(self.flat.as_ref()).ok_or_else(lost)?.check_put(gradient)
+    }
+
+    /// Puts a gradient of the right length into its slot, or adds it to what is there.
+    pub(super) fn put(&mut self, slot: usize, gradient: Memory<'_, T>, add: bool) -> Result<()> {
+        let range = self.layout.slots[slot].range.clone();
+        self.own_mut()?.put(range, gradient, 0, add)
+    }
+
+    /// As [`put`](Self::put); where the gradient is the whole bucket, its buffer becomes the bucket's.
+    pub(super) fn give(&mut self, slot: usize, gradient: Flat<T>, add: bool) -> Result<()> {
+        let is_whole = self.layout.slots.len() == 1 && gradient.memory().len() == self.layout.len;
+        let own = self.own_mut()?;
+        if add || !is_whole || !own.can_be(&gradient) {
+            return self.put(slot, gradient.memory(), add);
+        }
+        let given = own.replaced_by(gradient);
+        self.own = self.flat.replace(given);
+        Ok(())
+    }
+
+    /// Moves a gradient out: the buffer that was given for it, or a copy.
+    pub(super) fn take(&mut self, slot: usize) -> Result<Flat<T>> {
+        match self.own {
+            Some(_) => self.take_flat(),
+            None => self.flat()?.copied(self.layout.slots[slot].range.clone()),
+        }
+    }
+}
+
+impl<T: Float> AnyBucket for Bucket<T> {
+    fn layout(&self) -> &BucketLayout {
+        &self.layout
+    }
+
+    fn allocate(&mut self, comm: &Communicator, place: &Place) -> Result<()> {
+        self.flat = Some(Flat::in_place(comm, place, self.layout.len)?);
+        Ok(())
+    }
+
+    fn clear(&mut self, slot: usize) -> Result<()> {
+        let range = self.layout.slots[slot].range.clone();
+        self.own_mut()?.clear(range)
+    }
+
+    fn start(&mut self, comm: &Communicator) -> Result<()> {
+        if self.layout.len == 0 {
+            return Ok(());
+        }
+        let mut flat = self.take_flat()?;
+        let end = self.layout.slots.last().map_or(0, |slot| slot.range.end);
+        flat.clear(end..self.layout.len)?;
+        self.hook.start(comm, flat)
+    }
+
+    fn advance(&mut self, comm: &Communicator) -> Result<bool> {
+        if self.flat.is_some() {
+            return Ok(true);
+        }
+        if let Progress::Done(flat) = self.hook.advance(comm)? {
+            let (index, len, got) = (self.layout.index, self.layout.len, flat.memory().len());
+            if got != len {
+                let reason = format!("the hook of bucket {index}, of {len} elements, gave a buffer of {got} back");
+                return Err(Error::argument("finish", reason));
+            }
+            self.flat = Some(flat);
+        }
+        Ok(self.flat.is_some())
+    }
+
+    fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()> {
+        self.flat()?.add_squares(range, sums)
+    }
+
+    fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
+        self.flat_mut()?.scale(range, factor)
+    }
+
+    fn lend(&mut self, comm: &Communicator) -> Result<Lent<'_>> {
+        let parameters = self.share.as_mut().ok_or_else(whole)?;
+        let gradients = self.flat.as_ref().ok_or_else(lost)?;
+        Ok(Lent { layout: &self.layout, range: own_range(comm, &self.layout), parameters, gradients })
+    }
+
+    fn gather(&mut self, comm: &Communicator) -> Result<()> {
+        let mut flat = self.take_flat()?;
+        flat.put(own_range(comm, &self.layout), self.share_mut()?.memory(), 0, false)?;
+        self.gathering = flat.all_gather(comm)?;
+        Ok(())
+    }
+
+    fn gathered(&mut self) -> Result<()> {
+        self.flat = Some(self.gathering.wait()?);
+        Ok(())
+    }
+}

@@ -1,0 +1,399 @@
+//! All buckets of a model: which gradients have come, which buckets were launched, and what has gone wrong.
+//!
+//! # Design
+//!
+//! `train/` averages gradients as torch's DistributedDataParallel does, for any tensor crate: the core takes buffers and a call that says which
+//! parameter they are for. `layout.rs` (pure) walks the parameters from the last to the first and fills buckets, one list for each element
+//! type, capped at 1 MiB and then 25 MiB; a parameter of 256 KiB on the host is alone in its bucket, so that its
+//! reduction starts when it comes. Buckets are numbered by when the walk leaves them. `buckets.rs` counts what has come. A full
+//! bucket is launched once all with lower numbers have been, so every rank starts the same calls in the same order, in whatever order its
+//! gradients come. What is launched is a `Hook`, one for each bucket, in stages: `start` when the bucket is launched, then `advance` for every
+//! bucket in turn until all are done, again in the same order everywhere. The plain hook is one started all-reduce; compression, PowerSGD and
+//! the reduce-scatter of a sharded optimiser are hooks as well. A hook owns its bucket's buffer while its calls go on.
+//!
+//! Ranks compare a digest of names, shapes, types and settings when they begin, and tell each other the lists only where it differs. A
+//! gradient that never came on one rank must not leave the others waiting: that rank sends zeros, and one more all-reduce of one number beside the
+//! buckets (the largest of rank and parameter) makes it every rank's error, after which the next step can follow.
+//!
+//! A gradient that is given, and alone in its bucket, takes the place of the bucket's buffer (`bucket.rs`), which is kept for steps that copy. One
+//! rank may give where another copies: a call is the same whichever memory it is made on.
+//!
+//! On the host, buckets come from `Communicator::alloc` and the calls run on the communicator's worker. On a device, copies into buckets are
+//! queued on the caller's stream and reductions on the communicator's, ordered by the buckets' events, so nobody waits on the host. What is done
+//! to gradients beside that (adding parts, scaling, the conversions of `Compress`) are kernels of ours on the caller's stream, with the bits of the
+//! host; those that nobody else uses are loaded with the first buckets, before anything is on its way. A norm is a sum that one copy brings to
+//! the host, waited for under the communicator's timeout. A sharded optimiser lends device slices of its share to the caller's kernels. PowerSGD
+//! has no kernels, and stays on the host.
+//!
+//! Element types are erased in one place: an `AnyBucket` is a `Bucket` of one of the four float types, with its hook and, in a sharded
+//! optimiser, this rank's share of the parameters.
+//!
+//! A step's peak, beside the model and its gradients: the bytes N of all gradients, once. `Compress` adds N/2 for `f32`; PowerSGD 4 B for each
+//! element of a compressed matrix and the factors, 4·r·(rows + columns), three times. `ShardedOptimizer` on n ranks: N and N/n, and the
+//! state that the caller keeps for N/n.
+
+use std::any::Any;
+use std::ops::Range;
+
+use super::agreement::{Listed, agree, everywhere};
+use super::bucket::{AnyBucket, Bucket, Ending, of_its_type};
+use super::flat::{Flat, Pending, Place};
+use super::hook::{Hook, weight};
+use super::host::Squares;
+use super::layout::{BucketLayout, Missing, Options, plan};
+use super::loss_scaler::LossScaler;
+use super::parameter::{Float, Parameter, check_fit};
+use super::step_health::StepHealth;
+use collectives::Communicator;
+use collectives::DType;
+use collectives::ReduceOp;
+use collectives::interop::Memory;
+use collectives::{Buffer, BufferMut};
+use collectives::{Error, Result};
+
+/// How far a parameter is in this step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing of it has come.
+    Empty,
+    /// Some of it has come, and more will.
+    Accumulated,
+    /// All of it has.
+    Ready,
+}
+
+/// A parameter, where it lies, and how far it is.
+struct Entry {
+    parameter: Parameter,
+    bucket: usize,
+    slot: usize,
+    stage: Stage,
+    /// The last step's gradient was moved out.
+    taken: bool,
+}
+
+/// The buckets of a model on one rank.
+pub(super) struct Buckets {
+    comm: Communicator,
+    entries: Vec<Entry>,
+    buckets: Vec<Box<dyn AnyBucket>>,
+    /// How many gradients each bucket still waits for.
+    waiting: Vec<usize>,
+    /// The next bucket to launch: they go in order on every rank, in whatever order they are filled.
+    next: usize,
+    missing: Missing,
+    health: StepHealth,
+}
+
+impl Buckets {
+    /// Buckets for these parameters, in this place. Collective.
+    pub(super) fn new(
+        comm: &Communicator,
+        what: &'static str,
+        parameters: Vec<Parameter>,
+        options: &Options,
+        place: &Place,
+        ending: Ending,
+    ) -> Result<Self> {
+        let usable = weight(options.op, comm.world_size());
+        let layouts = plan(&parameters, options.caps(place), ending.multiple(comm));
+        agree(comm, what, &Listed::parameters(&parameters), &options.in_words(place))?;
+        // Whatever is wrong with these is so on every rank.
+        usable?;
+        let layouts = layouts?;
+        let mut entries: Vec<_> =
+            parameters.into_iter().map(|parameter| Entry { parameter, bucket: 0, slot: 0, stage: Stage::Empty, taken: false }).collect();
+        for layout in &layouts {
+            for (slot, place) in layout.slots.iter().enumerate() {
+                entries[place.parameter].bucket = layout.index;
+                entries[place.parameter].slot = slot;
+            }
+        }
+        let made = layouts.into_iter().map(|layout| of_its_type(comm, layout, place, options.op, ending)).collect();
+        // What one rank alone may have no memory for comes first: once some of them make buffers together, all must.
+        let mut buckets: Vec<_> = everywhere(comm, what, made)?;
+        let allocated = buckets.iter_mut().try_for_each(|bucket| bucket.allocate(comm, place));
+        everywhere(comm, what, allocated)?;
+        let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
+        Ok(Self { comm: comm.clone(), entries, buckets, waiting, next: 0, missing: options.missing, health: StepHealth::default() })
+    }
+
+    pub(super) fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    pub(super) fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
+        self.buckets.iter().map(|bucket| bucket.layout())
+    }
+
+    /// The buckets, whatever their types are.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn AnyBucket>> {
+        self.buckets.iter_mut()
+    }
+
+    /// The bucket and slot of a parameter that there is.
+    pub(super) fn place(&self, parameter: usize) -> (usize, usize) {
+        (self.entries[parameter].bucket, self.entries[parameter].slot)
+    }
+
+    pub(super) fn parameter(&self, index: usize) -> Option<&Parameter> {
+        self.entries.get(index).map(|entry| &entry.parameter)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Gives every bucket of `T`s a hook of the caller's making, once all are made.
+    pub(super) fn set_hooks<T: Float>(&mut self, mut make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
+        self.health.check("set_hooks")?;
+        if let Some(index) = self.entries.iter().position(|entry| entry.stage != Stage::Empty) {
+            let parameter = &self.entries[index].parameter;
+            let reason = "was given in this step: set hooks before the first gradient of a step, or after its finish";
+            return Err(Error::argument("set_hooks", format!("a gradient of parameter {index} {parameter} {reason}")));
+        }
+        let of_type = self.buckets.iter_mut().filter_map(|bucket| (&mut **bucket as &mut dyn Any).downcast_mut::<Bucket<T>>());
+        let made = of_type.map(|bucket| make(&bucket.layout).map(|hook| (bucket, hook)));
+        made.collect::<Result<Vec<_>>>()?.into_iter().for_each(|(bucket, hook)| bucket.set_hook(hook));
+        Ok(())
+    }
+
+    /// Runs a part of a step. If it fails or panics, no step can follow.
+    pub(super) fn go_on<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        self.health.enter();
+        let result = work(self);
+        self.health.leave(result)
+    }
+
+    /// Checks that a buffer of `T`s of this length can be parameter `index`'s.
+    pub(super) fn fitting<T: collectives::Data>(&self, call: &'static str, index: usize, len: usize) -> Result<()> {
+        let parameter = self.known(call, index)?;
+        let whose = format_args!("parameter {index} {parameter}");
+        check_fit::<T>(call, whose, (parameter.dtype, parameter.len()), len)
+    }
+
+    fn known(&self, call: &'static str, index: usize) -> Result<&Parameter> {
+        let count = self.entries.len();
+        self.parameter(index).ok_or_else(|| Error::argument(call, format!("parameter {index}: there are {count}, numbered from 0")))
+    }
+
+    /// Takes a part of parameter `index`'s gradient: the last one where `last`. Launches what is complete then.
+    pub(super) fn take<T: Float>(&mut self, call: &'static str, index: usize, gradient: Memory<'_, T>, last: bool) -> Result<()> {
+        self.check_take(call, index, &gradient)?;
+        let Entry { bucket, slot, stage, .. } = self.entries[index];
+        self.typed_mut::<T>(bucket)?.put(slot, gradient, stage == Stage::Accumulated)?;
+        if !last {
+            self.entries[index].stage = Stage::Accumulated;
+            return Ok(());
+        }
+        self.now_ready(index);
+        self.go_on(Self::launch_full)
+    }
+
+    /// As [`take`](Self::take) for the last part of a gradient, whose buffer becomes the bucket's where it is all of it.
+    pub(super) fn give<T: Float>(&mut self, call: &'static str, index: usize, gradient: Flat<T>) -> Result<()> {
+        self.check_take(call, index, &gradient.memory())?;
+        let Entry { bucket, slot, stage, .. } = self.entries[index];
+        self.typed_mut::<T>(bucket)?.give(slot, gradient, stage == Stage::Accumulated)?;
+        self.now_ready(index);
+        self.go_on(Self::launch_full)
+    }
+
+    /// Refuses what [`take`](Self::take) would, with nothing done yet.
+    fn check_take<T: Float>(&self, call: &'static str, index: usize, gradient: &Memory<'_, T>) -> Result<()> {
+        self.health.check(call)?;
+        self.fitting::<T>(call, index, gradient.len())?;
+        let Entry { ref parameter, bucket, stage, .. } = self.entries[index];
+        if stage == Stage::Ready {
+            let reason = "its gradient was given already in this step; accumulate before it is ready, and finish the step first";
+            return Err(Error::argument(call, format!("parameter {index} {parameter}: {reason}")));
+        }
+        self.typed::<T>(bucket)?.check_put(gradient)
+    }
+
+    /// Takes every parameter's gradient, the last first; none of them where one cannot be taken.
+    pub(super) fn take_all<B: BufferMut<Element: Float>>(&mut self, call: &'static str, gradients: &[B]) -> Result<()> {
+        let (count, given) = (self.len(), gradients.len());
+        if given != count {
+            return Err(Error::argument(call, format!("{given} gradients for {count} parameters")));
+        }
+        gradients.iter().enumerate().try_for_each(|(index, gradient)| self.check_take(call, index, &gradient.memory()))?;
+        let mut from_last = gradients.iter().enumerate().rev();
+        let taken = from_last.try_for_each(|(index, gradient)| self.take(call, index, gradient.memory(), true));
+        self.health.keep(taken)
+    }
+
+    fn now_ready(&mut self, index: usize) {
+        let entry = &mut self.entries[index];
+        entry.stage = Stage::Ready;
+        self.waiting[entry.bucket] -= 1;
+    }
+
+    /// Launches the buckets that are full and whose predecessors have been launched.
+    fn launch_full(&mut self) -> Result<()> {
+        while self.next < self.buckets.len() && self.waiting[self.next] == 0 {
+            self.buckets[self.next].start(&self.comm)?;
+            self.next += 1;
+        }
+        Ok(())
+    }
+
+    /// Ends the step: what has not come counts as zeros, beside what was accumulated; every bucket is launched and waited for. Collective. Where a gradient never
+    /// came on one rank, every rank gets the error, and another step can follow.
+    pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
+        self.health.check(call)?;
+        let absent = self.go_on(Self::finish_all)?;
+        self.waiting = self.buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
+        self.next = 0;
+        self.entries.iter_mut().for_each(|entry| (entry.stage, entry.taken) = (Stage::Empty, false));
+        let Some((rank, index)) = absent else { return Ok(()) };
+        let who = &self.comm.peers()[rank];
+        let parameter = self.known(call, index)?;
+        let reason = "if it may stay without one, set Options::missing to Missing::Zeros";
+        Err(Error::argument(call, format!("{who} gave no gradient for parameter {index} {parameter} in this step; {reason}")))
+    }
+
+    /// The part of [`finish`](Self::finish) after which no step can follow where it fails. Gives a rank that had no gradient for a
+    /// parameter, and the parameter.
+    fn finish_all(&mut self) -> Result<Option<(usize, usize)>> {
+        let absent = self.fill_up()?;
+        self.launch_full()?;
+        let told = match self.missing {
+            Missing::Zeros => None,
+            Missing::Refused => Some(self.tell(absent)?),
+        };
+        let mut open: Vec<usize> = (0..self.buckets.len()).collect();
+        while !open.is_empty() {
+            let mut still = Vec::new();
+            for index in open {
+                if !self.buckets[index].advance(&self.comm)? {
+                    still.push(index);
+                }
+            }
+            open = still;
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(failure) = self.comm.device().and_then(|device| device.failure()) {
+            return Err(failure);
+        }
+        match told {
+            Some(mut told) => told.wait().map(|[worst]| absent_of(worst)),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes every parameter ready, with zeros where nothing of a gradient has come. Gives the first of those that were not.
+    fn fill_up(&mut self) -> Result<Option<usize>> {
+        let absent: Vec<usize> = (0..self.entries.len()).filter(|index| self.entries[*index].stage != Stage::Ready).collect();
+        for index in &absent {
+            let Entry { bucket, slot, stage, .. } = self.entries[*index];
+            if stage == Stage::Empty {
+                self.buckets[bucket].clear(slot)?;
+            }
+            self.now_ready(*index);
+        }
+        Ok(absent.first().copied())
+    }
+
+    /// Starts to tell every rank of a parameter that got no gradient here. The largest number wins, so that all hear of the same one.
+    fn tell(&self, absent: Option<usize>) -> Result<Pending<[u64; 1]>> {
+        let number = absent.map_or(0, |index| (self.comm.rank() as u64 + 1) << 32 | index as u64);
+        match self.comm.world_size() {
+            1 => Ok(Pending::Ended([number])),
+            _ => self.comm.start_all_reduce([number], ReduceOp::Max).map(Pending::Going),
+        }
+    }
+
+    /// A bucket, which must be one of `T`s.
+    pub(super) fn typed<T: Float>(&self, bucket: usize) -> Result<&Bucket<T>> {
+        (&*self.buckets[bucket] as &dyn Any).downcast_ref().ok_or_else(|| other_type(bucket, T::ELEMENT_TYPE))
+    }
+
+    pub(super) fn typed_mut<T: Float>(&mut self, bucket: usize) -> Result<&mut Bucket<T>> {
+        (&mut *self.buckets[bucket] as &mut dyn Any).downcast_mut().ok_or_else(|| other_type(bucket, T::ELEMENT_TYPE))
+    }
+
+    /// The sum of the squares of a part of each bucket.
+    pub(super) fn sum_of_squares(&self, part: impl Fn(&BucketLayout) -> Range<usize>) -> Result<f64> {
+        let mut sums = Squares::default();
+        self.buckets.iter().try_for_each(|bucket| bucket.add_squares(part(bucket.layout()), &mut sums))?;
+        sums.total(&self.comm)
+    }
+
+    /// Multiplies a part of each bucket.
+    pub(super) fn scale(&mut self, part: impl Fn(&BucketLayout) -> Range<usize>, factor: f64) -> Result<()> {
+        self.buckets.iter_mut().try_for_each(|bucket| {
+            let range = part(bucket.layout());
+            bucket.scale(range, factor)
+        })
+    }
+
+    /// Divides a part of each bucket by a loss's scale, and has the scaler note what has overflowed.
+    pub(super) fn unscale(&mut self, part: impl Fn(&BucketLayout) -> Range<usize>, scaler: &mut LossScaler) -> Result<()> {
+        self.scale(&part, scaler.inverse())?;
+        scaler.note(self.sum_of_squares(part)?.is_finite());
+        Ok(())
+    }
+
+    /// Refuses a gradient that was moved out of the last step's.
+    fn check_there(&self, call: &'static str, index: usize) -> Result<()> {
+        match &self.entries[index] {
+            Entry { parameter, taken: true, .. } => {
+                Err(Error::argument(call, format!("parameter {index} {parameter}: its gradient was taken")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what is done with all gradients where one was moved out.
+    pub(super) fn check_all_there(&self, call: &'static str) -> Result<()> {
+        (0..self.len()).try_for_each(|index| self.check_there(call, index))
+    }
+
+    /// Moves parameter `index`'s gradient out.
+    pub(super) fn move_out<T: Float>(&mut self, call: &'static str, index: usize) -> Result<Flat<T>> {
+        self.slot::<T>(call, index)?;
+        let Entry { bucket, slot, .. } = self.entries[index];
+        let gradient = self.typed_mut::<T>(bucket)?.take(slot)?;
+        self.entries[index].taken = true;
+        Ok(gradient)
+    }
+
+    /// What parameter `index`'s slot holds.
+    pub(super) fn slot<T: Float>(&self, call: &'static str, index: usize) -> Result<(&Flat<T>, Range<usize>)> {
+        let parameter = self.known(call, index)?;
+        self.fitting::<T>(call, index, parameter.len().unwrap_or_default())?;
+        self.check_there(call, index)?;
+        let Entry { bucket, slot, .. } = self.entries[index];
+        let bucket = self.typed::<T>(bucket)?;
+        Ok((bucket.flat()?, bucket.layout.slots[slot].range.clone()))
+    }
+
+    /// Copies parameter `index`'s slot out.
+    pub(super) fn copy_to<B>(&self, call: &'static str, index: usize, destination: &mut B) -> Result<()>
+    where
+        B: BufferMut<Element: Float> + ?Sized,
+    {
+        let destination = destination.memory_mut();
+        self.fitting::<B::Element>(call, index, destination.len())?;
+        let (flat, range) = self.slot::<B::Element>(call, index)?;
+        flat.copy_to(range, destination)
+    }
+
+    /// Copies the root's parameter to every rank, where it lies. Collective.
+    pub(super) fn broadcast<B: BufferMut + ?Sized>(&self, index: usize, values: &mut B, root: usize) -> Result<()> {
+        self.fitting::<B::Element>("broadcast", index, Buffer::memory(values).len())?;
+        // One rank alone needs no device plane.
+        if self.comm.world_size() == 1 && root == 0 { Ok(()) } else { self.comm.broadcast(values, root) }
+    }
+}
+
+/// Undoes [`Buckets::tell`].
+fn absent_of(number: u64) -> Option<(usize, usize)> {
+    let rank = (number >> 32).checked_sub(1)?;
+    Some((rank as usize, (number & u64::from(u32::MAX)) as usize))
+}
+
+fn other_type(bucket: usize, asked: DType) -> Error {
+    Error::argument("train", format!("bucket {bucket} does not hold elements of {asked}"))
+}

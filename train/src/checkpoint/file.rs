@@ -1,0 +1,121 @@
+//! Files of a checkpoint: opened without waiting, read within bounds, written so that they stay.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::CWD;
+use sha2::{Digest, Sha256};
+
+use super::contents::FileEntry;
+use super::header::{self, Header, LENGTH_BYTES};
+use super::{index, regular_file};
+use collectives::{Error, Result};
+
+/// A file whose bytes are not what they should be.
+pub(super) fn malformed(path: &Path, reason: impl Into<String>) -> Error {
+    Error::io(format!("reading {path:?}"), io::Error::new(ErrorKind::InvalidData, reason.into()))
+}
+
+/// An error of the system, with what was being done to what.
+pub(super) fn failed(doing: &str, path: &Path) -> impl Fn(io::Error) -> Error {
+    move |error| Error::io(format!("{doing} {path:?}"), error)
+}
+
+/// A folder that stays the same one when its name is given to another: a step that is saved anew replaces the folder that had its name.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    handle: File,
+}
+
+impl Folder {
+    /// Opens one.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let handle = File::open(path).map_err(failed("opening", path))?;
+        Ok(Self { path: path.to_owned(), handle })
+    }
+
+    /// Its name when it was opened.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What a file in it is called in errors.
+    pub(super) fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Opens a file in it to read, and says how many bytes it has.
+    pub(super) fn file(&self, name: &str) -> Result<(File, u64)> {
+        let (file, facts) = regular_file::open_in(&self.handle, name).map_err(failed("opening", &self.join(name)))?;
+        Ok((file, facts.len()))
+    }
+
+    /// The bytes of a file in it that has no more than `longest`.
+    pub(super) fn read_all(&self, name: &str, longest: u64) -> Result<Vec<u8>> {
+        let opened = regular_file::open_in(&self.handle, name);
+        opened.and_then(|opened| regular_file::whole(opened, longest)).map_err(failed("reading", &self.join(name)))
+    }
+}
+
+/// The bytes of a file that has no more than `longest`.
+pub(super) fn read_all(path: &Path, longest: u64) -> Result<Vec<u8>> {
+    let opened = regular_file::open_in(CWD, path);
+    opened.and_then(|opened| regular_file::whole(opened, longest)).map_err(failed("reading", path))
+}
+
+/// The most bytes of the heads of all files that one checkpoint keeps. A tensor takes more of the index, which has no more bytes than that.
+const HEADS_TOGETHER: u64 = index::LONGEST;
+
+/// How many bytes of heads a checkpoint has read.
+#[derive(Debug, Default)]
+pub(super) struct HeadBytes(AtomicU64);
+
+impl HeadBytes {
+    /// Counts one more head, if there is room for it.
+    fn add(&self, bytes: u64) -> std::result::Result<(), String> {
+        let sum = |had: u64| had.checked_add(bytes).filter(|sum| *sum <= HEADS_TOGETHER);
+        let added = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        added
+            .map(drop)
+            .map_err(|had| format!("its head has {bytes} bytes, those of other files {had}: {HEADS_TOGETHER} are the most together"))
+    }
+}
+
+/// The head of a safetensors file, and where the data begin behind it.
+pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &HeadBytes) -> Result<(u64, Header)> {
+    let path = &*folder.join(&entry.name);
+    let (mut file, length) = folder.file(&entry.name)?;
+    if let Some((expected, _)) = entry.expected.filter(|(expected, _)| *expected != length) {
+        return Err(malformed(path, format!("it has {length} bytes, and the index says {expected}")));
+    }
+    let mut head = vec![0; LENGTH_BYTES];
+    file.read_exact(&mut head).map_err(failed("reading", path))?;
+    let first = head.first_chunk().copied().unwrap_or_default();
+    let json = header::length(first, length).map_err(|reason| malformed(path, reason))?;
+    read_before.add(json as u64).map_err(|reason| malformed(path, reason))?;
+    let read = file.take(json as u64).read_to_end(&mut head).map_err(failed("reading", path))?;
+    if read != json {
+        return Err(malformed(path, "it became shorter while it was read"));
+    }
+    if entry.expected.is_some_and(|(_, digest)| digest != *Sha256::digest(&head)) {
+        return Err(malformed(path, "its head is not the one that the index has the SHA-256 of"));
+    }
+    let data = length - head.len() as u64;
+    let header = header::parse(&head[LENGTH_BYTES..], data).map_err(|reason| malformed(path, reason))?;
+    Ok((head.len() as u64, header))
+}
+
+/// Writes a file that is not there yet, and returns when it is on the disk.
+pub(super) fn write_new<'a>(path: &Path, parts: impl IntoIterator<Item = &'a [u8]>) -> Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path).map_err(failed("creating", path))?;
+    parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(failed("writing", path))?;
+    file.sync_all().map_err(failed("syncing", path))
+}
+
+/// Returns when the names in a folder are on the disk.
+pub(super) fn sync_folder(path: &Path) -> Result<()> {
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(failed("syncing", path))
+}

@@ -1,0 +1,233 @@
+//! Which elements of a tensor a rank holds, and where the elements of one division lie in those of another. Pure.
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+/// The part of a tensor that a rank has: of all its elements in row-major order. What is handed in or filled is the part alone, its
+/// elements one behind the other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Piece {
+    /// All of it.
+    Whole,
+    /// A range of one dimension, and all of the others: rows or columns of tensor parallelism.
+    Along {
+        /// Which dimension, from 0.
+        dimension: usize,
+        /// Which of its indices.
+        range: Range<usize>,
+    },
+    /// A range of the flattened tensor: a share of ZeRO's.
+    Flat(Range<usize>),
+}
+
+impl Piece {
+    /// The part with this index of `parts` parts along a dimension of length `side`: parts differ by one at most, longer ones come first.
+    ///
+    /// ```
+    /// # use collectives_train::checkpoint::Piece;
+    /// let ranges = [0..3, 3..5, 5..7].map(|range| Piece::Along { dimension: 1, range });
+    /// assert_eq!([0, 1, 2].map(|rank| Piece::part(1, 7, rank, 3)), ranges);
+    /// ```
+    #[must_use]
+    pub fn part(dimension: usize, side: usize, index: usize, parts: usize) -> Self {
+        let parts = parts.max(1);
+        let start = |index: usize| (side / parts).saturating_mul(index).saturating_add(index.min(side % parts)).min(side);
+        Self::Along { dimension, range: start(index)..start(index.saturating_add(1)) }
+    }
+
+    /// How many elements it has in a tensor of this shape.
+    ///
+    /// ```
+    /// # use collectives_train::checkpoint::Piece;
+    /// assert_eq!(Piece::part(1, 7, 0, 3).len(&[2, 7])?, 6);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where the tensor has no such part, or more elements than an address space holds.
+    pub fn len(&self, shape: &[usize]) -> collectives::Result<usize> {
+        self.extent(shape).map(|extent| extent.len()).map_err(|reason| collectives::Error::argument("Piece::len", reason))
+    }
+
+    /// The elements, in a form of which two are equal if the elements are; or why a tensor of this shape has none such.
+    pub(super) fn extent(&self, shape: &[usize]) -> Result<Extent, String> {
+        let total = element_count(shape)?;
+        let within = |range: &Range<usize>, end: usize| range.start <= range.end && range.end <= end;
+        let flat = |range: Range<usize>| Ok(Extent::flat(range, total));
+        match self {
+            Self::Whole => flat(0..total),
+            Self::Flat(range) if within(range, total) => flat(range.clone()),
+            Self::Along { dimension, range } if shape.get(*dimension).is_some_and(|side| within(range, *side)) => {
+                if total == 0 || range.is_empty() {
+                    return flat(0..0);
+                }
+                // Factors of a product that was formed, of which none is 0.
+                let outer: usize = shape[..*dimension].iter().product();
+                let inner: usize = shape[dimension + 1..].iter().product();
+                if range.len() == shape[*dimension] {
+                    return flat(0..total);
+                }
+                Ok(Extent { outer, stride: shape[*dimension] * inner, start: range.start * inner, end: range.end * inner })
+            }
+            _ => Err(format!("there is no part {self} of a tensor of shape {shape:?}")),
+        }
+    }
+
+    /// The shape of the part alone.
+    pub(super) fn shape_of(&self, shape: &[usize]) -> Vec<usize> {
+        match self {
+            Self::Whole => shape.to_vec(),
+            Self::Flat(range) => vec![range.len()],
+            Self::Along { dimension, range } => {
+                let mut shape = shape.to_vec();
+                shape[*dimension] = range.len();
+                shape
+            }
+        }
+    }
+
+    /// The name of the part of a tensor in a file.
+    pub(super) fn key(&self, name: &str) -> String {
+        match self {
+            Self::Whole => name.to_owned(),
+            Self::Flat(range) => format!("{name}#{}-{}", range.start, range.end),
+            Self::Along { dimension, range } => format!("{name}#{dimension}:{}-{}", range.start, range.end),
+        }
+    }
+}
+
+impl fmt::Display for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole => f.write_str("(all of it)"),
+            Self::Flat(range) => write!(f, "(elements {}..{} of it flattened)", range.start, range.end),
+            Self::Along { dimension, range } => write!(f, "({}..{} of dimension {dimension})", range.start, range.end),
+        }
+    }
+}
+
+/// How many elements a tensor of this shape has.
+pub(super) fn element_count(shape: &[usize]) -> Result<usize, String> {
+    if shape.contains(&0) {
+        return Ok(0);
+    }
+    let count = shape.iter().try_fold(1_usize, |count, side| count.checked_mul(*side));
+    // Elements have eight bytes at most.
+    let count = count.filter(|count| *count <= isize::MAX as usize / 8);
+    count.ok_or_else(|| format!("a tensor of shape {shape:?} has more elements than an address space holds"))
+}
+
+/// The elements of a part: of each of `outer` blocks of `stride` elements those from `start` to `end`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Extent {
+    outer: usize,
+    stride: usize,
+    start: usize,
+    end: usize,
+}
+
+impl Extent {
+    /// A range of a tensor of so many elements.
+    fn flat(range: Range<usize>, total: usize) -> Self {
+        let Range { start, end } = if range.is_empty() { 0..0 } else { range };
+        Self { outer: 1, stride: total, start, end }
+    }
+
+    /// How many elements it has.
+    pub(super) fn len(&self) -> usize {
+        self.outer * (self.end - self.start)
+    }
+
+    /// Where it begins in each block.
+    pub(super) fn start(&self) -> usize {
+        self.start
+    }
+}
+
+/// Puts parts of one tensor of so many elements, none of them empty, in order; or says why they are not all of it, each element once.
+pub(super) fn in_order(extents: &[&Extent], total: usize) -> Result<Vec<usize>, Division> {
+    let mut order: Vec<usize> = (0..extents.len()).collect();
+    order.sort_by_key(|index| extents[*index].start);
+    let mut reached = 0;
+    for (at, index) in order.iter().enumerate() {
+        let (extent, before) = (extents[*index], order[at.saturating_sub(1)]);
+        if (extent.outer, extent.stride) != (extents[before].outer, extents[before].stride) {
+            return Err(Division::Dimensions(before, *index));
+        }
+        if extent.start < reached {
+            return Err(Division::Overlap(before, *index));
+        }
+        if extent.start > reached {
+            return Err(Division::Gap(missing(extent, reached..extent.start)));
+        }
+        reached = extent.end;
+    }
+    match (order.last().map(|index| extents[*index]), total) {
+        (None, 0) => Ok(order),
+        (None, total) => Err(Division::Gap(format!("its {total} elements are"))),
+        (Some(last), _) if reached < last.stride => Err(Division::Gap(missing(last, reached..last.stride))),
+        _ => Ok(order),
+    }
+}
+
+/// What is wrong with the division of a tensor into parts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Division {
+    /// These two have elements in common.
+    Overlap(usize, usize),
+    /// These two are ranges of different dimensions.
+    Dimensions(usize, usize),
+    /// These elements, in words with their verb, are in no part.
+    Gap(String),
+}
+
+fn missing(extent: &Extent, range: Range<usize>) -> String {
+    let Range { start, end } = range;
+    match extent.outer {
+        1 => format!("elements {start}..{end} of it flattened are"),
+        _ => format!("elements {start}..{end} of each {} are", extent.stride),
+    }
+}
+
+/// Elements that lie side by side in a source and in the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Which source.
+    pub(super) source: usize,
+    /// The first of them in the source.
+    pub(super) from: usize,
+    /// The first of them in the destination.
+    pub(super) to: usize,
+    pub(super) len: usize,
+}
+
+/// Where the elements of a part lie in `sources`, which are all of the tensor in order ([`in_order`]): runs of `longest` elements at most,
+/// in the order of the destination.
+pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) -> impl Iterator<Item = Run> + 'a {
+    let mut to = 0;
+    std::iter::from_fn(move || {
+        if to >= part.len() {
+            return None;
+        }
+        let width = part.end - part.start;
+        let (block, within) = (to / width, to % width);
+        let flat = block * part.stride + part.start + within;
+        // All sources have one stride.
+        let stride = sources.first()?.stride;
+        let (block, place) = (flat / stride, flat % stride);
+        let index = sources.partition_point(|source| source.end <= place);
+        let source = sources.get(index)?;
+        let from = block * (source.end - source.start) + (place - source.start);
+        let len = (width - within).min(source.end - place).min(longest);
+        let run = Run { source: index, from, to, len };
+        to += len;
+        Some(run)
+    })
+}
+
+#[cfg(test)]
+mod tests;

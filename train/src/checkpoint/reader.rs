@@ -1,0 +1,363 @@
+//! Loading: a rank asks for parts of tensors, which are put together from whichever files hold them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::batches::{Batch, Limits, read_all};
+use super::bytes::copy_from_bytes;
+use super::contents::{Contents, Place, Tensor};
+use super::directory;
+use super::file::{self, Folder, HeadBytes, failed, malformed};
+use super::foreign::{self, WeightMap};
+use super::header::Header;
+use super::index;
+use super::piece::{Extent, Piece, runs};
+use crate::agreement::everywhere;
+use crate::tuning::checkpoint::{GAP_BYTES, READ_BYTES};
+use collectives::Communicator;
+use collectives::{DType, Element};
+use collectives::{Error, Result};
+
+/// A checkpoint to load from, or safetensors files of others.
+///
+/// Ranks load each for itself: as many as they like, and what they like. Opening reads the index; a file's head is read when a part of it
+/// is first asked for. Heads are compared with the index, byte by byte through a SHA-256; the data themselves carry no checksum.
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let directory = folder.path();
+/// use collectives::Communicator;
+/// use collectives_train::checkpoint::{Checkpoint, Piece, Writer};
+///
+/// Communicator::run_local(2, |comm| {
+///     let half = [comm.rank() as f64; 3];
+///     let mut writer = Writer::new(comm, directory);
+///     writer.tensor("weight", &[6], Piece::part(0, 6, comm.rank(), 2), &half);
+///     writer.commit(1).map(drop)
+/// })?;
+/// let loaded = Communicator::run_local(3, |comm| {
+///     let Some(checkpoint) = Checkpoint::resume(comm, directory)? else { return Ok(None) };
+///     let mut third = [0.0_f64; 2];
+///     checkpoint.read("weight", &[6], Piece::part(0, 6, comm.rank(), 3), &mut third)?;
+///     Ok(Some(third))
+/// })?;
+/// assert_eq!(loaded, [Some([0.0, 0.0]), Some([0.0, 1.0]), Some([1.0, 1.0])]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Checkpoint {
+    folder: Folder,
+    contents: Contents,
+    /// Where the data of each file begin, and its head, once it was read.
+    headers: Vec<OnceLock<(u64, Header)>>,
+    head_bytes: HeadBytes,
+}
+
+impl Checkpoint {
+    /// The steps of all checkpoints in a folder, the latest last; none where there is no such folder.
+    ///
+    /// # Errors
+    ///
+    /// `Io` where the folder cannot be listed.
+    pub fn steps(directory: impl AsRef<Path>) -> Result<Vec<u64>> {
+        directory::steps(directory::named(directory.as_ref()))
+    }
+
+    /// Opens the latest checkpoint in a folder; `None` where there is none. Local: ranks that start together call [`resume`](Self::resume).
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn latest(directory: impl AsRef<Path>) -> Result<Option<Self>> {
+        let directory = directory::named(directory.as_ref());
+        let latest = directory::steps(directory)?.last().copied();
+        latest.map(|step| Self::open(directory.join(directory::name(step)))).transpose()
+    }
+
+    /// Opens on every rank the checkpoint that is the latest for rank 0: so all load the same. `None` on all where there is none.
+    /// Collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), on all ranks where one fails: there with its own error, elsewhere with one that names that rank and its
+    /// reason. Those of collectives.
+    pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
+        const RESUMING: &str = "opening the latest checkpoint";
+        let directory = directory::named(directory.as_ref());
+        let listed = if comm.rank() == 0 { directory::steps(directory) } else { Ok(Vec::new()) };
+        let latest = everywhere(comm, RESUMING, listed)?.last().copied();
+        let mut told = [latest.is_some().into(), latest.unwrap_or_default()];
+        comm.broadcast(&mut told, 0)?;
+        let [1, step] = told else { return Ok(None) };
+        everywhere(comm, RESUMING, Self::open(directory.join(directory::name(step)))).map(Some)
+    }
+
+    /// Opens a checkpoint's folder (`…/step-00000042`); or a safetensors file; or a model that lies in several, by the name of its index
+    /// (`model.safetensors.index.json`) or of the folder.
+    ///
+    /// # Errors
+    ///
+    /// `Io`, naming the file: where it is absent or cannot be read, and of kind `InvalidData` where it is not what it should be: an index
+    /// with parts that overlap or leave elements out, a head that is longer than the file, a name that stands there twice. A tensor has at most
+    /// 64 dimensions, one file's head at most 100 MB, all heads together and an index at most 256 MiB each.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let is_index = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(foreign::INDEX_ENDING));
+        let inside = [index::NAME, foreign::INDEX, foreign::FILE].map(|name| path.join(name));
+        match &inside {
+            _ if !path.is_dir() && is_index(path) => Self::sharded(path),
+            _ if !path.is_dir() => Self::single(path),
+            [own, ..] if own.exists() => Self::own(path),
+            [_, index, _] if index.exists() => Self::sharded(index),
+            [.., file] if file.exists() => Self::single(file),
+            _ => Err(malformed(path, format!("there is no {}, {} or {} in it", index::NAME, foreign::INDEX, foreign::FILE))),
+        }
+    }
+
+    /// A checkpoint of this crate's.
+    fn own(path: &Path) -> Result<Self> {
+        let folder = Folder::open(directory::named(path))?;
+        let json = folder.read_all(index::NAME, index::LONGEST)?;
+        let contents = index::parse(&json).map_err(|reason| malformed(&folder.join(index::NAME), reason))?;
+        let headers = contents.files.iter().map(|_| OnceLock::new()).collect();
+        Ok(Self { folder, contents, headers, head_bytes: HeadBytes::default() })
+    }
+
+    /// One file of anybody's.
+    fn single(path: &Path) -> Result<Self> {
+        let mut opened = Self::empty(path)?;
+        let name = file_name(path)?;
+        opened.add(name.to_owned(), |_| true)?;
+        if let Some((_, header)) = opened.headers.first().and_then(OnceLock::get) {
+            opened.contents.metadata = header.metadata.clone();
+        }
+        Ok(opened)
+    }
+
+    /// Several files of anybody's, by their index.
+    fn sharded(path: &Path) -> Result<Self> {
+        let mut opened = Self::empty(path)?;
+        let json = opened.folder.read_all(file_name(path)?, index::LONGEST)?;
+        let map = WeightMap::parse(&json).map_err(|reason| malformed(path, reason))?;
+        opened.contents.metadata = map.metadata();
+        for name in map.files() {
+            opened.add(name.clone(), |tensor| map.has(tensor, &name))?;
+        }
+        match map.missing(&opened.contents.tensors) {
+            Some((tensor, file)) => {
+                Err(malformed(&opened.folder.join(file), format!("tensor {tensor:?} is not in it, and {path:?} says so")))
+            }
+            None => Ok(opened),
+        }
+    }
+
+    /// Nothing yet, in the folder of a file.
+    fn empty(path: &Path) -> Result<Self> {
+        let folder = Folder::open(directory::named(path.parent().unwrap_or(Path::new(""))))?;
+        Ok(Self { folder, contents: Contents::default(), headers: Vec::new(), head_bytes: HeadBytes::default() })
+    }
+
+    /// Adds a file of anybody's, and those of its tensors that are wanted.
+    fn add(&mut self, name: String, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        let path = self.folder.join(&name);
+        let entry = super::contents::FileEntry { name: name.clone(), expected: None };
+        let (begin, header) = file::read_header(&self.folder, &entry, &self.head_bytes)?;
+        foreign::add(&mut self.contents, name, &header, wanted).map_err(|reason| malformed(&path, reason))?;
+        self.headers.push(OnceLock::from((begin, header)));
+        Ok(())
+    }
+
+    /// The step that it was saved at; `None` for files of others.
+    #[must_use]
+    pub fn step(&self) -> Option<u64> {
+        self.contents.step
+    }
+
+    /// How many ranks saved it; `None` for files of others.
+    #[must_use]
+    pub fn world_size(&self) -> Option<usize> {
+        self.contents.world_size
+    }
+
+    /// What the program said beside the tensors ([`Writer::metadata`](super::Writer::metadata)), or the files of others.
+    #[must_use]
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.contents.metadata
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.contents.tensors.keys().map(String::as_str)
+    }
+
+    /// The type of a tensor's elements.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such tensor, `Unsupported` where its type is no [`DType`].
+    pub fn dtype(&self, name: &str) -> Result<DType> {
+        let unknown = |dtype: String| Error::unsupported(self.said(name, &format!("of type {dtype}")), "no element type here is it");
+        self.tensor("Checkpoint::dtype", name)?.dtype.clone().map_err(unknown)
+    }
+
+    /// The shape of a tensor.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such tensor.
+    pub fn shape(&self, name: &str) -> Result<&[usize]> {
+        Ok(&self.tensor("Checkpoint::shape", name)?.shape)
+    }
+
+    /// Reads a part of a tensor to `values`, its elements in row-major order. `shape` is that of the whole tensor. Local.
+    ///
+    /// **Cost**: the bytes of the part are read, from the files that have them; of ranges that lie less than 4 KiB apart in a file, those
+    /// between them too. 1 MiB of memory, and the heads of these files.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`, and `values` are as they were, where there is no such tensor, or it has another type or shape or no such part, or
+    /// `values` has another length. `Io` where a file cannot be read, and of kind `InvalidData` where it is not what the index says, or a
+    /// `bool` in it is neither 0 nor 1; `values` may then be written in part.
+    pub fn read<T: Element>(&self, name: &str, shape: &[usize], piece: Piece, values: &mut [T]) -> Result<()> {
+        let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
+        if extent.len() != values.len() {
+            let reason = format!("the part {piece} of {shape:?} has {} elements, and there is room for {}", extent.len(), values.len());
+            return Err(Error::argument("Checkpoint::read", self.said(name, &reason)));
+        }
+        let begins = self.begins(name, tensor, &extent)?;
+        let (mut bytes, mut open): (Vec<u8>, Option<(usize, File)>) = (Vec::new(), None);
+        let limits = Limits { most: (READ_BYTES / size_of::<T>()).max(1), gap: GAP_BYTES / size_of::<T>() };
+        read_all(runs(&extent, &tensor.extents, limits.most), begins.len(), limits, |batch| {
+            let file = tensor.places[batch.source].file;
+            let path = self.path(file);
+            let doing = |error| failed(&format!("reading tensor {name:?} from"), &path)(error);
+            let reading = match &open {
+                Some((number, reading)) if *number == file => reading,
+                _ => &open.insert((file, self.folder.file(&self.contents.files[file].name)?.0)).1,
+            };
+            bytes.resize((batch.end - batch.start) * size_of::<T>(), 0);
+            let begin = begins[batch.source] + (batch.start * size_of::<T>()) as u64;
+            reading.read_exact_at(&mut bytes, begin).map_err(doing)?;
+            let is_copied = copied(batch, &bytes, values);
+            is_copied.then_some(()).ok_or_else(|| malformed(&path, format!("tensor {name:?} has a bool that is neither 0 nor 1")))
+        })
+    }
+
+    /// As [`read`](Self::read), to a new vector.
+    ///
+    /// # Errors
+    ///
+    /// As there; and `Io` of kind `OutOfMemory` if there is no room for the vector.
+    pub fn read_vec<T: Element>(&self, name: &str, shape: &[usize], piece: Piece) -> Result<Vec<T>> {
+        let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
+        // Nothing is allocated before files are known to have as much.
+        self.begins(name, tensor, &extent)?;
+        let mut values = Vec::new();
+        let bytes = extent.len().saturating_mul(size_of::<T>());
+        let no_room = |_| Error::io(self.said(name, &format!("room for its {bytes} B")), io::Error::from(ErrorKind::OutOfMemory));
+        values.try_reserve_exact(extent.len()).map_err(no_room)?;
+        values.resize(extent.len(), T::default());
+        self.read(name, shape, piece, &mut values)?;
+        Ok(values)
+    }
+
+    /// Compares every file's length and head with the index, and every part with its tensor. Reads no data.
+    ///
+    /// # Errors
+    ///
+    /// `Io`, as [`read`](Self::read).
+    pub fn check(&self) -> Result<()> {
+        (0..self.headers.len()).try_for_each(|file| self.header(file).map(drop))?;
+        let places = self.contents.tensors.iter().flat_map(|(name, tensor)| tensor.places.iter().map(move |place| (name, tensor, place)));
+        places.map(|(name, tensor, place)| self.begin(name, tensor, place)).try_for_each(|begin| begin.map(drop))
+    }
+
+    /// A part of a tensor, which is there, has this type and this shape.
+    fn part<T: Element>(&self, name: &str, shape: &[usize], piece: &Piece) -> Result<(&Tensor, Extent)> {
+        let tensor = self.tensor("Checkpoint::read", name)?;
+        let refused = |reason: String| Error::argument("Checkpoint::read", self.said(name, &reason));
+        let dtype = self.dtype(name)?;
+        if (dtype, shape) != (T::ELEMENT_TYPE, &*tensor.shape) {
+            return Err(refused(format!("is {dtype}{:?}, and {}{shape:?} was asked for", tensor.shape, T::ELEMENT_TYPE)));
+        }
+        Ok((tensor, piece.extent(shape).map_err(refused)?))
+    }
+
+    fn tensor(&self, call: &'static str, name: &str) -> Result<&Tensor> {
+        self.contents.tensors.get(name).ok_or_else(|| Error::argument(call, self.said(name, "is not there")))
+    }
+
+    /// A sentence on a tensor, with where it lies.
+    fn said(&self, name: &str, what: &str) -> String {
+        let files = self.contents.tensors.get(name).map_or(&[][..], |tensor| &tensor.places);
+        let place = match (files, &*self.contents.files) {
+            ([only], _) => self.path(only.file),
+            ([], [only]) => self.folder.join(&only.name),
+            _ => self.folder.path().to_owned(),
+        };
+        format!("tensor {name:?} of {place:?}: {what}")
+    }
+
+    fn path(&self, file: usize) -> PathBuf {
+        self.folder.join(&self.contents.files[file].name)
+    }
+
+    /// The head of a file, and where its data begin.
+    fn header(&self, file: usize) -> Result<&(u64, Header)> {
+        if let Some(header) = self.headers[file].get() {
+            return Ok(header);
+        }
+        let read = file::read_header(&self.folder, &self.contents.files[file], &self.head_bytes)?;
+        Ok(self.headers[file].get_or_init(|| read))
+    }
+
+    /// Where in their files the sources of a part begin, once it is certain that they are what the index says; 0 for those that are not
+    /// needed.
+    fn begins(&self, name: &str, tensor: &Tensor, part: &Extent) -> Result<Vec<u64>> {
+        let mut begins = vec![0; tensor.places.len()];
+        for run in runs(part, &tensor.extents, usize::MAX) {
+            // No data begin at 0.
+            if begins[run.source] == 0 {
+                begins[run.source] = self.begin(name, tensor, &tensor.places[run.source])?;
+            }
+        }
+        Ok(begins)
+    }
+
+    fn begin(&self, name: &str, tensor: &Tensor, place: &Place) -> Result<u64> {
+        let (begin, header) = self.header(place.file)?;
+        let wrong = |reason: String| malformed(&self.path(place.file), format!("{:?} of tensor {name:?} {reason}", place.key));
+        let entry = header.entries.get(&place.key).ok_or_else(|| wrong("is not in it".to_owned()))?;
+        if (&entry.dtype, &entry.shape) != (&tensor.dtype, &place.shape) {
+            let said = |dtype: &std::result::Result<DType, String>| dtype.as_ref().map_or_else(String::clone, DType::to_string);
+            let (theirs, expected) = (said(&entry.dtype), said(&tensor.dtype));
+            return Err(wrong(format!("is {theirs}{:?} in it, and {expected}{:?} in the index", entry.shape, place.shape)));
+        }
+        Ok(begin + entry.bytes.start)
+    }
+}
+
+/// The name of a file in its folder.
+fn file_name(path: &Path) -> Result<&str> {
+    path.file_name().and_then(|name| name.to_str()).ok_or_else(|| malformed(path, "its name is no text"))
+}
+
+/// Copies what was read to where it belongs; `false` where bytes are no values.
+fn copied<T: Element>(batch: &Batch, bytes: &[u8], values: &mut [T]) -> bool {
+    batch.runs.iter().all(|run| {
+        let start = (run.from - batch.start) * size_of::<T>();
+        copy_from_bytes(&mut values[run.to..run.to + run.len], &bytes[start..start + run.len * size_of::<T>()])
+    })
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tensors, files) = (self.contents.tensors.len(), self.contents.files.len());
+        write!(f, "Checkpoint({tensors} tensors in {files} files in {:?})", self.folder.path())
+    }
+}

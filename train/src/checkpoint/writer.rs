@@ -1,0 +1,293 @@
+//! Saving: every rank says what it holds, rank 0 divides the work, all write, and rank 0 lets the checkpoint appear.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::bytes::bytes_of;
+use super::directory::{MARK_LENGTH, Unfinished, keep_last, name, named};
+use super::file::{failed, malformed, sync_folder, write_new};
+use super::index;
+use super::piece::Piece;
+use super::plan::{Declaration, Declared, Plan, file_name, head, plan};
+use crate::agreement::everywhere;
+use collectives::Communicator;
+use collectives::Element;
+use collectives::{Error, Result};
+
+/// Saves a checkpoint: takes parts of tensors from every rank, and writes them at [`commit`](Self::commit).
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let directory = folder.path();
+/// use collectives::Communicator;
+/// use collectives_train::checkpoint::{Checkpoint, Piece, Writer};
+///
+/// Communicator::run_local(3, |comm| {
+///     let bias = [0.5_f32; 2]; // the same on every rank: one of them writes it
+///     let columns = Piece::part(1, 8, comm.rank(), comm.world_size());
+///     let weight = vec![comm.rank() as f32; columns.len(&[4, 8])?];
+///     let mut writer = Writer::new(comm, directory);
+///     writer.tensor("bias", &[2], Piece::Whole, &bias);
+///     writer.tensor("weight", &[4, 8], columns, &weight);
+///     writer.metadata("learning rate", "0.1").keep(3);
+///     writer.commit(42)?;
+///     Ok(())
+/// })?;
+/// let checkpoint = Checkpoint::latest(directory)?.expect("one was saved");
+/// assert_eq!(checkpoint.step(), Some(42));
+/// let row: Vec<f32> = checkpoint.read_vec("weight", &[4, 8], Piece::part(0, 4, 0, 4))?;
+/// assert_eq!(row, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 2.0, 2.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Nothing is copied: the writer borrows what it is given. A mistake in a call is kept, and is the error of `commit`, on every rank: so no
+/// rank waits for one that has given up.
+pub struct Writer<'a> {
+    comm: &'a Communicator,
+    directory: PathBuf,
+    declaration: Declaration,
+    /// The bytes of each part.
+    bytes: Vec<&'a [u8]>,
+    /// The names of parameters that are dealt out, which are nobody else's.
+    reserved: BTreeSet<String>,
+    keep: Option<usize>,
+    mistake: Option<Error>,
+}
+
+/// A name that cannot be used for anything else.
+fn taken(name: &str) -> Error {
+    let reason = format!("tensor {name:?}: a parameter of shares and something else have this name; give each a prefix of its own");
+    Error::argument("Writer::shares", reason)
+}
+
+/// What the ranks fail in together.
+const SAVING: &str = "saving a checkpoint";
+
+impl<'a> Writer<'a> {
+    /// A writer of a checkpoint in `directory`, which holds all checkpoints of a run and is made where it is absent. Every rank gives the
+    /// same folder of a file system that all share. Local: nothing is written yet.
+    pub fn new(comm: &'a Communicator, directory: impl Into<PathBuf>) -> Self {
+        let (directory, declaration) = (named(&directory.into()).to_owned(), Declaration::default());
+        Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
+    }
+
+    /// Adds what this rank holds of a tensor: `values` are the elements of the piece, in row-major order. `shape` is that of the whole
+    /// tensor, and the same on every rank.
+    ///
+    /// All ranks' pieces together must be the whole tensor, each element once; but a piece that several ranks hold alike is written by one
+    /// of them, which is trusted to have what the others have. The pieces of a tensor are all flat ranges (ranges of rows are, too), or all
+    /// ranges of one dimension.
+    ///
+    /// A mistake is told by [`commit`](Self::commit): `InvalidArgument` where the tensor has no such piece, `values` has another length, or
+    /// the name is empty, has a `#`, is `__metadata__`, or is one of [`shares`](Self::shares).
+    pub fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
+        if self.reserved.contains(name) {
+            self.refuse(taken(name));
+        }
+        self.add(name, shape, piece, values)
+    }
+
+    /// Keeps names for parameters that are dealt out, and refuses those that something has already.
+    pub(super) fn reserve(&mut self, names: impl IntoIterator<Item = String>) {
+        let mut had: BTreeSet<&str> = self.declaration.tensors.iter().map(|declared| &*declared.name).collect();
+        let mut names: BTreeSet<String> = names.into_iter().collect();
+        had.retain(|name| names.contains(*name));
+        if let Some(name) = had.first() {
+            let mistake = taken(name);
+            self.refuse(mistake);
+        }
+        self.reserved.append(&mut names);
+    }
+
+    /// Adds what this rank holds of a tensor, whoever has its name.
+    pub(super) fn add<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
+        let declared = piece.extent(shape).and_then(|extent| match extent.len() == values.len() {
+            true => Declared::new(name, T::ELEMENT_TYPE, shape, piece),
+            false => Err(format!("{} elements were passed, and the part {piece} of {shape:?} has {}", values.len(), extent.len())),
+        });
+        match declared {
+            Ok(declared) => {
+                self.declaration.tensors.push(declared);
+                self.bytes.push(bytes_of(values));
+            }
+            Err(reason) => self.refuse(Error::argument("Writer::tensor", format!("tensor {name:?}: {reason}"))),
+        }
+        self
+    }
+
+    /// Keeps a word of the program's with the checkpoint. Several ranks may say the same; what they say of one key must not differ.
+    pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<String>) -> &mut Self {
+        self.declaration.metadata.insert(key.into(), value.into());
+        self
+    }
+
+    /// Has all but the last `count` checkpoints removed once this one is saved, this one counted. By default all are kept. What rank 0 says
+    /// counts.
+    pub fn keep(&mut self, count: usize) -> &mut Self {
+        if count == 0 {
+            self.refuse(Error::argument("Writer::keep", "0 checkpoints cannot be kept: at least the new one is"));
+        }
+        self.keep = Some(count);
+        self
+    }
+
+    /// Keeps the first mistake.
+    pub(super) fn refuse(&mut self, mistake: Error) {
+        self.mistake.get_or_insert(mistake);
+    }
+
+    /// Writes the checkpoint of a step that comes after all others in the folder; where it lies. Collective.
+    ///
+    /// A step that is the latest there already is written anew, and replaces what was saved of it: a run may save at its end whatever it saved
+    /// last. Who has the replaced one open reads it to the
+    /// end, or gets an error of its files.
+    ///
+    /// It appears, by one rename, when every rank's file is written and synced. Until then, and whatever fails or is killed, the checkpoint
+    /// before it is the latest. What an interrupted save left is removed by the next, so only one group of ranks may save to a folder at a
+    /// time: of two, one fails. What cannot be removed, nor an old checkpoint, harms no save: an event says so.
+    ///
+    /// **Cost**: each element is written once, by one rank; all wait for the slowest, no longer than the communicator's timeout.
+    /// Names, shapes and pieces of all ranks go to rank 0, some 100 B for each.
+    ///
+    /// # Errors
+    ///
+    /// What fails on one rank fails on all: there with its own error, elsewhere with one (`Io`) that names that rank and its reason. `Io`
+    /// where a file cannot be written or synced, or a rank does not see rank 0's files. `InvalidArgument` for mistakes in calls before this
+    /// one, for pieces of all ranks that are no whole tensors, and for a step before the latest. `Mismatch` for ranks that pass
+    /// different steps. Those of collectives: where a rank dies when all is written, the checkpoint may be there;
+    /// [`Checkpoint::latest`](super::Checkpoint::latest) tells.
+    pub fn commit(mut self, step: u64) -> Result<PathBuf> {
+        same_step(self.comm, step)?;
+        everywhere(self.comm, SAVING, self.mistake.take().map_or(Ok(()), Err))?;
+        let told = self.gather()?;
+        let begun = told.map(|(told, counts)| Begun::new(self.comm, &self.directory, &told, &counts, step)).transpose();
+        let begun = everywhere(self.comm, SAVING, begun)?;
+        if let Err(error) = self.save(begun.as_ref(), step) {
+            // Ranks that have not heard yet of one that is gone or late may still write there: the next save removes it.
+            let is_everywhere = !(error.is_peer_lost() || error.is_poisoned() || error.is_timeout());
+            if let Some(begun) = begun.filter(|_| is_everywhere) {
+                begun.unfinished.discard(&self.directory);
+            }
+            return Err(error);
+        }
+        if let (Some(count), 0) = (self.keep, self.comm.rank()) {
+            keep_last(&self.directory, count);
+        }
+        Ok(self.directory.join(name(step)))
+    }
+
+    /// What all ranks say that they hold, one behind the other with the lengths, on rank 0.
+    fn gather(&self) -> Result<Option<(Vec<u8>, Vec<usize>)>> {
+        let comm = self.comm;
+        let mine = serde_json::to_vec(&self.declaration).map_err(|error| Error::argument("commit", error.to_string()));
+        let mine = everywhere(comm, SAVING, mine)?;
+        let mut lengths = vec![0_u64; comm.world_size()];
+        comm.all_gather_into(&[mine.len() as u64], &mut lengths)?;
+        if let Some(rank) = lengths.iter().position(|length| *length > index::LONGEST) {
+            let reason = format!("rank {rank} needs {} bytes to say what it holds, {} are the most", lengths[rank], index::LONGEST);
+            return Err(Error::argument("commit", reason));
+        }
+        let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
+        if comm.rank() != 0 {
+            comm.gather_v_into::<_, Vec<u8>>(&mine, None, 0)?;
+            return Ok(None);
+        }
+        let mut all = vec![0; counts.iter().sum()];
+        comm.gather_v_into(&mine, Some((&mut all, &counts)), 0)?;
+        Ok(Some((all, counts)))
+    }
+
+    /// Writes this rank's file, and lets the checkpoint appear when all have written theirs.
+    fn save(&self, begun: Option<&Begun>, step: u64) -> Result<()> {
+        let (unfinished, numbers) = self.hand_out(begun, step)?;
+        everywhere(self.comm, SAVING, self.write(&unfinished, &numbers, step))?;
+        everywhere(self.comm, SAVING, begun.map_or(Ok(()), |begun| begun.finish(&self.directory, step)))
+    }
+
+    /// Tells every rank where to write which of its parts.
+    fn hand_out(&self, begun: Option<&Begun>, step: u64) -> Result<(Unfinished, Vec<usize>)> {
+        let comm = self.comm;
+        let mut mark = [0_u8; MARK_LENGTH];
+        if let Some(begun) = begun {
+            mark.iter_mut().zip(begun.unfinished.mark.bytes()).for_each(|(to, from)| *to = from);
+        }
+        comm.broadcast(&mut mark, 0)?;
+        let counts: Option<Vec<usize>> = begun.map(|begun| begun.plan.written.iter().map(Vec::len).collect());
+        let told: Option<Vec<u64>> = counts.as_ref().map(|counts| counts.iter().map(|count| *count as u64).collect());
+        let mut count = [0_u64];
+        comm.scatter_into(told.as_ref(), &mut count, 0)?;
+        // One part is written once.
+        let count = (count[0] as usize).min(self.bytes.len());
+        let all: Option<Vec<u64>> = begun.map(|begun| begun.plan.written.concat().iter().map(|number| *number as u64).collect());
+        let mut numbers = vec![0_u64; count];
+        comm.scatter_v_into(all.as_ref().zip(counts.as_deref()), &mut numbers, 0)?;
+        let mark = String::from_utf8_lossy(&mark).into_owned();
+        Ok((Unfinished::of(step, mark), numbers.into_iter().map(|number| number as usize).collect()))
+    }
+
+    /// Writes this rank's file, if it has parts to write, where rank 0's mark is.
+    fn write(&self, unfinished: &Unfinished, numbers: &[usize], step: u64) -> Result<()> {
+        unfinished.check(&self.directory)?;
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let head = head(&self.declaration, numbers, step).map_err(|reason| Error::argument("commit", reason))?;
+        let folder = self.directory.join(&unfinished.folder);
+        let path = folder.join(file_name(self.comm.rank(), self.comm.world_size()));
+        let parts = numbers.iter().filter_map(|number| self.bytes.get(*number).copied());
+        write_new(&path, std::iter::once(head.as_slice()).chain(parts))?;
+        sync_folder(&folder)
+    }
+}
+
+/// A save under way, on rank 0.
+struct Begun {
+    unfinished: Unfinished,
+    plan: Plan,
+}
+
+impl Begun {
+    fn new(comm: &Communicator, directory: &Path, mut told: &[u8], counts: &[usize], step: u64) -> Result<Self> {
+        let mut all: Vec<Declaration> = Vec::new();
+        for (peer, count) in comm.peers().iter().zip(counts) {
+            let (theirs, behind) = told.split_at(*count);
+            let wrong = |error: serde_json::Error| Error::Protocol { with: peer.to_string(), reason: error.to_string() };
+            all.push(serde_json::from_slice(theirs).map_err(wrong)?);
+            told = behind;
+        }
+        let plan = plan(&all, step).map_err(|reason| Error::argument("commit", reason))?;
+        Ok(Self { unfinished: Unfinished::begin(directory, step)?, plan })
+    }
+
+    /// Looks whether every rank's file is there, writes the index, and gives the folder its name.
+    fn finish(&self, directory: &Path, step: u64) -> Result<()> {
+        let folder = directory.join(&self.unfinished.folder);
+        for file in self.plan.index.files() {
+            let path = folder.join(&file.name);
+            let length = std::fs::metadata(&path).map_err(failed("looking on rank 0 for", &path))?.len();
+            if length != file.bytes {
+                return Err(malformed(&path, format!("rank 0 sees {length} bytes of {} that were written", file.bytes)));
+            }
+        }
+        let index = self.plan.index.encode().map_err(|reason| Error::argument("commit", reason))?;
+        write_new(&folder.join(index::NAME), [index.as_slice()])?;
+        self.unfinished.finish(directory, step)
+    }
+}
+
+/// Refuses ranks that pass different steps, on all of them.
+fn same_step(comm: &Communicator, step: u64) -> Result<()> {
+    let mut steps = vec![0; comm.world_size()];
+    comm.all_gather_into(&[step], &mut steps)?;
+    let Some(other) = steps.iter().position(|theirs| *theirs != steps[0]) else { return Ok(()) };
+    let call = |rank: usize| format!("Writer::commit({})", steps[rank]);
+    let peer = |rank: usize| comm.peers()[rank].clone();
+    Err(Error::Mismatch { first: peer(0), first_call: call(0), second: peer(other), second_call: call(other) })
+}
+
+impl fmt::Debug for Writer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Writer({} parts for {:?} on {:?})", self.bytes.len(), self.directory, self.comm)
+    }
+}

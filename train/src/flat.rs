@@ -1,0 +1,478 @@
+//! The flat buffer of a bucket, on the host or on a device, and calls on it that go on in the background.
+
+use std::ops::Range;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use cudarc::driver::{CudaSlice, CudaStream};
+
+#[cfg(feature = "cuda")]
+use super::device::{DeviceFlat, Workplace};
+use super::host::{HostFlat, Squares, convert};
+use super::parameter::Float;
+use collectives::ReduceOp;
+use collectives::interop::{Memory, MemoryMut, StableMemory};
+use collectives::{Buffer, BufferMut};
+use collectives::{Communicator, SharedBuffer, Work};
+use collectives::{Error, Result};
+
+/// Where buckets lie.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Host,
+    /// On a device, for a caller who works on a stream there.
+    #[cfg(feature = "cuda")]
+    Device(Arc<Workplace>),
+}
+
+impl Place {
+    /// On the stream's device.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_device(stream: &Arc<CudaStream>) -> Self {
+        Self::Device(Workplace::new(stream))
+    }
+
+    /// Refuses a device that the communicator cannot reach.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the host is always there"))]
+    pub(super) fn check(&self, comm: &Communicator) -> Result<()> {
+        match self {
+            Self::Host => Ok(()),
+            #[cfg(feature = "cuda")]
+            Self::Device(workplace) => reachable(comm, workplace.stream()),
+        }
+    }
+
+    /// Refuses memory that buffers in this place cannot be filled from.
+    pub(super) fn check_reach<T: Float>(&self, given: &Memory<'_, T>) -> Result<()> {
+        match (self, given) {
+            (Self::Host, Memory::Host(_)) => Ok(()),
+            #[cfg(feature = "cuda")]
+            (Self::Device(workplace), Memory::Device(given)) => workplace.check_reach(given),
+            _ => Err(elsewhere(matches!(self, Self::Host))),
+        }
+    }
+}
+
+/// The gradients of one bucket, one behind the other; a buffer that every collective takes.
+///
+/// Also made of a vector, of what [`Communicator::alloc`] gave, and of a slice of cudarc's: what [`DataParallel::give`] takes and
+/// [`Averaged::take`] gives back.
+///
+/// [`DataParallel::give`]: super::DataParallel::give
+/// [`Averaged::take`]: super::Averaged::take
+#[derive(Debug)]
+pub struct Flat<T: Float>(Elements<T>);
+
+#[derive(Debug)]
+enum Elements<T: Float> {
+    Host(HostFlat<T>),
+    #[cfg(feature = "cuda")]
+    Device(DeviceFlat<T>),
+}
+
+/// What a slice of the host's cannot show.
+#[cfg(feature = "cuda")]
+fn on_device() -> Error {
+    let reason = "use device slices (`Flat::device`, `device_gradient`, `device_values`, `device_parameter`), or copy them with `copy_to`";
+    Error::unsupported("elements on a device as a slice of the host's", reason)
+}
+
+/// As many zeros in memory of this process alone.
+fn zeros<T: Float>(len: usize) -> Result<Vec<T>> {
+    let mut zeros = Vec::new();
+    let refused = |error| Error::io(format!("allocating {len} elements"), std::io::Error::other(error));
+    zeros.try_reserve_exact(len).map_err(refused)?;
+    zeros.resize(len, T::default());
+    Ok(zeros)
+}
+
+/// A buffer on the other side than buckets in host memory, or on a device.
+fn elsewhere(are_in_host_memory: bool) -> Error {
+    let (here, there) = if are_in_host_memory { ("in host memory", "on a device") } else { ("on a device", "in host memory") };
+    Error::argument("train", format!("a buffer {there}, where the buckets are {here}"))
+}
+
+/// Refuses a stream of another context than the communicator's device has. One rank alone needs no device plane.
+#[cfg(feature = "cuda")]
+fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
+    const CALL: &str = "on_device";
+    comm.refuse_forked(CALL)?;
+    let Some(device) = comm.device() else {
+        let reason = || comm.why_no_device().unwrap_or_default();
+        return if comm.world_size() == 1 { Ok(()) } else { Err(Error::NoDevice { call: CALL.to_owned(), reason: reason() }) };
+    };
+    if stream.context().cu_ctx() == device.context().cu_ctx() {
+        return Ok(());
+    }
+    let (own, other) = (device.ordinal(), stream.context().ordinal());
+    Err(Error::argument(CALL, format!("a stream of device {other}, or of another context, where the communicator has device {own}")))
+}
+
+impl<T: Float> Flat<T> {
+    /// `len` zeros in host memory, for a hook that needs such a buffer beside the one it is given. Collective.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::alloc`].
+    pub fn new(comm: &Communicator, len: usize) -> Result<Self> {
+        comm.alloc(len).map(Self::from)
+    }
+
+    /// `len` zeros on the stream's device, which is the communicator's. This rank's own affair.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` where the communicator has none, `InvalidArgument` for a stream of another device or context than the communicator's, and
+    /// `Cuda`.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(comm: &Communicator, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
+        Self::in_place(comm, &Place::on_device(stream), len)
+    }
+
+    /// `len` zeros in a place. Collective on the host; on a device this rank's own affair.
+    pub(super) fn in_place(comm: &Communicator, place: &Place, len: usize) -> Result<Self> {
+        place.check(comm)?;
+        match place {
+            Place::Host => Self::new(comm, len),
+            #[cfg(feature = "cuda")]
+            Place::Device(_) => Self::unshared(place, len),
+        }
+    }
+
+    /// `len` zeros in a place, which no other rank shares.
+    pub(super) fn unshared(place: &Place, len: usize) -> Result<Self> {
+        match place {
+            Place::Host => zeros(len).map(Self::from),
+            #[cfg(feature = "cuda")]
+            Place::Device(workplace) => DeviceFlat::new(workplace, len).map(|flat| Self(Elements::Device(flat))),
+        }
+    }
+
+    /// Its elements, in host memory.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where they are on a device.
+    pub fn host(&self) -> Result<&[T]> {
+        match &self.0 {
+            Elements::Host(buffer) => Ok(buffer),
+            #[cfg(feature = "cuda")]
+            Elements::Device(_) => Err(on_device()),
+        }
+    }
+
+    /// Its elements, to be written.
+    ///
+    /// # Errors
+    ///
+    /// As for [`host`](Self::host).
+    pub fn host_mut(&mut self) -> Result<&mut [T]> {
+        match &mut self.0 {
+            Elements::Host(buffer) => Ok(buffer),
+            #[cfg(feature = "cuda")]
+            Elements::Device(_) => Err(on_device()),
+        }
+    }
+
+    /// Its elements, where they are on a device.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn device(&self) -> Option<&CudaSlice<T>> {
+        match &self.0 {
+            Elements::Host(_) => None,
+            Elements::Device(flat) => Some(&flat.slice),
+        }
+    }
+
+    /// Its elements, to be written, where they are on a device. A slice that is put in this one's place is used on the same stream as this one: one of
+    /// another context is refused with `InvalidArgument` when it is used.
+    #[cfg(feature = "cuda")]
+    pub fn device_mut(&mut self) -> Option<&mut CudaSlice<T>> {
+        match &mut self.0 {
+            Elements::Host(_) => None,
+            Elements::Device(flat) => Some(&mut flat.slice),
+        }
+    }
+
+    /// Its elements as a vector: the one that was given, or a copy.
+    ///
+    /// # Errors
+    ///
+    /// As for [`host`](Self::host).
+    pub fn into_vec(self) -> Result<Vec<T>> {
+        match self.0 {
+            Elements::Host(buffer) => Ok(buffer.into_vec()),
+            #[cfg(feature = "cuda")]
+            Elements::Device(_) => Err(on_device()),
+        }
+    }
+
+    /// Its elements, where they are on a device.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn into_device(self) -> Option<CudaSlice<T>> {
+        match self.0 {
+            Elements::Host(_) => None,
+            Elements::Device(flat) => Some(flat.slice),
+        }
+    }
+
+    /// Whether a buffer can be used in place of this one.
+    pub(super) fn can_be(&self, given: &Self) -> bool {
+        match (&self.0, &given.0) {
+            (Elements::Host(_), Elements::Host(_)) => true,
+            #[cfg(feature = "cuda")]
+            (Elements::Device(own), Elements::Device(given)) => own.can_be(given),
+            #[cfg(feature = "cuda")]
+            _ => false,
+        }
+    }
+
+    /// A buffer to be used in place of this one, where it [can be](Self::can_be).
+    pub(super) fn replaced_by(&self, given: Self) -> Self {
+        match (&self.0, given.0) {
+            #[cfg(feature = "cuda")]
+            (Elements::Device(own), Elements::Device(given)) => Self(Elements::Device(own.replaced_by(given))),
+            (_, given) => Self(given),
+        }
+    }
+
+    /// A copy of the elements in `range`.
+    pub(super) fn copied(&self, range: Range<usize>) -> Result<Self> {
+        match &self.0 {
+            Elements::Host(buffer) => Ok(buffer[range].to_vec().into()),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.copied(range).map(|flat| Self(Elements::Device(flat))),
+        }
+    }
+
+    /// Where it lies.
+    fn place(&self) -> Place {
+        match &self.0 {
+            Elements::Host(_) => Place::Host,
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => Place::Device(Arc::clone(flat.place())),
+        }
+    }
+
+    /// How many bytes of memory it holds.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.0 {
+            Elements::Host(buffer) => buffer.bytes(),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.slice.len() * size_of::<T>(),
+        }
+    }
+
+    /// Refuses what [`put`](Self::put) cannot reach from here.
+    pub(super) fn check_put(&self, gradient: &Memory<'_, T>) -> Result<()> {
+        self.place().check_reach(gradient)
+    }
+
+    /// Copies as many elements in, from the `first` of those given on, or adds them to what is there. `range` lies inside, and there
+    /// are as many (checked by the caller).
+    pub(super) fn put(&mut self, range: Range<usize>, given: Memory<'_, T>, first: usize, add: bool) -> Result<()> {
+        match (&mut self.0, given) {
+            (Elements::Host(buffer), Memory::Host(given)) => {
+                let given = &given.as_slice()[first..first + range.len()];
+                match add {
+                    true => buffer[range].iter_mut().zip(given).for_each(|(sum, new)| *sum = sum.plus(*new)),
+                    false => buffer[range].copy_from_slice(given),
+                }
+            }
+            #[cfg(feature = "cuda")]
+            (Elements::Device(flat), Memory::Device(given)) => flat.put(range, given, first, add)?,
+            (own, _) => return Err(elsewhere(matches!(own, Elements::Host(_)))),
+        }
+        Ok(())
+    }
+
+    /// Copies a gradient out. `range` lies inside, and the destination is as long (checked by the caller).
+    pub(super) fn copy_to(&self, range: Range<usize>, destination: MemoryMut<'_, T>) -> Result<()> {
+        match (&self.0, destination) {
+            (Elements::Host(buffer), MemoryMut::Host(destination)) => destination.into_slice().copy_from_slice(&buffer[range]),
+            #[cfg(feature = "cuda")]
+            (Elements::Device(flat), MemoryMut::Device(destination)) => flat.copy_to(range, destination)?,
+            (own, _) => return Err(elsewhere(matches!(own, Elements::Host(_)))),
+        }
+        Ok(())
+    }
+
+    /// Zeros in place of a gradient.
+    pub(super) fn clear(&mut self, range: Range<usize>) -> Result<()> {
+        match &mut self.0 {
+            Elements::Host(buffer) => buffer[range].fill(T::default()),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.clear(range)?,
+        }
+        Ok(())
+    }
+
+    /// Starts an all-reduce of it. One rank alone has nothing to do, but to weight it. On a device it is queued, and the elements' own
+    /// events say when it has ended.
+    pub(super) fn all_reduce(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
+        if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
+            return Ok(Pending::Ended(self));
+        }
+        match &mut self.0 {
+            Elements::Host(_) => comm.start_all_reduce(self, op).map(Pending::Going),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => comm.all_reduce(&mut flat.slice, op).map(|()| Pending::Ended(self)),
+        }
+    }
+
+    /// Starts a reduce-scatter of it: this rank's share ends where it lies. Otherwise as [`all_reduce`](Self::all_reduce).
+    pub(super) fn reduce_scatter(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
+        if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
+            return Ok(Pending::Ended(self));
+        }
+        match &mut self.0 {
+            Elements::Host(_) => comm.start_reduce_scatter(self, op).map(Pending::Going),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => comm.reduce_scatter(&mut flat.slice, op).map(|()| Pending::Ended(self)),
+        }
+    }
+
+    /// Starts to gather every rank's share of it, as [`all_reduce`](Self::all_reduce) does its call.
+    pub(super) fn all_gather(mut self, comm: &Communicator) -> Result<Pending<Self>> {
+        if comm.world_size() == 1 || self.memory().is_empty() {
+            return Ok(Pending::Ended(self));
+        }
+        match &mut self.0 {
+            Elements::Host(_) => comm.start_all_gather(self).map(Pending::Going),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => comm.all_gather(&mut flat.slice).map(|()| Pending::Ended(self)),
+        }
+    }
+
+    /// Makes its elements of another's, as many and in the same place: each is taken as `f32`, multiplied by the weight, rounded to `f32`
+    /// and then to `T`. On a device that is queued on the stream that this lies on; the same bits as on the host, but for those of NaNs.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where lengths, places or contexts differ, and `Cuda`.
+    pub fn convert_from<F: Float>(&mut self, from: &Flat<F>, weight: f64) -> Result<()> {
+        let (len, given) = (self.memory().len(), from.memory().len());
+        if len != given {
+            return Err(Error::argument("convert_from", format!("{given} elements for a buffer of {len}")));
+        }
+        self.convert_part(0..len, from.memory(), 0, weight)
+    }
+
+    /// As [`convert_from`](Self::convert_from) for as many elements, from the `first` of those given on. `range` lies inside, and there are
+    /// as many (checked by the caller).
+    pub(super) fn convert_part<F: Float>(&mut self, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
+        match (&mut self.0, given) {
+            (Elements::Host(into), Memory::Host(from)) => {
+                convert(&from.as_slice()[first..first + range.len()], &mut into[range], weight);
+            }
+            #[cfg(feature = "cuda")]
+            (Elements::Device(into), Memory::Device(from)) => into.convert_part(range, from, first, weight)?,
+            (own, _) => return Err(elsewhere(matches!(own, Elements::Host(_)))),
+        }
+        Ok(())
+    }
+
+    /// Adds up the squares of the elements in `range`: the same sum on every rank that holds the same elements.
+    pub(super) fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()> {
+        match &self.0 {
+            Elements::Host(buffer) => sums.add(&buffer[range]),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.add_squares(range, &mut sums.device)?,
+        }
+        Ok(())
+    }
+
+    /// Multiplies the elements in `range`, in `f64`, each product rounded once.
+    pub(super) fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
+        match &mut self.0 {
+            Elements::Host(buffer) => buffer[range].iter_mut().for_each(|x| *x = T::from_f64(x.to_f64() * factor)),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.scale(range, factor)?,
+        }
+        Ok(())
+    }
+
+    /// The elements in `range`, where they are on a device.
+    #[cfg(feature = "cuda")]
+    pub(super) fn device_view(&self, range: Range<usize>) -> Option<cudarc::driver::CudaView<'_, T>> {
+        match &self.0 {
+            Elements::Host(_) => None,
+            Elements::Device(flat) => flat.view(range),
+        }
+    }
+}
+
+impl<T: Float> From<Vec<T>> for Flat<T> {
+    fn from(vector: Vec<T>) -> Self {
+        Self(Elements::Host(HostFlat::Given(vector)))
+    }
+}
+
+impl<T: Float> From<SharedBuffer<T>> for Flat<T> {
+    fn from(buffer: SharedBuffer<T>) -> Self {
+        Self(Elements::Host(HostFlat::Shared(buffer)))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T: Float> From<CudaSlice<T>> for Flat<T> {
+    fn from(slice: CudaSlice<T>) -> Self {
+        Self(Elements::Device(slice.into()))
+    }
+}
+
+#[expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+// SAFETY: it lends its one buffer.
+unsafe impl<T: Float> StableMemory for Flat<T> {}
+
+impl<T: Float> Buffer for Flat<T> {
+    type Element = T;
+
+    fn memory(&self) -> Memory<'_, T> {
+        match &self.0 {
+            Elements::Host(buffer) => Memory::from(&buffer[..]),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.slice.memory(),
+        }
+    }
+}
+
+impl<T: Float> BufferMut for Flat<T> {
+    fn memory_mut(&mut self) -> MemoryMut<'_, T> {
+        match &mut self.0 {
+            Elements::Host(buffer) => MemoryMut::from(&mut buffer[..]),
+            #[cfg(feature = "cuda")]
+            Elements::Device(flat) => flat.slice.memory_mut(),
+        }
+    }
+}
+
+/// A call in the background, or what came of it at once.
+#[derive(Debug, Default)]
+pub(super) enum Pending<B> {
+    /// Nothing was started.
+    #[default]
+    Idle,
+    /// It goes on.
+    Going(Work<B>),
+    /// It has ended already.
+    Ended(B),
+}
+
+impl<B: Send + 'static> Pending<B> {
+    /// Waits for its end.
+    pub(super) fn wait(&mut self) -> Result<B> {
+        match std::mem::take(self) {
+            Self::Going(work) => work.wait(),
+            Self::Ended(buffer) => Ok(buffer),
+            Self::Idle => Err(not_started()),
+        }
+    }
+}
+
+/// A hook that was asked to go on with nothing.
+pub(super) fn not_started() -> Error {
+    Error::argument("advance", "nothing was started: a hook's start comes before its advance")
+}

@@ -1,0 +1,139 @@
+//! Units gathered before they are used, and released behind that.
+
+use super::FullySharded;
+use super::call_order::UnitCall;
+use super::options::ShardingStrategy;
+use super::unit::UnitState;
+use crate::any_flat::typed;
+use crate::flat::Flat;
+use crate::parameter::Float;
+use collectives::BufferMut;
+use collectives::{Error, Result};
+
+/// Parameters in use.
+impl FullySharded {
+    /// Gathers a unit's parameters, if they are not gathered yet, starts to gather the next ones, and waits for this one's. Which are the next
+    /// goes by the order of units: those behind it, or those before it once the last unit, or one before the last that was gathered, was.
+    /// Collective.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a unit that is not there, and where a parameter of the model has no values yet, which only this rank gets; those of
+    /// collectives.
+    pub fn gather(&mut self, unit: usize) -> Result<()> {
+        self.check_gather("gather", unit)?;
+        self.go_on(|model| {
+            model.start_gather(unit)?;
+            let next = model.order.after(unit);
+            next.into_iter().try_for_each(|next| model.start_gather(next))?;
+            model.units[unit].gathered.as_mut().map_or(Ok(()), |gathered| gathered.wait())
+        })?;
+        self.units[unit].in_use = true;
+        Ok(())
+    }
+
+    /// Starts to gather a unit's parameters in the background, for a [`gather`](Self::gather) to come: the first unit right after an update, or
+    /// one that is used out of order. Its buffer comes on top of those of [`prefetch`](super::FullyShardedOptions::prefetch). Collective.
+    ///
+    /// # Errors
+    ///
+    /// As for [`gather`](Self::gather).
+    pub fn prefetch(&mut self, unit: usize) -> Result<()> {
+        self.check_gather("prefetch", unit)?;
+        self.go_on(|model| model.start_gather(unit))
+    }
+
+    /// A parameter of a unit that is gathered, until it is [released](Self::release).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, the unit is not gathered, or `T` is not the type in which it is; `Unsupported` on a
+    /// device.
+    pub fn parameter<T: Float>(&self, unit: usize, parameter: usize) -> Result<&[T]> {
+        let (flat, state) = self.in_use::<T>("parameter", unit, parameter)?;
+        Ok(&flat.host()?[state.slot(parameter)])
+    }
+
+    /// As [`parameter`](Self::parameter), where it is on a device.
+    ///
+    /// # Errors
+    ///
+    /// As there, and `InvalidArgument` where it is in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_parameter<T: Float>(&self, unit: usize, parameter: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
+        let (flat, state) = self.in_use::<T>("device_parameter", unit, parameter)?;
+        let on_host = || Error::argument("device_parameter", "it is in host memory: use `parameter`");
+        flat.device_view(state.slot(parameter)).ok_or_else(on_host)
+    }
+
+    /// Copies a parameter of a unit that is gathered to a buffer of its length, and of the type in which it is gathered.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for any other, and as for [`parameter`](Self::parameter).
+    pub fn copy_to<B>(&self, unit: usize, parameter: usize, destination: &mut B) -> Result<()>
+    where
+        B: BufferMut<Element: Float> + ?Sized,
+    {
+        let destination = destination.memory_mut();
+        let state = self.known("copy_to", unit)?;
+        state.fitting::<B::Element>("copy_to", parameter, state.gather_type, destination.len())?;
+        let (flat, state) = self.in_use::<B::Element>("copy_to", unit, parameter)?;
+        flat.copy_to(state.slot(parameter), destination)
+    }
+
+    /// Gives up a unit's gathered parameters: their buffer is for the next. With [`ShardingStrategy::ShardGradOp`] they stay until the next
+    /// update, and [`gather`](Self::gather) finds them there. On this rank alone; all ranks release the same units.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a unit that is not gathered.
+    pub fn release(&mut self, unit: usize) -> Result<()> {
+        self.health.check("release")?;
+        let state = self.known("release", unit)?;
+        if !state.in_use {
+            return Err(Error::argument("release", format!("{state} is not gathered")));
+        }
+        match self.options.strategy {
+            ShardingStrategy::FullShard => self.forget(unit),
+            ShardingStrategy::ShardGradOp => {
+                self.units[unit].in_use = false;
+                Ok(())
+            }
+        }
+    }
+
+    fn check_gather(&self, call: &'static str, unit: usize) -> Result<()> {
+        self.health.check(call)?;
+        self.known(call, unit)?;
+        let missing = |state: &UnitState| state.loaded.iter().position(|loaded| !loaded);
+        let Some((state, index)) = self.units.iter().find_map(|state| missing(state).map(|index| (state, index))) else { return Ok(()) };
+        let parameter = state.parameter(call, index)?;
+        Err(Error::argument(call, format!("{state}, parameter {index} {parameter} has no values yet: broadcast or load them first")))
+    }
+
+    /// Starts to gather a unit that is not gathered.
+    fn start_gather(&mut self, unit: usize) -> Result<()> {
+        let state = &mut self.units[unit];
+        if state.gathered.is_some() {
+            return Ok(());
+        }
+        let mut whole = self.gathers.take(state.gather_type, state.layout.len)?;
+        state.share.copy_part(0..state.own.len(), &mut *whole, state.own.start)?;
+        whole.start_all_gather(&self.comm)?;
+        self.calls.note(UnitCall::Gather(unit));
+        state.gathered = Some(whole);
+        Ok(())
+    }
+
+    /// A gathered unit's elements, where a parameter's are `T`s.
+    fn in_use<T: Float>(&self, call: &'static str, unit: usize, parameter: usize) -> Result<(&Flat<T>, &UnitState)> {
+        let state = self.known(call, unit)?;
+        let len = state.parameter(call, parameter)?.len().unwrap_or_default();
+        state.fitting::<T>(call, parameter, state.gather_type, len)?;
+        match &state.gathered {
+            Some(gathered) if state.in_use => Ok((typed(&**gathered)?, state)),
+            _ => Err(Error::argument(call, format!("{state} is not gathered"))),
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Parameters, gradients and the optimiser's state dealt out over the ranks (ZeRO, stages 2 and 3).
+//!
+//! # Design
+//!
+//! A unit's parameters lie flat, one behind the other, and each rank keeps its share of that (`unit.rs`). The whole is gathered into a buffer
+//! of a small pool (`pool.rs`) and goes back there when the unit is released; the next units' gathers are started before this one's is
+//! waited for (`gather.rs`; `prefetch_order.rs`, pure, says which are next). A unit's gradients are put into a buffer of another pool,
+//! reduced and scattered in the background, and this rank's share is added to what it keeps when that buffer, or the step's end, is waited
+//! for (`reduce.rs`). Types are converted where elements are copied anyway, so nothing but buffers of whole units has another type.
+//!
+//! Calls for units of one length look alike to the communicator. So ranks compare the order of their calls at the end of a step
+//! (`call_order.rs`), beside the last reductions: no optimiser sees what was made of different units.
+
+mod call_order;
+mod gather;
+mod options;
+mod pool;
+mod prefetch_order;
+mod reduce;
+mod unit;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+
+use super::agreement::{Listed, agree, everywhere};
+use super::any_flat::{AnyFlat, fill, typed};
+use super::flat::Place;
+use super::hook::weight;
+use super::layout::BucketLayout;
+use super::parameter::{Float, check_fit};
+use super::step_health::StepHealth;
+use collectives::Communicator;
+use collectives::{Buffer, BufferMut};
+use collectives::{Error, Result};
+
+use call_order::CallOrder;
+use pool::Pool;
+use prefetch_order::PrefetchOrder;
+use unit::{UnitState, layout_of};
+
+pub use options::{FullyShardedOptions, ShardingStrategy, Unit};
+pub use reduce::ReducedGradients;
+
+/// Keeps a share of the parameters on each rank, and gathers those of one unit after the other while they are used: ZeRO stage 3, torch's
+/// `FullyShardedDataParallel` with `FULL_SHARD`; with [`ShardingStrategy::ShardGradOp`] stage 2.
+///
+/// Units are listed in the order in which the forward pass uses them. [`gather`](Self::gather) starts to gather the next one too, and the
+/// one before in the backward pass. [`reduce_gradients`](Self::reduce_gradients) averages a unit's gradients in the background, and keeps
+/// this rank's share of them.
+///
+/// ```
+/// use collectives::Communicator;
+/// use collectives_train::{FullySharded, FullyShardedOptions, Parameter, Unit};
+///
+/// let results = Communicator::run_local(2, |comm| {
+///     // y = b (a x): a unit for a, and one for b.
+///     let units = ["a", "b"].map(|name| Unit::new(name, vec![Parameter::new::<f32>(name, &[1])]));
+///     let mut model = FullySharded::new(comm, units.to_vec(), FullyShardedOptions::default())?;
+///     model.broadcast(0, 0, &mut [0.5_f32], 0)?; // every rank starts with rank 0's
+///     model.broadcast(1, 0, &mut [0.5_f32], 0)?;
+///     let x = 1.0 + comm.rank() as f32;
+///     for _step in 0..100 {
+///         model.gather(0)?; // b is on its way already
+///         let hidden = model.parameter::<f32>(0, 0)?[0] * x;
+///         model.release(0)?;
+///         model.gather(1)?; // the last unit: kept for the backward pass
+///         let b = model.parameter::<f32>(1, 0)?[0];
+///         let slope = 2.0 * (b * hidden - 3.0 * x);
+///         model.release(1)?;
+///         model.reduce_gradients(1, &[[slope * hidden]])?; // goes on beside the rest of the backward pass
+///         model.reduce_gradients(0, &[[slope * b * x]])?;
+///         model.reduce()?.update(|shard| {
+///             let (parameters, gradients) = shard.values::<f32>()?;
+///             parameters.iter_mut().zip(gradients).for_each(|(x, slope)| *x -= 0.02 * slope);
+///             Ok(())
+///         })?;
+///     }
+///     model.gather(0)?;
+///     model.gather(1)?;
+///     Ok(model.parameter::<f32>(0, 0)?[0] * model.parameter::<f32>(1, 0)?[0])
+/// })?;
+/// assert!(results.iter().all(|product| (product - 3.0).abs() < 0.01), "{results:?}");
+/// # Ok::<(), collectives::Error>(())
+/// ```
+///
+/// **Accumulation.** [`end_backward`](Self::end_backward) ends a backward pass whose gradients stay in the share, where the next pass adds to
+/// them: so several passes need no more memory than one, but each reduces. Gradients are added up over passes: divide by their number.
+///
+/// **Mixed precision.** Parameters of `f32` with [`gather_type`](FullyShardedOptions::gather_type) `Bf16` are kept as `f32` in the shares,
+/// gathered and used as `bf16`, and their gradients, handed in as `bf16`, are added to the share as `f32`. With
+/// [`reduce_type`](FullyShardedOptions::reduce_type) `F32` they are added up over ranks as `f32` too; otherwise n ranks' mean has the error
+/// that [`Compress`](super::Compress) states. Where the reduce type differs from the gather type, gradients are weighted (by 1/n for a mean)
+/// before they are added up, so `f16` overflows no sooner than one rank's gradients. What is converted goes by way of `f32`.
+///
+/// **Order.** Every rank makes the same calls for units in the same order. Ranks that call for units of different lengths are told so at once,
+/// by `Mismatch`; where the lengths are the same, by [`reduce`](Self::reduce), before anything is updated. Between updates nobody compares:
+/// an evaluation that uses units in different orders computes with wrong parameters. Other collectives on the same
+/// communicator must come at the same place on every rank, or be made on one of their own ([`Communicator::split`]).
+///
+/// **Memory**, of each rank of n, for parameters of N elements of m bytes, in units of at most L elements (filled up to a multiple of n),
+/// gathered as g bytes and reduced as r, with p = [`prefetch`](FullyShardedOptions::prefetch), where each unit is released before the next
+/// is gathered: 2·m·N/n for the shares of parameters and gradients, (1 + p)·L·g for units that are gathered, and (1 + p)·L·r for those that are
+/// reduced; and where gradients of a type of their own are accumulated m·L/n to convert them. In stage 2 N·g in place of (1 + p)·L·g. And
+/// the caller's state for the share: 2·m·N/n for Adam. So at its peak the backward pass of 4-byte parameters has 8·N/n + 16·L with the
+/// defaults, where [`ShardedOptimizer`](super::ShardedOptimizer) has 4·N + 4·N/n beside the parameters themselves.
+/// [`memory_bytes`](Self::memory_bytes) counts. What the communicator needs for its
+/// own is not in it, nor up to 64 KiB for the order of calls.
+///
+/// **Traffic** of a step, of each rank: stage 3 gathers every unit twice and reduces it once, (n − 1)/n·N·(2·g + r) bytes: for one type half
+/// as much again as an all-reduce. Stage 2 gathers once: as much as an all-reduce. On one rank no call of the communicator's is made, but
+/// for `PreMulSum`.
+///
+/// **Errors.** What a call alone gets wrong is refused there, and nothing has happened. After an error of a collective, of the caller's
+/// `update`, or a panic there, every later call says `Poisoned`.
+#[doc(alias("FullyShardedDataParallel", "fully_shard", "FSDP", "ZeRO"))]
+pub struct FullySharded {
+    comm: Communicator,
+    place: Place,
+    options: FullyShardedOptions,
+    units: Vec<UnitState>,
+    /// Buffers of whole units for gathers, and for reductions; and of shares, for gradients that are converted.
+    gathers: Pool,
+    reductions: Pool,
+    conversions: Pool,
+    /// Units whose gradients are being reduced, the oldest first.
+    reducing: VecDeque<(usize, Box<dyn AnyFlat>)>,
+    order: PrefetchOrder,
+    calls: CallOrder,
+    health: StepHealth,
+}
+
+/// A trainer keeps it beside the communicator, and moves both into a thread.
+const _: () = {
+    const fn sendable<T: Send + 'static>() {}
+    sendable::<FullySharded>();
+};
+
+impl FullySharded {
+    /// Makes this rank's shares, full of zeros. Collective: ranks compare units, names, shapes, types and options.
+    ///
+    /// # Errors
+    ///
+    /// `Mismatch` naming the first parameter or setting in which two ranks differ; `InvalidArgument` for a unit of several types, and for types
+    /// that gradients do not have; `Unsupported` for an op that does not add up. Where one rank has no memory for its shares all fail,
+    /// the others with an `Io` that names it.
+    pub fn new(comm: &Communicator, units: Vec<Unit>, options: FullyShardedOptions) -> Result<Self> {
+        Self::in_place(comm, "FullySharded::new", Place::Host, units, options)
+    }
+
+    /// As [`new`](Self::new), with shares and units on the stream's device, which is the communicator's. Parameters and gradients are
+    /// device buffers; copies and conversions are queued on `stream`, on which the caller computes, and gathers and reductions on the
+    /// communicator's. cudarc's events order the two, so no call here waits for the device, but for
+    /// [`ReducedGradients::clip_norm`], and where a unit's buffers are made, which waits for `stream`: units of one length share what the first step made,
+    /// and under `FullShard` a unit of another length than the one before has them made anew. Collective.
+    ///
+    /// ```no_run
+    /// # use collectives_train::{FullySharded, FullyShardedOptions, Parameter, Unit};
+    /// # use collectives::{Communicator, DeviceChoice};
+    /// # fn forward(_: &cudarc::driver::CudaView<'_, f32>) {}
+    /// # fn step(_: &mut cudarc::driver::CudaViewMut<'_, f32>, _: &cudarc::driver::CudaView<'_, f32>) {}
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let comm = Communicator::builder().require_device(DeviceChoice::Local).from_env()?;
+    /// let stream = comm.device().expect("it was required").context().new_stream()?;
+    /// let unit = Unit::new("layer", vec![Parameter::new::<f32>("weight", &[1000])]);
+    /// let mut model = FullySharded::on_device(&comm, &stream, vec![unit], FullyShardedOptions::default())?;
+    /// model.broadcast(0, 0, &mut stream.alloc_zeros::<f32>(1000)?, 0)?;
+    /// model.gather(0)?;
+    /// forward(&model.device_parameter::<f32>(0, 0)?); // kernels of yours, on `stream`
+    /// let gradient = stream.alloc_zeros::<f32>(1000)?; // what a backward pass leaves there
+    /// model.release(0)?;
+    /// model.reduce_gradients(0, &[&gradient])?;
+    /// model.reduce()?.update(|shard| {
+    ///     let (mut parameters, gradients) = shard.device_values::<f32>()?;
+    ///     step(&mut parameters, &gradients);
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new) and [`DataParallel::on_device`](super::DataParallel::on_device).
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        comm: &Communicator,
+        stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+        units: Vec<Unit>,
+        options: FullyShardedOptions,
+    ) -> Result<Self> {
+        Self::in_place(comm, "FullySharded::on_device", Place::on_device(stream), units, options)
+    }
+
+    fn in_place(comm: &Communicator, what: &'static str, place: Place, units: Vec<Unit>, options: FullyShardedOptions) -> Result<Self> {
+        let usable = weight(options.op, comm.world_size()).and(options.check());
+        let layouts: Result<Vec<_>> = units.iter().enumerate().map(|(index, unit)| layout_of(comm, index, unit)).collect();
+        let settings = format!("{} units, {}", units.len(), options.in_words());
+        agree(comm, what, &listed(&units), &settings)?;
+        // Whatever is wrong with these is so on every rank.
+        usable?;
+        let made = units.into_iter().zip(layouts?).map(|unit| UnitState::new(comm, &place, &options, unit)).collect();
+        let units: Vec<_> = everywhere(comm, what, made)?;
+        let (gathers, reductions) = options.most_buffers();
+        let (gathers, reductions, conversions) = (Pool::new(&place, gathers), Pool::new(&place, reductions), Pool::new(&place, 1));
+        let (order, calls, comm) = (PrefetchOrder::new(units.len(), options.prefetch), CallOrder::default(), comm.clone());
+        let (reducing, health) = (VecDeque::new(), StepHealth::default());
+        Ok(Self { comm, place, options, units, gathers, reductions, conversions, reducing, order, calls, health })
+    }
+
+    /// The units: of which type their shares are, and which parameters lie where in the flat whole.
+    pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
+        self.units.iter().map(|unit| &unit.layout)
+    }
+
+    /// The name of a unit's parameter, behind that of the unit.
+    #[cfg(feature = "checkpoint")]
+    pub(super) fn name_of(&self, unit: usize, parameter: usize) -> Option<String> {
+        let unit = &self.units.get(unit)?.unit;
+        Some(format!("{}.{}", unit.name, unit.parameters.get(parameter)?.name))
+    }
+
+    /// How many elements this rank's share of each unit has: what state is to be kept for.
+    pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.units.iter().map(|unit| unit.own.len())
+    }
+
+    /// The communicator it was made with.
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// The bytes of all buffers that it has on this rank now: shares, units that are gathered or reduced, and free ones of its pools.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let units: usize = self.units.iter().map(UnitState::bytes).sum();
+        let reducing: usize = self.reducing.iter().map(|(_, buffer)| buffer.bytes()).sum();
+        let free: usize = [&self.gathers, &self.reductions, &self.conversions].map(Pool::free_bytes).iter().sum();
+        units + reducing + free
+    }
+
+    /// Copies the root's values of a parameter to every rank, and this rank's share of them into the unit's. Every parameter is broadcast or
+    /// [`load`](Self::load)ed before the first unit is gathered. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As for [`load`](Self::load), and those of [`Communicator::broadcast`].
+    pub fn broadcast<B>(&mut self, unit: usize, parameter: usize, values: &mut B, root: usize) -> Result<()>
+    where
+        B: BufferMut<Element: Float> + ?Sized,
+    {
+        self.check_load("broadcast", unit, parameter, values)?;
+        // One rank alone needs no device plane.
+        if self.comm.world_size() > 1 || root != 0 {
+            self.comm.broadcast(values, root)?;
+        }
+        self.load(unit, parameter, values)
+    }
+
+    /// Takes this rank's share of a parameter's values, which must be the same on every rank: after a checkpoint was read, say.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for another length or type than the parameter's, for memory elsewhere, and while the unit is gathered: release it
+    /// first.
+    pub fn load<B>(&mut self, unit: usize, parameter: usize, values: &B) -> Result<()>
+    where
+        B: Buffer<Element: Float> + ?Sized,
+    {
+        self.check_load("load", unit, parameter, values)?;
+        self.go_on(|model| model.forget(unit))?;
+        self.units[unit].load(parameter, values.memory())
+    }
+
+    fn check_load<B: Buffer<Element: Float> + ?Sized>(&self, call: &'static str, unit: usize, parameter: usize, values: &B) -> Result<()> {
+        let unit = self.idle(call, unit)?;
+        let memory = values.memory();
+        unit.fitting::<B::Element>(call, parameter, unit.layout.dtype, memory.len())?;
+        self.place.check_reach(&memory)
+    }
+
+    /// Which elements of the flat unit are this rank's. As many on every rank, in rank order; behind the last parameter they are zeros.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a unit that is not there.
+    pub fn shard_range(&self, unit: usize) -> Result<Range<usize>> {
+        self.known("shard_range", unit).map(|unit| unit.own.clone())
+    }
+
+    /// This rank's share of a unit's parameters, the elements [`shard_range`](Self::shard_range) of it: what a checkpoint keeps.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a unit that is not there, or `T`s that are not its parameters' type; `Unsupported` where it is on a device.
+    pub fn shard<T: Float>(&self, unit: usize) -> Result<&[T]> {
+        typed::<T>(&*self.known("shard", unit)?.share)?.host()
+    }
+
+    /// As [`shard`](Self::shard), where it is on a device.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` as there, and where it is in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_shard<T: Float>(&self, unit: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
+        let share = typed::<T>(&*self.known("device_shard", unit)?.share)?;
+        let len = share.memory().len();
+        share.device_view(0..len).ok_or_else(|| Error::argument("device_shard", "the share is in host memory: use `shard`"))
+    }
+
+    /// Takes this rank's share of a unit's parameters as [`shard`](Self::shard) gave it, of as many ranks.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for another length than [`shard_range`](Self::shard_range) has, another type, memory elsewhere, and while the unit is
+    /// gathered.
+    pub fn load_shard<B>(&mut self, unit: usize, values: &B) -> Result<()>
+    where
+        B: Buffer<Element: Float> + ?Sized,
+    {
+        let (state, memory) = (self.idle("load_shard", unit)?, values.memory());
+        let wanted = (state.layout.dtype, Some(state.own.len()));
+        check_fit::<B::Element>("load_shard", format_args!("the share of {state}"), wanted, memory.len())?;
+        self.place.check_reach(&memory)?;
+        self.go_on(|model| model.forget(unit))?;
+        let state = &mut self.units[unit];
+        fill(&mut *state.share, 0..state.own.len(), memory, 0, 1.0)?;
+        state.loaded.fill(true);
+        Ok(())
+    }
+
+    /// A unit that there is.
+    fn known(&self, call: &'static str, unit: usize) -> Result<&UnitState> {
+        let count = self.units.len();
+        self.units.get(unit).ok_or_else(|| Error::argument(call, format!("unit {unit}: there are {count}, numbered from 0")))
+    }
+
+    /// A unit that nobody uses, in a step that can go on.
+    fn idle(&self, call: &'static str, unit: usize) -> Result<&UnitState> {
+        self.health.check(call)?;
+        match self.known(call, unit)? {
+            state if state.in_use => Err(Error::argument(call, format!("{state} is gathered: release it first"))),
+            state => Ok(state),
+        }
+    }
+
+    /// Gives up what was gathered of a unit.
+    fn forget(&mut self, unit: usize) -> Result<()> {
+        let state = &mut self.units[unit];
+        state.in_use = false;
+        if let Some(mut gathered) = state.gathered.take() {
+            gathered.wait()?;
+            self.gathers.put(gathered);
+        }
+        Ok(())
+    }
+
+    /// Runs a part of a step. If it fails or panics, no step can follow.
+    fn go_on<R>(&mut self, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        self.health.enter();
+        let result = work(self);
+        self.health.leave(result)
+    }
+}
+
+/// One line for each parameter of each unit.
+fn listed(units: &[Unit]) -> Listed {
+    let of_unit = |(index, unit): (usize, &Unit)| {
+        let named = format!("unit {index} {:?}", unit.name);
+        unit.parameters.iter().enumerate().map(move |(number, parameter)| format!("{named}, parameter {number} {parameter}")).collect()
+    };
+    let lines: Vec<Vec<String>> = units.iter().enumerate().map(of_unit).collect();
+    Listed { noun: "parameters", lines: lines.concat() }
+}
+
+impl fmt::Debug for FullySharded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FullySharded({} units on {:?})", self.units.len(), self.comm)
+    }
+}

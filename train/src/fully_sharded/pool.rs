@@ -1,0 +1,78 @@
+//! Buffers of whole units, which are used again and again: so many, and no more, live at once.
+
+use crate::any_flat::{AnyFlat, zeros};
+use crate::flat::Place;
+use collectives::DType;
+use collectives::Result;
+
+/// Free buffers, and how many are out. A buffer fits a unit of its own type and length alone, so units of one length need no other ones.
+pub(super) struct Pool {
+    place: Place,
+    /// How many buffers there are at most, those that are out included. Where more are out, none is kept.
+    most: usize,
+    out: usize,
+    /// Those that were put back first come first.
+    free: Vec<Box<dyn AnyFlat>>,
+}
+
+impl Pool {
+    pub(super) fn new(place: &Place, most: usize) -> Self {
+        Self { place: place.clone(), most, out: 0, free: Vec::new() }
+    }
+
+    /// A buffer of this type and length, with whatever is in it.
+    pub(super) fn take(&mut self, dtype: DType, len: usize) -> Result<Box<dyn AnyFlat>> {
+        let fitting = self.free.iter().rposition(|free| free.dtype() == dtype && free.len() == len);
+        let buffer = match fitting {
+            Some(index) => self.free.remove(index),
+            None => {
+                self.shrink_to(self.most.saturating_sub(1));
+                zeros(&self.place, dtype, len)?
+            }
+        };
+        self.out += 1;
+        Ok(buffer)
+    }
+
+    /// Takes a buffer back.
+    pub(super) fn put(&mut self, buffer: Box<dyn AnyFlat>) {
+        self.out = self.out.saturating_sub(1);
+        self.free.push(buffer);
+        self.shrink_to(self.most);
+    }
+
+    /// Frees the oldest until there are no more than so many, with those that are out.
+    fn shrink_to(&mut self, most: usize) {
+        let surplus = (self.out + self.free.len()).saturating_sub(most).min(self.free.len());
+        self.free.drain(..surplus);
+    }
+
+    /// The bytes of free buffers.
+    pub(super) fn free_bytes(&self) -> usize {
+        self.free.iter().map(|free| free.bytes()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_buffers_are_kept_than_asked_for() {
+        let mut pool = Pool::new(&Place::Host, 2);
+        let out: Vec<_> = (0..3).map(|_| pool.take(DType::F32, 10).unwrap()).collect();
+        out.into_iter().for_each(|buffer| pool.put(buffer));
+        assert_eq!(pool.free_bytes(), 80);
+        let other = pool.take(DType::F32, 5).unwrap();
+        assert_eq!((pool.free_bytes(), other.bytes()), (40, 20), "an old one made room");
+        let same = pool.take(DType::F32, 10).unwrap();
+        assert_eq!((pool.free_bytes(), same.bytes()), (0, 40));
+        [other, same].into_iter().for_each(|buffer| pool.put(buffer));
+        assert_eq!(pool.take(DType::F16, 10).unwrap().bytes() + pool.free_bytes(), 20 + 40);
+    }
+
+    #[test]
+    fn more_elements_than_memory_are_an_error() {
+        assert!(Pool::new(&Place::Host, 1).take(DType::F64, usize::MAX / 16).is_err());
+    }
+}

@@ -1,0 +1,304 @@
+//! Gradients reduced and scattered while the backward pass goes on, and what a step ends with: shares to be clipped and updated.
+
+use std::fmt;
+
+use super::FullySharded;
+use super::call_order::UnitCall;
+use super::unit::UnitState;
+use crate::agreement::{Listed, agree};
+use crate::any_flat::{AnyFlat, fill};
+use crate::data_parallel::{check_norm, clipping};
+use crate::hook::weight;
+use crate::host::Squares;
+use crate::loss_scaler::LossScaler;
+use crate::parameter::Float;
+use crate::shard::Shard;
+use crate::step_order::Done;
+use collectives::Buffer;
+use collectives::Communicator;
+use collectives::ReduceOp;
+use collectives::{Error, Result};
+
+/// Gradients.
+impl FullySharded {
+    /// Hands in a unit's gradients of this backward pass, one for each of its parameters, in their order and in the type in which they are
+    /// gathered. They are copied, and reduced in the background: this rank keeps its share. Where as many units' reductions go on as
+    /// [`prefetch`](super::FullyShardedOptions::prefetch) has and one more, the oldest is waited for. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a unit that is not there, another number of gradients, another length or type than a parameter's, memory
+    /// elsewhere, and where the unit's gradients of this pass have come already; where they cannot be copied, on a device `Cuda`: this rank
+    /// alone gets these. And those of collectives.
+    pub fn reduce_gradients<B>(&mut self, unit: usize, gradients: &[B]) -> Result<()>
+    where
+        B: Buffer<Element: Float>,
+    {
+        self.check_reduce("reduce_gradients", unit, gradients)?;
+        self.go_on(|model| {
+            while model.reducing.len() > model.options.prefetch {
+                model.keep_oldest()?;
+            }
+            Ok(())
+        })?;
+        // What cannot be copied is this rank's affair alone: nothing has been started.
+        let whole = self.filled(unit, gradients)?;
+        self.go_on(|model| model.start_reduce(unit, whole))
+    }
+
+    /// Ends a backward pass after which another one adds to its gradients, before they are [reduced](Self::reduce) to one step's. Each unit's
+    /// gradients may come once more, and the next pass begins with the first unit. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// `Poisoned` after a step that failed.
+    #[doc(alias = "no_sync")]
+    pub fn end_backward(&mut self) -> Result<()> {
+        self.health.check("end_backward")?;
+        self.units.iter_mut().for_each(|unit| unit.is_reduced = false);
+        self.order.restart();
+        Ok(())
+    }
+
+    /// Ends the last backward pass of a step: waits until this rank has its share of all gradients. Units that got none on any rank
+    /// have zeros. Collective: ranks compare the order of their calls, by one all-reduce of 16 bytes beside the reductions.
+    ///
+    /// # Errors
+    ///
+    /// `Mismatch` where ranks gathered or reduced different units, or in another order, naming the first two calls that differ; those of
+    /// collectives. No step can follow.
+    pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
+        self.end_backward()?;
+        self.go_on(Self::finish_all)?;
+        Ok(ReducedGradients { model: self, done: Done::default(), replicas: None })
+    }
+
+    fn finish_all(&mut self) -> Result<()> {
+        let mut compared = self.calls.start(&self.comm)?;
+        while !self.reducing.is_empty() {
+            self.keep_oldest()?;
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(failure) = self.comm.device().and_then(|device| device.failure()) {
+            return Err(failure);
+        }
+        self.calls.finish(&self.comm, "FullySharded::reduce", compared.wait()?)?;
+        for unit in &mut self.units {
+            if !std::mem::take(&mut unit.has_gradients) {
+                unit.gradients.clear(0..unit.own.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_reduce<B: Buffer<Element: Float>>(&self, call: &'static str, unit: usize, gradients: &[B]) -> Result<()> {
+        self.health.check(call)?;
+        let state = self.known(call, unit)?;
+        let (given, count) = (gradients.len(), state.unit.parameters.len());
+        if given != count {
+            return Err(Error::argument(call, format!("{state}: {given} gradients for {count} parameters")));
+        }
+        if state.is_reduced {
+            let reason = "its gradients were given already in this backward pass; end it with end_backward or reduce first";
+            return Err(Error::argument(call, format!("{state}: {reason}")));
+        }
+        gradients.iter().enumerate().try_for_each(|(index, gradient)| {
+            let memory = gradient.memory();
+            state.fitting::<B::Element>(call, index, state.gather_type, memory.len())?;
+            self.place.check_reach(&memory)
+        })
+    }
+
+    /// A buffer with a unit's gradients, in the type in which they are reduced.
+    fn filled<B: Buffer<Element: Float>>(&mut self, unit: usize, gradients: &[B]) -> Result<Box<dyn AnyFlat>> {
+        let state = &self.units[unit];
+        // What is converted is weighted on the way.
+        let weight = weight(self.options.op, self.comm.world_size())?;
+        let mut whole = self.reductions.take(state.reduce_type, state.layout.len)?;
+        let end = state.layout.slots.last().map_or(0, |slot| slot.range.end);
+        let mut each = gradients.iter().enumerate();
+        let filled = each.try_for_each(|(index, gradient)| fill(&mut *whole, state.slot(index), gradient.memory(), 0, weight));
+        match filled.and_then(|()| whole.clear(end..state.layout.len)) {
+            Ok(()) => Ok(whole),
+            Err(error) => {
+                self.reductions.put(whole);
+                Err(error)
+            }
+        }
+    }
+
+    fn start_reduce(&mut self, unit: usize, mut whole: Box<dyn AnyFlat>) -> Result<()> {
+        let state = &mut self.units[unit];
+        let is_weighted = state.reduce_type != state.gather_type;
+        whole.start_reduce_scatter(&self.comm, if is_weighted { ReduceOp::Sum } else { self.options.op })?;
+        self.calls.note(UnitCall::Reduce(unit));
+        state.is_reduced = true;
+        self.reducing.push_back((unit, whole));
+        Ok(())
+    }
+
+    /// Waits for the oldest reduction, and keeps this rank's share of it.
+    fn keep_oldest(&mut self) -> Result<()> {
+        let Some((unit, mut whole)) = self.reducing.pop_front() else { return Ok(()) };
+        whole.wait()?;
+        let (state, conversions) = (&mut self.units[unit], &mut self.conversions);
+        let (dtype, len) = (state.layout.dtype, state.own.len());
+        let converted = state.add(&*whole, || conversions.take(dtype, len))?;
+        converted.into_iter().for_each(|converted| self.conversions.put(converted));
+        self.reductions.put(whole);
+        Ok(())
+    }
+}
+
+/// This rank's shares of a step's gradients; see [`FullySharded::reduce`]. Dropped without an update they are given up: the step is skipped.
+#[must_use = "the parameters are updated by `update`"]
+pub struct ReducedGradients<'a> {
+    model: &'a mut FullySharded,
+    done: Done,
+    /// Ranks with copies, over which the gradients were reduced.
+    replicas: Option<Communicator>,
+}
+
+impl ReducedGradients<'_> {
+    /// Reduces this rank's shares over ranks that have the same shares of other gradients too: hybrid sharding, where parameters are dealt out over
+    /// the ranks of a host, say, and every host has a copy of them ([`Mesh::by_host`](crate::Mesh::by_host)). What was averaged is averaged over
+    /// the copies, any other [`op`](super::FullyShardedOptions::op)'s are added up. Comes once a step, before [`unscale`](Self::unscale) and
+    /// [`clip_norm`](Self::clip_norm). All copies begin with the same parameters, and end with the same bits.
+    ///
+    /// ```
+    /// use collectives::Communicator;
+    /// use collectives_train::{FullySharded, FullyShardedOptions, Mesh, Parameter, Unit};
+    ///
+    /// let norms = Communicator::run_local(4, |comm| {
+    ///     let mesh = Mesh::new(comm, &[("replicate", 2), ("shard", 2)])?;
+    ///     let unit = Unit::new("layer", vec![Parameter::new::<f32>("weight", &[4])]);
+    ///     let mut model = FullySharded::new(mesh.dimension("shard")?, vec![unit], FullyShardedOptions::default())?;
+    ///     model.load(0, 0, &[0.0_f32; 4])?;
+    ///     model.reduce_gradients(0, &[[comm.rank() as f32; 4]])?;
+    ///     let mut reduced = model.reduce()?;
+    ///     reduced.reduce_over(mesh.dimension("replicate")?)?;
+    ///     reduced.norm()
+    /// })?;
+    /// assert_eq!(norms, [3.0; 4], "four times the mean of 0, 1, 2 and 3");
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// Collective over `replicas`: an all-reduce of each unit's share, all of them at once, behind one all-gather of 40 bytes a rank. A clone of
+    /// `replicas` is kept until the update, since its ranks must clip by the same norm.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where this step's gradients were reduced over copies, unscaled or clipped already: nothing has happened. `Mismatch` where the ranks of
+    /// `replicas` have other shares than this one, as those do over which the model is dealt out, and those of collectives: no step can follow.
+    #[doc(alias = "HYBRID_SHARD")]
+    pub fn reduce_over(&mut self, replicas: &Communicator) -> Result<()> {
+        self.done.check("reduce_over", Done::ReducedOver)?;
+        self.done = Done::ReducedOver;
+        self.model.go_on(|model| {
+            model.place.check(replicas)?;
+            let shares = model.units.iter().map(|unit| format!("elements {:?} of {unit}, {}", unit.own, unit.layout.dtype)).collect();
+            agree(replicas, "ReducedGradients::reduce_over", &Listed { noun: "shares", lines: shares }, &model.options.in_words())?;
+            let op = if model.options.op == ReduceOp::Avg { ReduceOp::Avg } else { ReduceOp::Sum };
+            model.units.iter_mut().try_for_each(|unit| unit.gradients.start_all_reduce(replicas, op))?;
+            model.units.iter_mut().try_for_each(|unit| unit.gradients.wait())
+        })?;
+        self.replicas = Some(replicas.clone());
+        Ok(())
+    }
+
+    /// The norm of all ranks' gradients together: the root of the sum of all squares, added up in `f64`; the same bits on every rank.
+    /// Collective: one all-reduce of one number, on the host, and one more over those of [`reduce_over`](Self::reduce_over). On a device it waits for
+    /// this rank's sum first.
+    ///
+    /// # Errors
+    ///
+    /// Those of collectives; on a device those of [`Averaged::norm`](crate::Averaged::norm).
+    pub fn norm(&self) -> Result<f64> {
+        let mut squares = self.squares()?;
+        self.model.comm.all_reduce(&mut squares, ReduceOp::Sum)?;
+        if let Some(replicas) = &self.replicas {
+            // The ranks of each copy may have added up in another order. What is not negative is ordered as its bits are.
+            let mut bits = squares.to_bits();
+            replicas.all_reduce(&mut bits, ReduceOp::Max)?;
+            squares = f64::from_bits(bits);
+        }
+        Ok(squares.sqrt())
+    }
+
+    /// As [`Averaged::clip_norm`](crate::Averaged::clip_norm), of all ranks' shares together. Collective, as [`norm`](Self::norm).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
+    #[doc(alias = "clip_grad_norm_")]
+    pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
+        let factor = clipping("clip_norm", limit)?;
+        let norm = self.norm()?;
+        self.scale(factor(norm))?;
+        Ok(norm)
+    }
+
+    /// As [`Averaged::clip_to`](crate::Averaged::clip_to), of this rank's shares. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and a negative norm. On a device `Cuda`.
+    pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
+        let factor = clipping("clip_to", limit)?;
+        check_norm(norm)?;
+        self.scale(factor(norm))
+    }
+
+    /// Multiplies this rank's shares, where there is a factor: the end of clipping.
+    fn scale(&mut self, factor: Option<f64>) -> Result<()> {
+        self.done = Done::Clipped;
+        let mut units = self.model.units.iter_mut();
+        factor.map_or(Ok(()), |factor| units.try_for_each(|unit| unit.gradients.scale(factor)))
+    }
+
+    /// As [`Averaged::unscale`](crate::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Averaged::unscale`](crate::Averaged::unscale).
+    pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.done.check("unscale", Done::Unscaled)?;
+        self.done = Done::Unscaled;
+        self.model.units.iter_mut().try_for_each(|unit| unit.gradients.scale(scaler.inverse()))?;
+        scaler.note(self.squares()?.is_finite());
+        Ok(())
+    }
+
+    /// The sum of the squares of this rank's shares.
+    fn squares(&self) -> Result<f64> {
+        let mut sums = Squares::default();
+        self.model.units.iter().try_for_each(|unit| unit.gradients.add_squares(&mut sums))?;
+        sums.total(&self.model.comm)
+    }
+
+    /// Has `update` change this rank's share of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's number, and its elements
+    /// have the type of the parameters. What was gathered of them is given up. Makes no call: the next [`gather`](FullySharded::gather) brings
+    /// the others' shares.
+    ///
+    /// # Errors
+    ///
+    /// Those of `update`. No step can follow, nor after a panic of `update`. Other ranks are not told: what can fail should fail on every
+    /// rank, or abort the communicator.
+    pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<()> {
+        self.model.go_on(|model| {
+            for (index, unit) in model.units.iter_mut().enumerate() {
+                let UnitState { layout, own, share, gradients, .. } = unit;
+                let (parameters, gradients) = (share.flat_mut()?, gradients.flat()?);
+                let (range, own_gradients) = (own.clone(), 0..own.len());
+                update(&mut Shard { bucket: index, layout, range, parameters, gradients, own_gradients })?;
+            }
+            (0..model.units.len()).try_for_each(|unit| model.forget(unit))
+        })
+    }
+}
+
+impl fmt::Debug for ReducedGradients<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReducedGradients({} units)", self.model.units.len())
+    }
+}

@@ -1,0 +1,126 @@
+//! One unit on one rank: its share of the parameters, of the gradients, and the whole while that is gathered.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::options::{FullyShardedOptions, Unit};
+use crate::any_flat::{AnyFlat, fill, zeros};
+use crate::bucket::own_range;
+use crate::flat::Place;
+use crate::layout::{self, BucketLayout};
+use crate::parameter::{Float, Parameter, check_fit};
+use collectives::Communicator;
+use collectives::interop::Memory;
+use collectives::{DType, Data};
+use collectives::{Error, Result};
+
+/// What a rank keeps of a unit.
+pub(super) struct UnitState {
+    pub(super) unit: Unit,
+    pub(super) layout: BucketLayout,
+    /// Which of its elements are this rank's.
+    pub(super) own: Range<usize>,
+    /// The types in which it is gathered, and reduced.
+    pub(super) gather_type: DType,
+    pub(super) reduce_type: DType,
+    /// This rank's share of the parameters, and of their gradients.
+    pub(super) share: Box<dyn AnyFlat>,
+    pub(super) gradients: Box<dyn AnyFlat>,
+    /// The gradients are of this step; others are of an earlier one.
+    pub(super) has_gradients: bool,
+    /// Gradients have come in this backward pass.
+    pub(super) is_reduced: bool,
+    /// All ranks' shares, or the call that gathers them.
+    pub(super) gathered: Option<Box<dyn AnyFlat>>,
+    /// They were asked for, and not released.
+    pub(super) in_use: bool,
+    /// Which parameters' values have come.
+    pub(super) loaded: Vec<bool>,
+}
+
+/// The flat layout of a unit.
+pub(super) fn layout_of(comm: &Communicator, index: usize, unit: &Unit) -> Result<BucketLayout> {
+    layout::unit(index, &unit.parameters, comm.world_size())
+}
+
+impl UnitState {
+    pub(super) fn new(
+        comm: &Communicator,
+        place: &Place,
+        options: &FullyShardedOptions,
+        (unit, layout): (Unit, BucketLayout),
+    ) -> Result<Self> {
+        place.check(comm)?;
+        let own = own_range(comm, &layout);
+        let share = || zeros(place, layout.dtype, own.len());
+        let gather_type = options.gather_type.unwrap_or(layout.dtype);
+        let reduce_type = options.reduce_type.unwrap_or(gather_type);
+        let (share, gradients, loaded) = (share()?, share()?, vec![false; unit.parameters.len()]);
+        let (has_gradients, is_reduced, gathered, in_use) = (false, false, None, false);
+        Ok(Self { unit, layout, own, gather_type, reduce_type, share, gradients, has_gradients, is_reduced, gathered, in_use, loaded })
+    }
+
+    pub(super) fn parameter(&self, call: &'static str, index: usize) -> Result<&Parameter> {
+        let count = self.unit.parameters.len();
+        let none = || Error::argument(call, format!("{self}, parameter {index}: there are {count}, numbered from 0"));
+        self.unit.parameters.get(index).ok_or_else(none)
+    }
+
+    /// Checks that a buffer of `T`s of this length can be parameter `index`'s, as it is kept or as it is gathered.
+    pub(super) fn fitting<T: Data>(&self, call: &'static str, index: usize, dtype: DType, len: usize) -> Result<()> {
+        let parameter = self.parameter(call, index)?;
+        let wanted = (dtype, parameter.len());
+        match dtype == self.layout.dtype {
+            true => check_fit::<T>(call, format_args!("{self}, parameter {index} {parameter}"), wanted, len),
+            false => check_fit::<T>(call, format_args!("{self}, parameter {index} {parameter}, which is gathered as {dtype}"), wanted, len),
+        }
+    }
+
+    /// The elements of a parameter that there is.
+    pub(super) fn slot(&self, index: usize) -> Range<usize> {
+        self.layout.slots[index].range.clone()
+    }
+
+    /// Takes this rank's share of a parameter's values.
+    pub(super) fn load<T: Float>(&mut self, index: usize, values: Memory<'_, T>) -> Result<()> {
+        let (own, slot) = (self.own.clone(), self.slot(index));
+        let (start, end) = (own.start.max(slot.start), own.end.min(slot.end));
+        if start < end {
+            fill(&mut *self.share, start - own.start..end - own.start, values, start - slot.start, 1.0)?;
+        }
+        self.loaded[index] = true;
+        Ok(())
+    }
+
+    /// Adds this rank's share of reduced gradients to what it has of this step.
+    pub(super) fn add(
+        &mut self,
+        reduced: &dyn AnyFlat,
+        scratch: impl FnOnce() -> Result<Box<dyn AnyFlat>>,
+    ) -> Result<Option<Box<dyn AnyFlat>>> {
+        let own = self.own.clone();
+        if !self.has_gradients {
+            self.has_gradients = true;
+            return reduced.copy_part(own, &mut *self.gradients, 0).map(|()| None);
+        }
+        if reduced.dtype() == self.gradients.dtype() {
+            return reduced.add_part(own, &mut *self.gradients).map(|()| None);
+        }
+        let mut converted = scratch()?;
+        let len = own.len();
+        reduced.copy_part(own, &mut *converted, 0)?;
+        converted.add_part(0..len, &mut *self.gradients)?;
+        Ok(Some(converted))
+    }
+
+    /// The bytes of all buffers that it has.
+    pub(super) fn bytes(&self) -> usize {
+        self.share.bytes() + self.gradients.bytes() + self.gathered.as_ref().map_or(0, |gathered| gathered.bytes())
+    }
+}
+
+impl fmt::Display for UnitState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unit {} {:?}", self.layout.index, self.unit.name)
+    }
+}

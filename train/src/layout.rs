@@ -1,0 +1,256 @@
+//! How gradients are put into buckets: which parameters share one, and where in it they lie. Pure.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::flat::Place;
+use super::parameter::Parameter;
+use crate::tuning::{BUCKET_BYTES, FIRST_BUCKET_BYTES, OWN_BUCKET_BYTES};
+use collectives::DType;
+use collectives::ReduceOp;
+use collectives::{Error, Result};
+
+/// How gradients are put into buckets and averaged. Every rank must use the same, but for the weight of a `PreMulSum`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// The most bytes of the first bucket of an element type. Small, so that the first reduction starts early. Default: 1 MiB. With 0
+    /// it holds one parameter; where `bucket_bytes` is 0 too, every parameter has a bucket of its own.
+    pub first_bucket_bytes: usize,
+    /// The most bytes of every other bucket; a parameter with more has one of its own. Default: 25 MiB.
+    pub bucket_bytes: usize,
+    /// A parameter of so many bytes has a bucket of its own: it starts as soon as it comes, and is not copied where it is
+    /// [given](super::DataParallel::give). `None`: 256 KiB in host memory, and no such rule on devices, where every launch has its price.
+    /// Default: `None`.
+    pub own_bucket_bytes: Option<usize>,
+    /// How the ranks' gradients become one: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, say its share of the samples of the
+    /// whole batch. Default: `Avg`. A hook of one's own decides by itself.
+    pub op: ReduceOp,
+    /// What becomes of parameters that get no gradient in a step. Default: `Refused`.
+    pub missing: Missing,
+}
+
+/// What becomes of parameters that get no gradient on a rank in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Missing {
+    /// The step fails on every rank with an error that names the rank and the parameter; the next one can follow. Costs one more
+    /// all-reduce of one number a step, which goes on beside the buckets.
+    #[default]
+    Refused,
+    /// They count as zeros on this rank, but for what was accumulated of them in this step, which counts.
+    Zeros,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let (op, missing) = (ReduceOp::Avg, Missing::default());
+        Self { first_bucket_bytes: FIRST_BUCKET_BYTES, bucket_bytes: BUCKET_BYTES, own_bucket_bytes: None, op, missing }
+    }
+}
+
+impl Options {
+    /// The sizes of buckets in a place.
+    pub(super) fn caps(&self, place: &Place) -> Caps {
+        let by_place = match place {
+            Place::Host => OWN_BUCKET_BYTES,
+            #[cfg(feature = "cuda")]
+            Place::Device(_) => usize::MAX,
+        };
+        Caps { first: self.first_bucket_bytes, others: self.bucket_bytes, own: self.own_bucket_bytes.unwrap_or(by_place) }
+    }
+
+    /// What all ranks must agree on, in words.
+    pub(super) fn in_words(&self, place: &Place) -> String {
+        let Self { first_bucket_bytes, bucket_bytes, op, missing, .. } = self;
+        let own = self.caps(place).own;
+        format!(
+            "first_bucket_bytes {first_bucket_bytes}, bucket_bytes {bucket_bytes}, own_bucket_bytes {own}, op {op}, missing {missing:?}"
+        )
+    }
+}
+
+/// Where a parameter's gradient lies in its bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// The parameter's number, in the order in which parameters were listed.
+    pub parameter: usize,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements in the bucket.
+    pub range: Range<usize>,
+}
+
+impl Slot {
+    /// What the elements in `range` of the bucket are of the parameter: which of the flattened parameter's elements, and where in `range` they
+    /// lie. Two empty ranges where none of them are.
+    ///
+    /// ```
+    /// # use collectives_train::Slot;
+    /// let slot = Slot { parameter: 0, shape: vec![2, 3], range: 10..16 };
+    /// assert_eq!(slot.overlap(&(12..24)), (2..6, 0..4));
+    /// assert_eq!(slot.overlap(&(0..12)), (0..2, 10..12));
+    /// ```
+    #[must_use]
+    pub fn overlap(&self, range: &Range<usize>) -> (Range<usize>, Range<usize>) {
+        let (start, end) = (self.range.start.max(range.start), self.range.end.min(range.end));
+        if start >= end {
+            return (0..0, 0..0);
+        }
+        (start - self.range.start..end - self.range.start, start - range.start..end - range.start)
+    }
+}
+
+/// One flat buffer, and which gradients lie in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketLayout {
+    /// Its number: buckets are reduced in this order.
+    pub index: usize,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its gradients, one behind the other: the last listed parameter first. In a unit of [`FullySharded`](super::FullySharded) the first
+    /// listed is first.
+    pub slots: Vec<Slot>,
+    /// How many elements it has, those behind the last gradient included that fill it up to a multiple.
+    pub len: usize,
+}
+
+/// Caps on the bytes of buckets: of the first of each element type, and of the others; and from which size a parameter is alone.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caps {
+    pub(super) first: usize,
+    pub(super) others: usize,
+    pub(super) own: usize,
+}
+
+/// Walks the parameters from the last to the first, as a backward pass gets to them, and fills buckets, past those parameters that have
+/// one of their own. Buckets are ordered by when the walk has left them. Lengths are rounded up to `multiple`.
+pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Result<Vec<BucketLayout>> {
+    let mut open: BTreeMap<u8, Vec<Slot>> = BTreeMap::new();
+    let (mut closed, mut alone): (Vec<(DType, Vec<Slot>)>, Vec<_>) = Default::default();
+    for (index, parameter) in parameters.iter().enumerate().rev() {
+        let len = checked_len(index, parameter)?;
+        let dtype = parameter.dtype;
+        let slot = |start: usize| Slot { parameter: index, shape: parameter.shape.clone(), range: start..start + len };
+        if len > 0 && len.saturating_mul(dtype.size_bytes()) >= caps.own {
+            alone.push((dtype, vec![slot(0)]));
+            continue;
+        }
+        let is_first = !closed.iter().any(|(theirs, _)| *theirs == dtype);
+        let cap = if is_first { caps.first } else { caps.others };
+        let slots = open.entry(dtype as u8).or_default();
+        let start = slots.last().map_or(0, |slot| slot.range.end);
+        let fits = start.checked_add(len).and_then(|end| end.checked_mul(dtype.size_bytes())).is_some_and(|bytes| bytes <= cap);
+        if !fits && !slots.is_empty() {
+            closed.push((dtype, std::mem::take(slots)));
+        }
+        let start = slots.last().map_or(0, |slot| slot.range.end);
+        slots.push(slot(start));
+    }
+    let rest = open.into_values().filter_map(|slots| Some((parameters[slots.first()?.parameter].dtype, slots)));
+    closed.extend(rest.chain(alone).collect::<Vec<_>>());
+    Ok(numbered(closed, multiple))
+}
+
+/// Puts buckets in the order in which they are full.
+fn numbered(mut buckets: Vec<(DType, Vec<Slot>)>, multiple: usize) -> Vec<BucketLayout> {
+    // The lowest parameter of a bucket is the last of it to be ready.
+    buckets.sort_by_key(|(_, slots)| std::cmp::Reverse(slots.last().map(|slot| slot.parameter)));
+    let layout = |(index, (dtype, slots)): (usize, (DType, Vec<Slot>))| {
+        let len = slots.last().map_or(0, |slot| slot.range.end).next_multiple_of(multiple);
+        BucketLayout { index, dtype, slots, len }
+    };
+    buckets.into_iter().enumerate().map(layout).collect()
+}
+
+/// Whether gradients can be of this type.
+pub(super) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16)
+}
+
+/// The layout of a unit, whose parameters are all of one type. Its length is rounded up to `multiple`.
+pub(super) fn unit(index: usize, parameters: &[Parameter], multiple: usize) -> Result<BucketLayout> {
+    let dtype = parameters.first().map_or(DType::F32, |first| first.dtype);
+    let (mut slots, mut end) = (Vec::new(), 0_usize);
+    for (number, parameter) in parameters.iter().enumerate() {
+        let refused = |reason: &str| Error::argument("train", format!("unit {index}, parameter {number} {parameter}: {reason}"));
+        if parameter.dtype != dtype {
+            return Err(refused(&format!("the unit's first parameter is of {dtype}, and a unit is of one type")));
+        }
+        let range = end..end.saturating_add(checked_len(number, parameter)?);
+        end = range.end;
+        if end > isize::MAX as usize / dtype.size_bytes() - multiple {
+            return Err(refused("with those before it more elements than an address space holds"));
+        }
+        slots.push(Slot { parameter: number, shape: parameter.shape.clone(), range });
+    }
+    Ok(BucketLayout { index, dtype, slots, len: end.next_multiple_of(multiple) })
+}
+
+/// A parameter's length, where its type is a gradient's and it is no longer than an address space.
+fn checked_len(index: usize, parameter: &Parameter) -> Result<usize> {
+    let refused = |reason: &str| Error::argument("train", format!("parameter {index} {parameter}: {reason}"));
+    if !is_float(parameter.dtype) {
+        return Err(refused("gradients are f32, f64, f16 or bf16"));
+    }
+    parameter.len().ok_or_else(|| refused("more elements than an address space holds"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(lengths: &[usize], first: usize, others: usize, own: usize) -> Vec<Vec<usize>> {
+        let parameters: Vec<_> = lengths.iter().map(|len| Parameter::new::<f32>("p", &[*len])).collect();
+        let buckets = plan(&parameters, Caps { first, others, own }, 1).unwrap();
+        buckets.iter().map(|bucket| bucket.slots.iter().map(|slot| slot.parameter).collect()).collect()
+    }
+
+    #[test]
+    fn buckets_are_filled_from_the_last_parameter_and_hold_no_more_than_their_caps() {
+        const NONE: usize = usize::MAX;
+        assert_eq!(sizes(&[1, 1, 1, 1, 1], 4, 8, NONE), [vec![4], vec![3, 2], vec![1, 0]]);
+        assert_eq!(sizes(&[1, 100, 1, 1], 8, 8, NONE), [vec![3, 2], vec![1], vec![0]]);
+        assert_eq!(sizes(&[5, 0, 5], 0, 0, NONE), [vec![2], vec![1], vec![0]]);
+        assert_eq!(sizes(&[], 1, 1, NONE), Vec::<Vec<usize>>::new());
+    }
+
+    #[test]
+    fn a_large_parameter_has_a_bucket_of_its_own_and_small_ones_on_both_sides_of_it_share_theirs() {
+        assert_eq!(sizes(&[1, 10, 1, 1, 10, 1], 8, 8, 40), [vec![4], vec![5, 3], vec![1], vec![2, 0]]);
+        assert_eq!(sizes(&[1, 10, 1, 1, 10, 1], 8, 8, 41), [vec![5], vec![4], vec![3, 2], vec![1], vec![0]]);
+        assert_eq!(sizes(&[1, 0, 2], 100, 100, 0), [vec![2], vec![1], vec![0]]);
+    }
+
+    #[test]
+    fn types_have_buckets_of_their_own_ordered_by_when_they_are_complete() {
+        let parameters = [Parameter::new::<f32>("a", &[1]), Parameter::new::<half::f16>("b", &[3]), Parameter::new::<f32>("c", &[2])];
+        let buckets = plan(&parameters, Caps { first: 100, others: 100, own: usize::MAX }, 4).unwrap();
+        let seen: Vec<_> = buckets.iter().map(|bucket| (bucket.index, bucket.dtype, bucket.slots.len(), bucket.len)).collect();
+        assert_eq!(seen, [(0, DType::F16, 1, 4), (1, DType::F32, 2, 4)]);
+        assert_eq!(buckets[1].slots[1].range, 2..3);
+    }
+
+    #[test]
+    fn a_unit_lies_flat_in_the_order_of_its_parameters_and_is_filled_up() {
+        let parameters = [Parameter::new::<f32>("a", &[2, 3]), Parameter::new::<f32>("b", &[]), Parameter::new::<f32>("c", &[0])];
+        let layout = unit(5, &parameters, 4).unwrap();
+        let ranges: Vec<_> = layout.slots.iter().map(|slot| slot.range.clone()).collect();
+        assert_eq!((layout.index, layout.len, ranges), (5, 8, vec![0..6, 6..7, 7..7]));
+        assert_eq!(unit(0, &[], 4).unwrap().len, 0);
+        let mixed = [Parameter::new::<f32>("a", &[1]), Parameter::new::<f64>("b", &[1])];
+        let huge = [Parameter::new::<f32>("a", &[isize::MAX as usize / 4]), Parameter::new::<f32>("b", &[1])];
+        for (parameters, word) in [(mixed, "of one type"), (huge, "address space")] {
+            let error = unit(1, &parameters, 2).unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains("unit 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_no_gradient_can_be_is_refused() {
+        let huge = Parameter::new::<f32>("huge", &[usize::MAX, 2]);
+        let whole = Parameter { name: "count".to_owned(), shape: vec![1], dtype: DType::I32 };
+        for (parameter, word) in [(huge, "address space"), (whole, "gradients are")] {
+            let error = plan(&[parameter], Caps { first: 1, others: 1, own: 1 }, 1).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Losses multiplied so that gradients of `f16` do not become zero, and steps left out in which some became infinite.
+
+use super::parameter::Float;
+use collectives::Communicator;
+use collectives::ReduceOp;
+use collectives::{Error, Result};
+
+/// By what a scale changes, and when.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossScalerOptions {
+    /// The first scale: 65,536.
+    pub initial_scale: f32,
+    /// What it is multiplied by after so many good steps: 2.
+    pub growth_factor: f32,
+    /// What it is multiplied by after a step that overflowed: 0.5.
+    pub backoff_factor: f32,
+    /// How many steps in a row have to be good: 2000.
+    pub growth_interval: u32,
+}
+
+impl Default for LossScalerOptions {
+    fn default() -> Self {
+        Self { initial_scale: 65_536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
+    }
+}
+
+/// What is kept of a scaler in a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossScalerState {
+    /// The scale.
+    pub scale: f32,
+    /// How many steps have been good since it changed.
+    pub good_steps: u32,
+}
+
+/// Scales losses as torch's `GradScaler` does, the same on every rank.
+///
+/// In a step: multiply the loss by [`scale`](Self::scale), run the backward pass, [`unscale`](Self::unscale) the gradients that this rank's
+/// optimiser takes (averaged ones, or its shard of them: [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and
+/// [`ReducedGradients`](crate::ReducedGradients) have an `unscale` for those that they hold), and take the step if [`update`](Self::update) says so.
+///
+/// ```
+/// use collectives::Communicator;
+/// use collectives_train::LossScaler;
+///
+/// let scales = Communicator::run_local(2, |comm| {
+///     let mut scaler = LossScaler::default();
+///     let mut gradients = [3.0 * scaler.scale(), if comm.rank() == 1 { f32::INFINITY } else { 1.0 }];
+///     scaler.unscale(&mut gradients);
+///     assert_eq!(gradients[0], 3.0);
+///     assert!(!scaler.update(comm)?, "rank 1's overflow is everybody's: the step is left out");
+///     Ok(scaler.scale())
+/// })?;
+/// assert_eq!(scales, [32_768.0; 2]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[doc(alias = "GradScaler")]
+pub struct LossScaler {
+    options: LossScalerOptions,
+    state: LossScalerState,
+    has_overflowed: bool,
+}
+
+impl Default for LossScaler {
+    fn default() -> Self {
+        let options = LossScalerOptions::default();
+        Self { options, state: LossScalerState { scale: options.initial_scale, good_steps: 0 }, has_overflowed: false }
+    }
+}
+
+impl LossScaler {
+    /// A scaler with options of one's own.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a scale that is no positive number, a growth factor that is not above 1, a backoff factor that is not between 0 and 1, and an
+    /// interval of 0.
+    pub fn new(options: LossScalerOptions) -> Result<Self> {
+        let LossScalerOptions { initial_scale, growth_factor, backoff_factor, growth_interval } = options;
+        let refused = |reason: String| Err(Error::argument("LossScaler::new", reason));
+        if !(initial_scale.is_normal() && initial_scale > 0.0) {
+            return refused(format!("the initial scale is {initial_scale}, and not a positive number"));
+        }
+        if !(growth_factor.is_finite() && growth_factor > 1.0) {
+            return refused(format!("the growth factor is {growth_factor}, and not above 1"));
+        }
+        if !(backoff_factor > 0.0 && backoff_factor < 1.0) {
+            return refused(format!("the backoff factor is {backoff_factor}, and not between 0 and 1"));
+        }
+        if growth_interval == 0 {
+            return refused("the growth interval is 0 steps".to_owned());
+        }
+        Ok(Self { options, state: LossScalerState { scale: initial_scale, good_steps: 0 }, has_overflowed: false })
+    }
+
+    /// What the loss is multiplied by.
+    #[must_use]
+    pub fn scale(&self) -> f32 {
+        self.state.scale
+    }
+
+    /// Divides gradients by the scale, in place, and notes whether one of them is infinite or no number, before or then. One pass over the memory.
+    ///
+    /// In `f16` what the scale kept from becoming zero can do so here: widen such gradients to `f32` first, as what the optimiser takes.
+    pub fn unscale<T: Float>(&mut self, gradients: &mut [T]) {
+        // In f64 the quotient of any gradient is exact to more than its type has; the scale may be a power of two or not.
+        let inverse = self.inverse();
+        let mut is_finite = true;
+        for gradient in gradients {
+            // A scale below 1 makes them larger. What was not finite does not become so.
+            *gradient = T::from_f64(gradient.to_f64() * inverse);
+            is_finite &= gradient.to_f64().is_finite();
+        }
+        self.note(is_finite);
+    }
+
+    /// What gradients of the scaled loss are multiplied by.
+    pub(super) fn inverse(&self) -> f64 {
+        1.0 / f64::from(self.state.scale)
+    }
+
+    /// Takes note of gradients that somebody else has divided.
+    pub(super) fn note(&mut self, is_finite: bool) {
+        self.has_overflowed |= !is_finite;
+    }
+
+    /// Ends a step: whether to take it, which is false on every rank where a gradient of any overflowed. Then the scale falls; after enough good
+    /// steps it grows. One all-reduce of 24 B. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` on every rank where ranks have different scales, which happens where one was restored and another was not; nothing changes
+    /// then. Those of [`Communicator::all_reduce`].
+    pub fn update(&mut self, comm: &Communicator) -> Result<bool> {
+        let bits = u64::from(self.state.scale.to_bits()) << 32 | u64::from(self.state.good_steps);
+        // The largest, and of the complements: the least.
+        let mut said = [u64::from(self.has_overflowed), bits, !bits];
+        comm.all_reduce(&mut said, ReduceOp::Max)?;
+        let [has_overflowed, largest, least] = said;
+        if largest != !least {
+            let scale = |bits: u64| f32::from_bits((bits >> 32) as u32);
+            let reason = format!(
+                "ranks have scales from {} to {} and other numbers of good steps: restore all of them from one checkpoint",
+                scale(!least),
+                scale(largest)
+            );
+            return Err(Error::argument("LossScaler::update", reason));
+        }
+        self.has_overflowed = false;
+        self.advance(has_overflowed == 0);
+        Ok(has_overflowed == 0)
+    }
+
+    fn advance(&mut self, is_good: bool) {
+        let LossScalerState { scale, good_steps } = &mut self.state;
+        if !is_good {
+            // Below this a gradient could not be divided by it.
+            *scale = (*scale * self.options.backoff_factor).max(f32::MIN_POSITIVE);
+            *good_steps = 0;
+            return;
+        }
+        *good_steps = good_steps.saturating_add(1);
+        if *good_steps >= self.options.growth_interval {
+            let grown = *scale * self.options.growth_factor;
+            *scale = if grown.is_finite() { grown } else { *scale };
+            *good_steps = 0;
+        }
+    }
+
+    /// What a checkpoint keeps.
+    #[must_use]
+    pub fn state(&self) -> LossScalerState {
+        self.state
+    }
+
+    /// Goes on from a checkpoint, with these options.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a scale that is no positive number.
+    pub fn restore(&mut self, state: LossScalerState) -> Result<()> {
+        if !(state.scale.is_normal() && state.scale > 0.0) {
+            return Err(Error::argument("LossScaler::restore", format!("the scale is {}, and not a positive number", state.scale)));
+        }
+        (self.state, self.has_overflowed) = (state, false);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use half::{bf16, f16};
+
+    const QUICK: LossScalerOptions = LossScalerOptions { initial_scale: 8.0, growth_factor: 2.0, backoff_factor: 0.25, growth_interval: 3 };
+
+    #[test]
+    fn scales_grow_after_good_steps_and_fall_after_bad_ones() {
+        for ranks in [1, 2, 3, 13] {
+            let outcomes = Communicator::run_local(ranks, |comm| {
+                let mut scaler = LossScaler::new(QUICK)?;
+                let mut seen = Vec::new();
+                for step in 0..9 {
+                    let bad = step == 4 && comm.rank() == ranks / 2;
+                    scaler.unscale(&mut [1.0_f32, if bad { f32::NAN } else { 2.0 }]);
+                    seen.push((scaler.update(comm)?, scaler.scale()));
+                }
+                Ok(seen)
+            });
+            let good = |scale| (true, scale);
+            let expected = [good(8.0), good(8.0), good(16.0), good(16.0), (false, 4.0), good(4.0), good(4.0), good(8.0), good(8.0)];
+            outcomes.unwrap().into_iter().for_each(|seen| assert_eq!(seen, expected, "{ranks} ranks"));
+        }
+    }
+
+    #[test]
+    fn every_type_is_divided_and_looked_at() {
+        fn check<T: Float + PartialEq + std::fmt::Debug>(infinity: T) {
+            let mut scaler = LossScaler::new(QUICK).unwrap();
+            let mut gradients = [T::from_f32(8.0), T::from_f32(-20.0), T::from_f32(0.0)];
+            scaler.unscale(&mut gradients);
+            assert_eq!(gradients, [T::from_f32(1.0), T::from_f32(-2.5), T::from_f32(0.0)]);
+            assert!(!scaler.has_overflowed);
+            scaler.unscale(&mut [T::from_f32(1.0), infinity]);
+            assert!(scaler.has_overflowed);
+            scaler.unscale(&mut [T::from_f32(1.0)]);
+            assert!(scaler.has_overflowed, "one bad gradient of many is enough");
+            scaler.restore(LossScalerState { scale: 1e-37, good_steps: u32::MAX }).unwrap();
+            let mut large = [T::from_f32(30_000.0)];
+            scaler.unscale(&mut large);
+            assert_eq!(scaler.has_overflowed, !large[0].to_f64().is_finite(), "{large:?}");
+        }
+        check(f32::INFINITY);
+        check(f64::NEG_INFINITY);
+        check(f16::NAN);
+        check(bf16::INFINITY);
+    }
+
+    #[test]
+    fn ranks_with_different_scales_are_told() {
+        let errors = Communicator::run_local(3, |comm| {
+            let mut scaler = LossScaler::new(QUICK)?;
+            if comm.rank() == 1 {
+                scaler.restore(LossScalerState { scale: 2.0, good_steps: 1 })?;
+            }
+            let before = scaler.clone();
+            let error = scaler.update(comm).unwrap_err().to_string();
+            assert_eq!(scaler, before);
+            Ok(error)
+        });
+        errors.unwrap().iter().for_each(|error| assert!(error.contains("from 2 to 8"), "{error}"));
+    }
+
+    #[test]
+    fn a_scale_stays_a_number_whatever_happens() {
+        Communicator::run_local(1, |comm| {
+            let mut scaler = LossScaler::new(QUICK)?;
+            for _ in 0..200 {
+                scaler.unscale(&mut [f32::INFINITY]);
+                assert!(!scaler.update(comm)?);
+            }
+            assert_eq!(scaler.scale(), f32::MIN_POSITIVE);
+            scaler.restore(LossScalerState { scale: f32::MAX / 1.5, good_steps: 2 })?;
+            assert!(scaler.update(comm)?);
+            assert_eq!(scaler.state(), LossScalerState { scale: f32::MAX / 1.5, good_steps: 0 });
+            scaler.restore(LossScalerState { scale: 1.0, good_steps: u32::MAX })?;
+            assert!(scaler.update(comm)?);
+            assert_eq!(scaler.state(), LossScalerState { scale: 2.0, good_steps: 0 });
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn options_that_cannot_be_right_are_refused() {
+        let wrong = [
+            LossScalerOptions { initial_scale: 0.0, ..QUICK },
+            LossScalerOptions { initial_scale: f32::NAN, ..QUICK },
+            LossScalerOptions { growth_factor: 1.0, ..QUICK },
+            LossScalerOptions { backoff_factor: 1.0, ..QUICK },
+            LossScalerOptions { backoff_factor: f32::NAN, ..QUICK },
+            LossScalerOptions { growth_interval: 0, ..QUICK },
+        ];
+        wrong.into_iter().for_each(|options| assert!(LossScaler::new(options).is_err(), "{options:?}"));
+        assert!(LossScaler::default().restore(LossScalerState { scale: -1.0, good_steps: 0 }).is_err());
+    }
+}

@@ -1,0 +1,185 @@
+//! Ranks arranged in several dimensions.
+
+use super::agreement::{Listed, agree};
+use collectives::Communicator;
+use collectives::{Error, Result};
+
+/// The ranks of a communicator in a grid with named dimensions, and the communicators along each: data-parallel by tensor-parallel, sharded inside a host
+/// and replicated between hosts.
+///
+/// The last dimension varies fastest, as in torch's `init_device_mesh`: of `[("dp", 2), ("tp", 4)]` ranks 0 to 3 are the first `tp` slice, and ranks 0 and
+/// 4 are one `dp` slice.
+///
+/// ```
+/// use collectives_train::Mesh;
+/// use collectives::{Communicator, ReduceOp};
+///
+/// let sums = Communicator::run_local(4, |comm| {
+///     let mesh = Mesh::new(comm, &[("dp", 2), ("tp", 2)])?;
+///     let (mut along_tp, mut along_dp) = ([comm.rank()].map(|rank| rank as u32), [comm.rank() as u32]);
+///     mesh.dimension("tp")?.all_reduce(&mut along_tp, ReduceOp::Sum)?;
+///     mesh.dimension("dp")?.all_reduce(&mut along_dp, ReduceOp::Sum)?;
+///     Ok((along_tp[0], along_dp[0]))
+/// })?;
+/// assert_eq!(sums, [(1, 2), (1, 4), (5, 2), (5, 4)]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[doc(alias("init_device_mesh", "DeviceMesh", "MPI_Cart_create"))]
+pub struct Mesh {
+    comm: Communicator,
+    dimensions: Vec<Dimension>,
+}
+
+#[derive(Debug, Clone)]
+struct Dimension {
+    name: String,
+    size: usize,
+    /// This rank's place along it.
+    coordinate: usize,
+    /// The ranks that differ from this one along it alone.
+    slice: Communicator,
+}
+
+const NEW: &str = "Mesh::new";
+const BY_HOST: &str = "Mesh::by_host";
+
+impl Mesh {
+    /// Arranges all ranks. Each dimension is a [split](Communicator::split). Collective.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where sizes do not multiply to the world size, a size is 0, or a name comes twice or is empty; `Mismatch` where ranks name
+    /// different dimensions; those of [`Communicator::split`].
+    pub fn new(comm: &Communicator, dimensions: &[(&str, usize)]) -> Result<Self> {
+        agree(comm, NEW, &listed(dimensions.iter().map(|(name, size)| format!("dimension {name:?} of {size}"))), "")?;
+        // Whatever is wrong with these is so on every rank.
+        check(comm.world_size(), dimensions)?;
+        let mut made = Vec::with_capacity(dimensions.len());
+        let mut stride = comm.world_size();
+        for (name, size) in dimensions {
+            stride /= size;
+            let coordinate = comm.rank() / stride % size;
+            let slice = slice_of(comm, comm.rank() - coordinate * stride, coordinate)?;
+            made.push(Dimension { name: (*name).to_owned(), size: *size, coordinate, slice });
+        }
+        Ok(Self { comm: comm.clone(), dimensions: made })
+    }
+
+    /// Arranges ranks by the hosts that they are on: `outer` over the hosts, `inner` over the ranks of each, which share memory or fast links: to shard
+    /// along `inner` and replicate along `outer`. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` on every rank where hosts have different numbers of ranks, or the ranks of a host are not numbered one behind the other; and as
+    /// for [`new`](Self::new).
+    pub fn by_host(comm: &Communicator, outer: &str, inner: &str) -> Result<Self> {
+        let mut all = vec![[0_u64; 2]; comm.world_size()];
+        comm.all_gather_into(&[[comm.local_rank() as u64, comm.local_world_size() as u64]], &mut all)?;
+        let each = all[0][1];
+        if let Some(rank) = all.iter().position(|[_, size]| *size != each) {
+            let reason =
+                format!("rank 0's host has {each} ranks, and rank {rank}'s has {}: a mesh has as many on every host", all[rank][1]);
+            return Err(Error::unsupported(BY_HOST, reason));
+        }
+        if let Some(rank) = all.iter().enumerate().position(|(rank, [local, _])| *local != rank as u64 % each) {
+            let reason = format!(
+                "rank {rank} is number {} on its host: ranks of a host are to be numbered one behind the other, as launchers do by default",
+                all[rank][0]
+            );
+            return Err(Error::unsupported(BY_HOST, reason));
+        }
+        let each = each as usize;
+        Self::new(comm, &[(outer, comm.world_size() / each), (inner, each)])
+    }
+
+    /// The communicator along a dimension: the ranks whose other coordinates are this one's, in order of their coordinate.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such dimension.
+    pub fn dimension(&self, name: &str) -> Result<&Communicator> {
+        self.find("Mesh::dimension", name).map(|found| &self.dimensions[found].slice)
+    }
+
+    /// This rank's coordinate along a dimension.
+    ///
+    /// # Errors
+    ///
+    /// As for [`dimension`](Self::dimension).
+    pub fn coordinate(&self, name: &str) -> Result<usize> {
+        self.find("Mesh::coordinate", name).map(|found| self.dimensions[found].coordinate)
+    }
+
+    /// How many ranks there are along a dimension.
+    ///
+    /// # Errors
+    ///
+    /// As for [`dimension`](Self::dimension).
+    pub fn size(&self, name: &str) -> Result<usize> {
+        self.find("Mesh::size", name).map(|found| self.dimensions[found].size)
+    }
+
+    /// The dimensions, with their sizes, the slowest first.
+    pub fn dimensions(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
+        self.dimensions.iter().map(|dimension| (dimension.name.as_str(), dimension.size))
+    }
+
+    /// All ranks.
+    #[must_use]
+    pub fn whole(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// A communicator along several dimensions at once, in the order of the mesh whatever the order of the names: gradients averaged over data- and
+    /// context-parallel ranks. Collective over all ranks of the mesh.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such dimension, a name comes twice, or there is none; `Mismatch` where ranks name different dimensions; those of
+    /// [`Communicator::split`].
+    pub fn flatten(&self, names: &[&str]) -> Result<Communicator> {
+        const CALL: &str = "Mesh::flatten";
+        agree(&self.comm, CALL, &listed(names.iter().map(|name| format!("dimension {name:?}"))), "")?;
+        let mut chosen = names.iter().map(|name| self.find(CALL, name)).collect::<Result<Vec<_>>>()?;
+        chosen.sort_unstable();
+        if chosen.is_empty() || chosen.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::argument(CALL, format!("{names:?}: at least one dimension is expected, and each once")));
+        }
+        let (mut color, mut key) = (0, 0);
+        for (index, dimension) in self.dimensions.iter().enumerate() {
+            let place = if chosen.contains(&index) { &mut key } else { &mut color };
+            *place = *place * dimension.size + dimension.coordinate;
+        }
+        slice_of(&self.comm, color, key)
+    }
+
+    fn find(&self, call: &'static str, name: &str) -> Result<usize> {
+        self.dimensions.iter().position(|dimension| dimension.name == name).ok_or_else(|| {
+            let names: Vec<&str> = self.dimensions.iter().map(|dimension| dimension.name.as_str()).collect();
+            Error::argument(call, format!("there is no dimension {name:?} in {names:?}"))
+        })
+    }
+}
+
+fn listed(lines: impl Iterator<Item = String>) -> Listed {
+    Listed { noun: "dimensions", lines: lines.collect() }
+}
+
+/// The ranks of one colour.
+fn slice_of(comm: &Communicator, color: usize, key: usize) -> Result<Communicator> {
+    let slice = comm.split(Some(color as u32), key as i64)?;
+    slice.ok_or_else(|| Error::argument(NEW, "a split left this rank out".to_owned()))
+}
+
+fn check(world_size: usize, dimensions: &[(&str, usize)]) -> Result<()> {
+    let product = dimensions.iter().try_fold(1_usize, |product, (_, size)| product.checked_mul(*size));
+    if product != Some(world_size) {
+        return Err(Error::argument(NEW, format!("{dimensions:?} do not multiply to the world's {world_size} ranks")));
+    }
+    let is_again = |index: usize| dimensions[..index].iter().any(|(name, _)| *name == dimensions[index].0);
+    match (0..dimensions.len()).find(|index| dimensions[*index].0.is_empty() || is_again(*index)) {
+        Some(index) => Err(Error::argument(NEW, format!("the name {:?} is empty or comes twice", dimensions[index].0))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,196 @@
+//! What a model's parameters look like, and the element types of their gradients.
+
+use std::fmt;
+
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+
+use collectives::{DType, Data, Element};
+use collectives::{Error, Result};
+
+/// A parameter of the model: what a gradient is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name, for errors and checkpoints; need not be unique where there are none.
+    pub name: String,
+    /// Its dimensions; no dimensions for a single number.
+    pub shape: Vec<usize>,
+    /// The type of its gradient's elements: `f32`, `f64`, `f16` or `bf16`.
+    pub dtype: DType,
+}
+
+impl Parameter {
+    /// A parameter whose gradient has elements of type `T`.
+    #[must_use]
+    pub fn new<T: Float>(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self { name: name.into(), shape: shape.to_vec(), dtype: T::ELEMENT_TYPE }
+    }
+
+    /// How many elements it has; `None` where that is more than an address space holds.
+    pub(super) fn len(&self) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        let len = self.shape.iter().try_fold(1_usize, |len, side| len.checked_mul(*side))?;
+        len.checked_mul(self.dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize).map(|_| len)
+    }
+}
+
+impl fmt::Display for Parameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} ({}{:?})", self.name, self.dtype, self.shape)
+    }
+}
+
+/// Checks that a buffer of `len` `T`s is of the type and length that are wanted.
+pub(super) fn check_fit<T: Data>(
+    call: &'static str,
+    whose: fmt::Arguments<'_>,
+    (dtype, wanted): (DType, Option<usize>),
+    len: usize,
+) -> Result<()> {
+    if T::DTYPE != Some(dtype) {
+        let got = T::DTYPE.map_or("other data", DType::name);
+        return Err(Error::argument(call, format!("{whose}: elements of {got} were passed")));
+    }
+    if Some(len) != wanted {
+        return Err(Error::argument(call, format!("{whose}: {len} elements were passed")));
+    }
+    Ok(())
+}
+
+/// The float types that gradients come in: `f32`, `f64`, `f16`, `bf16`. No others can implement it, since none are an [`Element`].
+pub trait Float: Element {
+    /// Its value, exact but for an `f64`, which is rounded to nearest.
+    fn to_f32(self) -> f32;
+
+    /// Its value.
+    fn to_f64(self) -> f64;
+
+    /// The nearest of this type.
+    fn from_f32(value: f32) -> Self;
+
+    /// The nearest of this type.
+    fn from_f64(value: f64) -> Self;
+
+    /// The sum of two, rounded once.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+
+    /// As [`to_f32`](Float::to_f32) for slices of equal lengths; of unequal ones, what both have.
+    fn widen(from: &[Self], into: &mut [f32]) {
+        into.iter_mut().zip(from).for_each(|(wide, narrow)| *wide = narrow.to_f32());
+    }
+
+    /// As [`from_f32`](Float::from_f32) for slices of equal lengths; of unequal ones, what both have.
+    fn narrow(from: &[f32], into: &mut [Self]) {
+        into.iter_mut().zip(from).for_each(|(narrow, wide)| *narrow = Self::from_f32(*wide));
+    }
+}
+
+impl Float for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn to_f64(self) -> f64 {
+        self.into()
+    }
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+    fn from_f64(value: f64) -> Self {
+        value as f32
+    }
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+}
+
+impl Float for f64 {
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+    fn to_f64(self) -> f64 {
+        self
+    }
+    fn from_f32(value: f32) -> Self {
+        value.into()
+    }
+    fn from_f64(value: f64) -> Self {
+        value
+    }
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+}
+
+/// `value` as an `f32` that any narrower format rounds as it would round `value` itself: cut off, with the last bit set where something was
+/// cut (rounding to odd).
+#[inline]
+fn narrow_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = nearest as f64;
+    if back == value || value.is_nan() {
+        return nearest;
+    }
+    // One of the two neighbours of `value` is odd: the nearest, or the one on its other side.
+    let bits = nearest.to_bits();
+    if bits & 1 == 1 {
+        nearest
+    } else if (back > value) == (value > 0.0) {
+        f32::from_bits(bits - 1)
+    } else {
+        f32::from_bits(bits + 1)
+    }
+}
+
+macro_rules! sixteen_bits {
+    ($($half:ty),*) => {$(
+        impl Float for $half {
+            fn to_f32(self) -> f32 {
+                self.to_f32()
+            }
+            fn to_f64(self) -> f64 {
+                self.to_f64()
+            }
+            fn from_f32(value: f32) -> Self {
+                Self::from_f32(value)
+            }
+            fn from_f64(value: f64) -> Self {
+                // The crate's own way rounds twice, or drops what decides a tie.
+                Self::from_f32(narrow_to_odd(value))
+            }
+            fn plus(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32() + other.to_f32())
+            }
+            fn widen(from: &[Self], into: &mut [f32]) {
+                let len = from.len().min(into.len());
+                from[..len].convert_to_f32_slice(&mut into[..len]);
+            }
+            fn narrow(from: &[f32], into: &mut [Self]) {
+                let len = from.len().min(into.len());
+                into[..len].convert_from_f32_slice(&from[..len]);
+            }
+        }
+    )*};
+}
+
+sixteen_bits!(f16, bf16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_next_to_a_tie_go_to_their_own_side() {
+        // The tie lies in the middle of 1 and the next number; an f32 cannot tell these from it.
+        for (tie, next) in [(1.0 + 2_f64.powi(-11), 1.0 + 2_f64.powi(-10)), (-1.0 - 2_f64.powi(-11), -1.0 - 2_f64.powi(-10))] {
+            assert_eq!(<f16 as Float>::from_f64(tie * (1.0 + 1e-14)).to_f64(), next);
+            assert_eq!(<f16 as Float>::from_f64(tie * (1.0 - 1e-14)).to_f64(), tie.signum());
+        }
+        for (tie, next) in [(1.0 + 2_f64.powi(-8), 1.0 + 2_f64.powi(-7)), (-1.0 - 2_f64.powi(-8), -1.0 - 2_f64.powi(-7))] {
+            assert_eq!(<bf16 as Float>::from_f64(tie * (1.0 + 1e-14)).to_f64(), next);
+            assert_eq!(<bf16 as Float>::from_f64(tie * (1.0 - 1e-14)).to_f64(), tie.signum());
+        }
+    }
+}

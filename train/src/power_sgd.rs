@@ -1,0 +1,280 @@
+//! Gradients of matrices that travel as products of two thin ones.
+
+use std::ops::Range;
+
+use super::agreement::{Listed, agree};
+use super::flat::{Flat, Pending, not_started};
+use super::hook::{AllReduce, Hook, Progress, weight};
+use super::layout::{BucketLayout, Slot};
+use super::matrix::{add_product, all_finite, orthonormalise, times, transposed_times};
+use super::parameter::Float;
+use crate::random::Random;
+use collectives::Communicator;
+use collectives::ReduceOp;
+use collectives::{Error, Result};
+
+/// How [`PowerSgd`] compresses. Every rank must use the same.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PowerSgdOptions {
+    /// How many columns the thin matrices have: the rank of what is left of a gradient. Default: 1.
+    pub rank: usize,
+    /// Keeps what compression leaves out and adds it to the next step's gradient. Default: yes.
+    pub error_feedback: bool,
+    /// Begins each step with the last step's result, which makes it better from step to step. Default: yes.
+    pub warm_start: bool,
+    /// How many steps are done uncompressed at first, while gradients change fast. Default: 1000.
+    pub start_step: u64,
+    /// Matrices that would not become smaller by this factor are left as they are. Default: 2.
+    pub min_compression_rate: f64,
+    /// What the first thin matrices are drawn from. Default: 0.
+    pub seed: u64,
+}
+
+impl Default for PowerSgdOptions {
+    fn default() -> Self {
+        Self { rank: 1, error_feedback: true, warm_start: true, start_step: 1000, min_compression_rate: 2.0, seed: 0 }
+    }
+}
+
+/// A hook that sends low-rank approximations (Vogels, Karimireddy, Jaggi 2019).
+///
+/// A gradient of two or more dimensions is a matrix M: its first dimension by all others. With Q from the step before, P is the mean of the ranks'
+/// M·Q, made orthonormal, and Q the mean of their Mᵀ·P; every rank then has P·Qᵀ. With `r` columns that sends `r·(rows + columns)` numbers
+/// in place of `rows·columns`. Vectors, and matrices that are too small to gain, go uncompressed with P. All in `f32`.
+///
+/// A mean of rank `r` or less comes through exactly, but for rounding, once Q has met it. Of others the error feedback brings what was left
+/// out in later steps.
+///
+/// Where a matrix is not finite on one rank, or becomes so on the way, all of it is NaN on every rank in that step: what a loss that is
+/// scaled too far is known by. What was left out of it before is then forgotten, and Q is drawn anew, so that later steps are sound.
+///
+/// For buckets in host memory: on a device its first step is `Unsupported`.
+///
+/// Costs, beside each bucket, an `f32` for every element of the matrices that are compressed, and the thin matrices three times.
+///
+/// ```
+/// # use collectives::{Communicator, ReduceOp};
+/// # use collectives_train::{DataParallel, Options, Parameter, PowerSgd, PowerSgdOptions};
+/// Communicator::run_local(2, |comm| {
+///     let mut model = DataParallel::new(comm, vec![Parameter::new::<f32>("weight", &[20, 30])], Options::default())?;
+///     let options = PowerSgdOptions { start_step: 0, ..PowerSgdOptions::default() };
+///     model.set_hooks::<f32>(|layout| Ok(Box::new(PowerSgd::<f32>::new(comm, layout, ReduceOp::Avg, options.clone())?)))?;
+///     model.ready(0, &[1.0 + comm.rank() as f32; 600])?; // of rank 1
+///     assert!((model.finish()?.gradient::<f32>(0)?[17] - 1.5).abs() < 1e-5);
+///     Ok(())
+/// })?;
+/// # Ok::<(), collectives::Error>(())
+/// ```
+#[doc(alias = "powerSGD_hook")]
+#[derive(Debug)]
+pub struct PowerSgd<T: Float> {
+    options: PowerSgdOptions,
+    op: ReduceOp,
+    step: u64,
+    matrices: Vec<Matrix>,
+    /// What is not compressed, in the bucket.
+    others: Vec<Range<usize>>,
+    /// M of every matrix; between steps what is left of it for the next.
+    memory: Vec<f32>,
+    /// Every P, then what is not compressed.
+    left: Option<Flat<f32>>,
+    /// Every Q.
+    right: Option<Flat<f32>>,
+    gradients: Option<Flat<T>>,
+    stage: Stage,
+    /// Before `start_step`.
+    plain: AllReduce<T>,
+}
+
+/// What is on its way.
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Idle,
+    Plain,
+    Left(Pending<Flat<f32>>),
+    Right(Pending<Flat<f32>>),
+}
+
+/// One compressed matrix: where it lies in the bucket, in the memory, and its factors in their buffers.
+#[derive(Debug)]
+struct Matrix {
+    columns: usize,
+    bucket: Range<usize>,
+    memory: Range<usize>,
+    left: Range<usize>,
+    right: Range<usize>,
+}
+
+impl<T: Float> PowerSgd<T> {
+    /// For one bucket. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `Mismatch` where two ranks' options differ, `InvalidArgument` for a rank of 0, `Unsupported` for an op that does not add up, and
+    /// those of [`Communicator::alloc`].
+    pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {
+        // With other seeds, say, the ranks' thin matrices would not fit each other, and nobody would notice.
+        agree(comm, "PowerSgd::new", &Listed::default(), &format!("{options:?}"))?;
+        weight(op, comm.world_size())?;
+        if options.rank == 0 {
+            return Err(Error::argument("PowerSgd::new", "a rank of 0; it must be 1 or more"));
+        }
+        let (mut matrices, mut others): (Vec<Matrix>, Vec<_>) = Default::default();
+        for slot in &layout.slots {
+            match compressed(slot, &options, matrices.last()) {
+                Some(matrix) => matrices.push(matrix),
+                None => others.push(slot.range.clone()),
+            }
+        }
+        let ends = matrices.last().map_or((0, 0, 0), |last| (last.memory.end, last.left.end, last.right.end));
+        let left = Flat::new(comm, ends.1 + others.iter().map(Range::len).sum::<usize>())?;
+        let right = Flat::new(comm, ends.2)?;
+        Ok(Self {
+            options,
+            op,
+            step: 0,
+            matrices,
+            others,
+            memory: vec![0.0; ends.0],
+            left: Some(left),
+            right: Some(right),
+            gradients: None,
+            stage: Stage::Idle,
+            plain: AllReduce::new(op),
+        })
+    }
+
+    /// Prepares every Q: orthonormal, with new numbers where there are none.
+    fn prepare(&self, right: &mut [f32]) {
+        for (index, matrix) in self.matrices.iter().enumerate() {
+            let right = &mut right[matrix.right.clone()];
+            if !self.options.warm_start || !all_finite(right) {
+                right.fill(0.0);
+            }
+            orthonormalise(right, matrix.columns);
+            let mut drawn = Random(self.options.seed ^ self.step.rotate_left(40) ^ (index as u64).rotate_left(20));
+            for column in right.chunks_exact_mut(matrix.columns) {
+                if column.iter().all(|x| *x == 0.0) {
+                    column.iter_mut().for_each(|x| *x = drawn.unit());
+                }
+            }
+            orthonormalise(right, matrix.columns);
+        }
+    }
+
+    /// M ← M + gradient, P ← M·Q, and what is not compressed behind.
+    fn compress_left(&mut self, gradients: &[T], right: &[f32], left: &mut [f32]) {
+        for matrix in &self.matrices {
+            let memory = &mut self.memory[matrix.memory.clone()];
+            if !self.options.error_feedback {
+                memory.fill(0.0);
+            }
+            memory.iter_mut().zip(&gradients[matrix.bucket.clone()]).for_each(|(sum, x)| *sum += x.to_f32());
+            times(memory, matrix.columns, &right[matrix.right.clone()], &mut left[matrix.left.clone()]);
+        }
+        let mut at = self.matrices.last().map_or(0, |last| last.left.end);
+        for range in &self.others {
+            T::widen(&gradients[range.clone()], &mut left[at..at + range.len()]);
+            at += range.len();
+        }
+    }
+
+    /// P made orthonormal, Q ← Mᵀ·P, and M ← M − P·Qᵀ: what this rank leaves out. Of a P that is not finite, a Q that is not either: every
+    /// rank has the same P.
+    fn compress_right(&mut self, left: &mut [f32], right: &mut [f32]) {
+        for matrix in &self.matrices {
+            let memory = &mut self.memory[matrix.memory.clone()];
+            let (left, right) = (&mut left[matrix.left.clone()], &mut right[matrix.right.clone()]);
+            if !all_finite(left) {
+                right.fill(f32::NAN);
+                continue;
+            }
+            orthonormalise(left, memory.len() / matrix.columns);
+            transposed_times(memory, matrix.columns, left, right);
+            if self.options.error_feedback {
+                add_product(memory, matrix.columns, left, right, -1.0);
+            }
+        }
+    }
+
+    /// The bucket ← P·Qᵀ, and what was not compressed. Where Q, the same on every rank, is not finite, NaN, and nothing is kept for later.
+    fn decompress(&mut self, left: &[f32], right: &[f32], gradients: &mut [T]) {
+        let mut product = Vec::new();
+        for matrix in &self.matrices {
+            product.clear();
+            let (left, right) = (&left[matrix.left.clone()], &right[matrix.right.clone()]);
+            if all_finite(right) {
+                product.resize(matrix.bucket.len(), 0.0);
+                add_product(&mut product, matrix.columns, left, right, 1.0);
+            } else {
+                product.resize(matrix.bucket.len(), f32::NAN);
+                self.memory[matrix.memory.clone()].fill(0.0);
+            }
+            T::narrow(&product, &mut gradients[matrix.bucket.clone()]);
+        }
+        let mut at = self.matrices.last().map_or(0, |last| last.left.end);
+        for range in &self.others {
+            T::narrow(&left[at..at + range.len()], &mut gradients[range.clone()]);
+            at += range.len();
+        }
+    }
+}
+
+/// How a gradient is compressed, behind the one `before` it; `None` where it is not.
+fn compressed(slot: &Slot, options: &PowerSgdOptions, before: Option<&Matrix>) -> Option<Matrix> {
+    let [rows, _, ..] = slot.shape[..] else { return None };
+    let columns = slot.range.len().checked_div(rows)?;
+    let (left, right) = (rows.checked_mul(options.rank)?, columns.checked_mul(options.rank)?);
+    if (slot.range.len() as f64) < (left as f64 + right as f64) * options.min_compression_rate || slot.range.is_empty() {
+        return None;
+    }
+    let after = |end: Option<usize>, len: usize| end.unwrap_or(0)..end.unwrap_or(0) + len;
+    Some(Matrix {
+        columns,
+        bucket: slot.range.clone(),
+        memory: after(before.map(|matrix| matrix.memory.end), slot.range.len()),
+        left: after(before.map(|matrix| matrix.left.end), left),
+        right: after(before.map(|matrix| matrix.right.end), right),
+    })
+}
+
+impl<T: Float> Hook<T> for PowerSgd<T> {
+    fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
+        // Not only once the uncompressed steps are over.
+        gradients.host()?;
+        self.step += 1;
+        if self.step <= self.options.start_step || self.matrices.is_empty() {
+            self.stage = Stage::Plain;
+            return self.plain.start(comm, gradients);
+        }
+        let (mut left, mut right) = self.left.take().zip(self.right.take()).ok_or_else(not_started)?;
+        self.prepare(right.host_mut()?);
+        self.compress_left(gradients.host()?, right.host()?, left.host_mut()?);
+        (self.gradients, self.right) = (Some(gradients), Some(right));
+        self.stage = Stage::Left(left.all_reduce(comm, self.op)?);
+        Ok(())
+    }
+
+    fn advance(&mut self, comm: &Communicator) -> Result<Progress<T>> {
+        match std::mem::take(&mut self.stage) {
+            Stage::Idle => Err(not_started()),
+            Stage::Plain => self.plain.advance(comm),
+            Stage::Left(mut pending) => {
+                let mut left = pending.wait()?;
+                let mut right = self.right.take().ok_or_else(not_started)?;
+                self.compress_right(left.host_mut()?, right.host_mut()?);
+                self.left = Some(left);
+                self.stage = Stage::Right(right.all_reduce(comm, self.op)?);
+                Ok(Progress::Started)
+            }
+            Stage::Right(mut pending) => {
+                let right = pending.wait()?;
+                let (left, mut gradients) = self.left.take().zip(self.gradients.take()).ok_or_else(not_started)?;
+                self.decompress(left.host()?, right.host()?, gradients.host_mut()?);
+                (self.left, self.right) = (Some(left), Some(right));
+                Ok(Progress::Done(gradients))
+            }
+        }
+    }
+}

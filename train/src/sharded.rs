@@ -1,0 +1,400 @@
+//! An optimiser whose state is dealt out over the ranks (ZeRO, stage 1).
+
+use std::fmt;
+use std::ops::Range;
+
+#[cfg(feature = "cuda")]
+use cudarc::driver::CudaView;
+
+use super::bucket::{Ending, Lent, own_range};
+use super::buckets::Buckets;
+use super::data_parallel::{check_norm, clipping};
+use super::flat::{Flat, Place};
+use super::layout::{BucketLayout, Options};
+use super::loss_scaler::LossScaler;
+use super::parameter::{Float, Parameter};
+use super::shard::Shard;
+use super::step_order::Done;
+use collectives::Communicator;
+use collectives::ReduceOp;
+use collectives::interop::Memory;
+use collectives::{Buffer, BufferMut};
+use collectives::{Error, Result};
+
+/// Averages gradients and lets each rank update its share of the parameters: so each keeps the optimiser's state for that share alone.
+///
+/// A bucket's gradients are reduced and scattered in the background as it is filled; [`reduce`](Self::reduce) waits for them.
+/// [`Shards::update`] then lets the caller's optimiser work on this rank's share of each bucket, and gathers every rank's share, one bucket
+/// while the next is updated.
+///
+/// ```
+/// use collectives::Communicator;
+/// use collectives_train::{Options, Parameter, ShardedOptimizer};
+///
+/// let results = Communicator::run_local(2, |comm| {
+///     let mut weight = vec![1.0_f32; 5];
+///     let mut model = ShardedOptimizer::new(comm, vec![Parameter::new::<f32>("weight", &[5])], Options::default())?;
+///     model.broadcast(0, &mut weight, 0)?;
+///     let mut momentum: Vec<Vec<f32>> = model.shard_lens().map(|len| vec![0.0; len]).collect();
+///     for _step in 0..3 {
+///         model.ready(0, &[1.0 + comm.rank() as f32; 5])?;
+///         let updated = model.reduce()?.update(|shard| {
+///             let momentum = &mut momentum[shard.bucket];
+///             let (parameters, gradients) = shard.values::<f32>()?;
+///             for ((x, slope), m) in parameters.iter_mut().zip(gradients).zip(momentum) {
+///                 *m = 0.9 * *m + slope;
+///                 *x -= 0.1 * *m;
+///             }
+///             Ok(())
+///         })?;
+///         updated.copy_to(0, &mut weight)?;
+///     }
+///     Ok(weight)
+/// })?;
+/// assert_eq!(results[0], results[1]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+///
+/// With an op's sums in the same order the result has the same bits as an all-reduce and the same optimiser on every rank: always for
+/// two ranks, for more under [`Config::reproducible`](collectives::Config::reproducible) or in shared memory.
+///
+/// **Memory**, of each rank of n, for parameters of N bytes: N for the buckets, N/n for this rank's share of the parameters, and the
+/// caller's state for that share: 2·N/n for Adam in place of 2·N. Buckets are filled up to a multiple of n elements.
+///
+/// **Traffic**: as an all-reduce of the gradients. State is saved and loaded by the caller; another world size has other shares: with the feature
+/// `checkpoint`, the module `checkpoint` saves by one and loads by another.
+///
+/// On devices too: [`on_device`](Self::on_device).
+#[doc(alias = "ZeroRedundancyOptimizer")]
+pub struct ShardedOptimizer {
+    buckets: Buckets,
+    /// Which parameters' values have come.
+    loaded: Vec<bool>,
+}
+
+/// A trainer keeps it beside the communicator, and moves both into a thread.
+const _: () = {
+    const fn sendable<T: Send + 'static>() {}
+    sendable::<ShardedOptimizer>();
+};
+
+impl ShardedOptimizer {
+    /// Makes the buckets of a model's parameters, as [`DataParallel::new`](super::DataParallel::new) does. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
+        Self::in_place(comm, "ShardedOptimizer::new", &Place::Host, parameters, &options)
+    }
+
+    /// As [`new`](Self::new), with buckets and shares on the stream's device, as
+    /// [`DataParallel::on_device`](super::DataParallel::on_device) has them: parameters and gradients are handed in as device buffers,
+    /// [`Shard::device_values`] lends device slices to the optimiser, and [`Updated::device_parameter`] gives one. Neither
+    /// [`reduce`](Self::reduce) nor [`Shards::update`] waits for the device. Collective.
+    ///
+    /// ```no_run
+    /// # use collectives_train::{Options, Parameter, ShardedOptimizer};
+    /// # use collectives::{Communicator, DeviceChoice};
+    /// # fn step(_: &mut cudarc::driver::CudaViewMut<'_, f32>, _: &cudarc::driver::CudaView<'_, f32>) {}
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let comm = Communicator::builder().require_device(DeviceChoice::Local).from_env()?;
+    /// let stream = comm.device().expect("it was required").context().new_stream()?;
+    /// let parameters = vec![Parameter::new::<f32>("weight", &[1000])];
+    /// let mut model = ShardedOptimizer::on_device(&comm, &stream, parameters, Options::default())?;
+    /// let (mut weight, gradient) = (stream.alloc_zeros::<f32>(1000)?, stream.alloc_zeros::<f32>(1000)?);
+    /// model.broadcast(0, &mut weight, 0)?;
+    /// model.ready(0, &gradient)?;
+    /// let updated = model.reduce()?.update(|shard| {
+    ///     let (mut parameters, gradients) = shard.device_values::<f32>()?;
+    ///     step(&mut parameters, &gradients); // a kernel of yours, on `stream`
+    ///     Ok(())
+    /// })?;
+    /// updated.copy_to(0, &mut weight)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`DataParallel::on_device`](super::DataParallel::on_device).
+    #[cfg(feature = "cuda")]
+    pub fn on_device(
+        comm: &Communicator,
+        stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+        parameters: Vec<Parameter>,
+        options: Options,
+    ) -> Result<Self> {
+        let place = Place::on_device(stream);
+        Self::in_place(comm, "ShardedOptimizer::on_device", &place, parameters, &options)
+    }
+
+    fn in_place(comm: &Communicator, what: &'static str, place: &Place, parameters: Vec<Parameter>, options: &Options) -> Result<Self> {
+        let buckets = Buckets::new(comm, what, parameters, options, place, Ending::Shares)?;
+        let loaded = vec![false; buckets.len()];
+        Ok(Self { buckets, loaded })
+    }
+
+    /// The buckets, in the order in which they are launched.
+    pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
+        self.buckets.layouts()
+    }
+
+    /// The parameter of this number.
+    #[must_use]
+    pub fn parameter(&self, parameter: usize) -> Option<&Parameter> {
+        self.buckets.parameter(parameter)
+    }
+
+    /// Which elements of each bucket are this rank's. [`Slot::overlap`](super::Slot::overlap) says what they are of a parameter; with the feature
+    /// `checkpoint` they are saved and loaded by any world size (`checkpoint::Writer::shares`).
+    pub fn shares(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
+        self.buckets.layouts().map(|layout| own_range(self.buckets.comm(), layout))
+    }
+
+    /// How many elements this rank's share of each bucket has: what state is to be kept for.
+    pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.shares().map(|range| range.len())
+    }
+
+    /// Copies the root's values of a parameter to every rank, and this rank's share of them into the optimiser. Every parameter is
+    /// broadcast, or [`load`](Self::load)ed, before the first step. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for another length or type than the parameter's, and those of [`Communicator::broadcast`].
+    pub fn broadcast<B>(&mut self, parameter: usize, values: &mut B, root: usize) -> Result<()>
+    where
+        B: BufferMut<Element: Float> + ?Sized,
+    {
+        self.check_load("broadcast", parameter, &Buffer::memory(values))?;
+        self.buckets.broadcast(parameter, values, root)?;
+        self.load(parameter, values)
+    }
+
+    /// Takes a parameter's values, which must be the same on every rank, from this one: after a checkpoint was read, say.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for another length or type than the parameter's.
+    pub fn load<B>(&mut self, parameter: usize, values: &B) -> Result<()>
+    where
+        B: Buffer<Element: Float> + ?Sized,
+    {
+        let values = values.memory();
+        self.check_load("load", parameter, &values)?;
+        let (bucket, slot) = self.buckets.place(parameter);
+        let comm = &self.buckets.comm().clone();
+        let bucket = self.buckets.typed_mut::<B::Element>(bucket)?;
+        let (elements, within) = bucket.layout.slots[slot].overlap(&own_range(comm, &bucket.layout));
+        if !elements.is_empty() {
+            bucket.share_mut()?.put(within, values, elements.start, false)?;
+        }
+        self.loaded[parameter] = true;
+        Ok(())
+    }
+
+    /// Refuses values of another length, type or place than the parameter's.
+    fn check_load<T: Float>(&mut self, call: &'static str, parameter: usize, values: &Memory<'_, T>) -> Result<()> {
+        self.buckets.fitting::<T>(call, parameter, values.len())?;
+        let (bucket, _) = self.buckets.place(parameter);
+        self.buckets.typed_mut::<T>(bucket)?.share_mut()?.check_put(values)
+    }
+
+    /// As [`DataParallel::accumulate`](super::DataParallel::accumulate).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn accumulate<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
+    where
+        B: Buffer<Element: Float> + ?Sized,
+    {
+        self.buckets.take("accumulate", parameter, gradient.memory(), false)
+    }
+
+    /// As [`DataParallel::ready`](super::DataParallel::ready).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn ready<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
+    where
+        B: Buffer<Element: Float> + ?Sized,
+    {
+        self.buckets.take("ready", parameter, gradient.memory(), true)
+    }
+
+    /// As [`DataParallel::give`](super::DataParallel::give). A gradient is copied where its elements cannot be dealt out evenly.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn give<T: Float>(&mut self, parameter: usize, gradient: impl Into<Flat<T>>) -> Result<()> {
+        self.buckets.give("give", parameter, gradient.into())
+    }
+
+    /// Launches the other buckets, and waits until this rank has its share of all averaged gradients. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`DataParallel::finish`](super::DataParallel::finish); and `InvalidArgument` for a parameter whose values were never given. Only
+    /// this rank gets that error, before it waits for anything. Others wait in their `reduce` until this rank has loaded the values and
+    /// calls again, or until the deadline.
+    pub fn reduce(&mut self) -> Result<Shards<'_>> {
+        if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
+            let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
+            return Err(Error::argument("reduce", format!("parameter {index} {name} has no values yet: broadcast or load them first")));
+        }
+        self.buckets.finish("reduce")?;
+        Ok(Shards { optimizer: self, done: Done::default() })
+    }
+}
+
+/// This rank's shares of a step's averaged gradients; see [`ShardedOptimizer::reduce`].
+#[must_use = "the parameters are updated by `update`"]
+pub struct Shards<'a> {
+    optimizer: &'a mut ShardedOptimizer,
+    done: Done,
+}
+
+impl<'a> Shards<'a> {
+    /// The norm of all ranks' gradients together: the root of the sum of all squares, added up in `f64`; the same bits on every rank. Collective: one
+    /// all-reduce of one number, on the host. On a device it waits for this rank's sum first.
+    ///
+    /// # Errors
+    ///
+    /// Those of collectives, and of [`Averaged::norm`](super::Averaged::norm).
+    pub fn norm(&self) -> Result<f64> {
+        let buckets = &self.optimizer.buckets;
+        let comm = buckets.comm();
+        let mut squares = buckets.sum_of_squares(|layout| own_range(comm, layout))?;
+        comm.all_reduce(&mut squares, ReduceOp::Sum)?;
+        Ok(squares.sqrt())
+    }
+
+    /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective, as [`norm`](Self::norm).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
+    pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
+        let factor = clipping("clip_norm", limit)?;
+        let norm = self.norm()?;
+        self.scale(factor(norm))?;
+        Ok(norm)
+    }
+
+    /// As [`Averaged::clip_to`](super::Averaged::clip_to), of this rank's shares. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a limit that is not a positive number, and a negative norm. On a device `Cuda`.
+    pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
+        let factor = clipping("clip_to", limit)?;
+        check_norm(norm)?;
+        self.scale(factor(norm))
+    }
+
+    /// Multiplies this rank's shares, where there is a factor: the end of clipping.
+    fn scale(&mut self, factor: Option<f64>) -> Result<()> {
+        self.done = Done::Clipped;
+        let buckets = &mut self.optimizer.buckets;
+        let comm = &buckets.comm().clone();
+        factor.map_or(Ok(()), |factor| buckets.scale(|layout| own_range(comm, layout), factor))
+    }
+
+    /// As [`Averaged::unscale`](super::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Averaged::unscale`](super::Averaged::unscale).
+    pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
+        self.done.check("unscale", Done::Unscaled)?;
+        self.done = Done::Unscaled;
+        let buckets = &mut self.optimizer.buckets;
+        let comm = &buckets.comm().clone();
+        buckets.unscale(|layout| own_range(comm, layout), scaler)
+    }
+
+    /// Has `update` change this rank's share of each bucket's parameters, and gathers what the others have. Collective.
+    ///
+    /// # Errors
+    ///
+    /// Those of `update`, and of collectives. No step can follow, nor after a panic of `update`: this rank's shares are changed and the
+    /// others' are not known. Other ranks are not told of an `update` that fails on one: they wait for its shares until the deadline, unless
+    /// it ends the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So what can fail should fail on every rank, or abort.
+    pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
+        let ShardedOptimizer { buckets, .. } = self.optimizer;
+        buckets.go_on(|buckets| {
+            let comm = &buckets.comm().clone();
+            for (index, bucket) in buckets.iter_mut().enumerate() {
+                let Lent { layout, range, parameters, gradients } = bucket.lend(comm)?;
+                let own_gradients = range.clone();
+                update(&mut Shard { bucket: index, layout, range, parameters, gradients, own_gradients })?;
+                bucket.gather(comm)?;
+            }
+            buckets.iter_mut().try_for_each(|bucket| bucket.gathered())
+        })?;
+        Ok(Updated { buckets })
+    }
+}
+
+/// The updated parameters, the same on every rank, until the next step begins.
+pub struct Updated<'a> {
+    buckets: &'a mut Buckets,
+}
+
+impl Updated<'_> {
+    /// A parameter's values.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, or `T` is not its type.
+    pub fn parameter<T: Float>(&self, parameter: usize) -> Result<&[T]> {
+        let (flat, range) = self.buckets.slot::<T>("parameter", parameter)?;
+        Ok(&flat.host()?[range])
+    }
+
+    /// A parameter's values, where they are on a device.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where there is no such parameter, `T` is not its type, or it is in host memory.
+    #[cfg(feature = "cuda")]
+    pub fn device_parameter<T: Float>(&self, parameter: usize) -> Result<CudaView<'_, T>> {
+        let (flat, range) = self.buckets.slot::<T>("device_parameter", parameter)?;
+        flat.device_view(range).ok_or_else(|| Error::argument("device_parameter", "it is in host memory: use `parameter`"))
+    }
+
+    /// Copies a parameter's values to a buffer of its type and length.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for any other.
+    pub fn copy_to<B>(&self, parameter: usize, destination: &mut B) -> Result<()>
+    where
+        B: BufferMut<Element: Float> + ?Sized,
+    {
+        self.buckets.copy_to("copy_to", parameter, destination)
+    }
+}
+
+impl fmt::Debug for ShardedOptimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (parameters, buckets) = (self.buckets.len(), self.buckets.layouts().len());
+        write!(f, "ShardedOptimizer({parameters} parameters in {buckets} buckets on {:?})", self.buckets.comm())
+    }
+}
+
+impl fmt::Debug for Shards<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shards({} buckets)", self.optimizer.buckets.layouts().len())
+    }
+}
+
+impl fmt::Debug for Updated<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Updated({} parameters)", self.buckets.len())
+    }
+}

@@ -1,0 +1,43 @@
+//! Whether training steps can go on: the first error or panic in the middle of a step ends them.
+
+use std::sync::Arc;
+
+use collectives::{Error, Result};
+
+/// What has ended the steps, if anything has.
+#[derive(Debug, Default)]
+pub(super) struct StepHealth {
+    failed: Option<Arc<Error>>,
+    /// Hooks or a closure of the caller's are at work; stays so where they panic.
+    at_work: bool,
+}
+
+impl StepHealth {
+    /// Refuses to go on after a step that failed.
+    pub(super) fn check(&self, call: &'static str) -> Result<()> {
+        let panicked = || Arc::new(Error::argument("train", "a hook or the caller's closure panicked in the middle of a step"));
+        match &self.failed {
+            Some(cause) => Err(Error::Poisoned { call: call.to_owned(), cause: Arc::clone(cause) }),
+            None if self.at_work => Err(Error::Poisoned { call: call.to_owned(), cause: panicked() }),
+            None => Ok(()),
+        }
+    }
+
+    /// A part of a step begins, after which no step can follow where it fails or panics.
+    pub(super) fn enter(&mut self) {
+        self.at_work = true;
+    }
+
+    /// It has ended.
+    pub(super) fn leave<R>(&mut self, result: Result<R>) -> Result<R> {
+        self.at_work = false;
+        self.keep(result)
+    }
+
+    /// Keeps the first error after which no step can follow.
+    pub(super) fn keep<R>(&mut self, result: Result<R>) -> Result<R> {
+        result.inspect_err(|error| {
+            self.failed.get_or_insert_with(|| Arc::new(error.clone()));
+        })
+    }
+}

@@ -1,0 +1,55 @@
+//! In which order what a step's gradients can go through comes: over copies of the model, divided by a loss's scale, clipped.
+
+use collectives::{Error, Result};
+
+/// What was done last with the gradients of a finished step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(super) enum Done {
+    /// They were reduced over the communicator's ranks.
+    #[default]
+    Reduced,
+    /// And over ranks with copies of the model.
+    ReducedOver,
+    /// They were divided by a loss's scale.
+    Unscaled,
+    /// They were clipped, which may come again.
+    Clipped,
+}
+
+impl Done {
+    /// Refuses what comes too late: what makes other gradients of them than the caller means.
+    pub(super) fn check(self, call: &'static str, next: Self) -> Result<()> {
+        let before = match self {
+            Self::Reduced => return Ok(()),
+            Self::ReducedOver => "reduced over copies",
+            Self::Unscaled => "unscaled",
+            Self::Clipped => "clipped",
+        };
+        if self < next || next == Self::Clipped {
+            return Ok(());
+        }
+        let order = "reduce_over comes first, then unscale, each once a step, then clip_norm or clip_to";
+        Err(Error::argument(call, format!("the gradients of this step are {before} already: {order}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_comes_once_and_in_its_order_and_clipping_again() {
+        use Done::{Clipped, Reduced, ReducedOver, Unscaled};
+        let allowed = |before: Done, next: Done| before.check("train", next).is_ok();
+        for next in [ReducedOver, Unscaled, Clipped] {
+            assert!(allowed(Reduced, next), "{next:?}");
+            assert!(allowed(next, Clipped), "{next:?}");
+        }
+        assert!(allowed(ReducedOver, Unscaled));
+        for (before, next) in
+            [(ReducedOver, ReducedOver), (Unscaled, ReducedOver), (Unscaled, Unscaled), (Clipped, ReducedOver), (Clipped, Unscaled)]
+        {
+            assert!(!allowed(before, next), "{before:?} then {next:?}");
+        }
+    }
+}
