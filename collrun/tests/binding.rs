@@ -61,7 +61,7 @@ fn ranks_have_cores_of_their_own_where_there_are_enough() {
 fn who_is_not_to_be_bound_runs_where_this_process_may() {
     let here = allowed_here();
     assert_eq!(masks("-n 2 --bind none"), [here.clone(), here.clone()]);
-    assert_eq!(masks("-n 1"), [here.clone()]);
+    assert_eq!(masks("-n 1"), vec![here.clone(); 1]);
     let many = here.len() + 1;
     assert_eq!(masks(&format!("-n {many}")), vec![here.clone(); many]);
     let refused = collrun(&format!("-n {many} --bind core"), "true").output().unwrap();
