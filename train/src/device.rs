@@ -33,7 +33,12 @@ pub(super) struct Workplace {
 
 impl Workplace {
     pub(super) fn new(stream: &Arc<CudaStream>) -> Arc<Self> {
-        Arc::new(Self { stream: Arc::clone(stream), kernels: OnceLock::new(), launched: AtomicBool::new(false), captured: AtomicBool::new(false) })
+        Arc::new(Self {
+            stream: Arc::clone(stream),
+            kernels: OnceLock::new(),
+            launched: AtomicBool::new(false),
+            captured: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn stream(&self) -> &CudaStream {
