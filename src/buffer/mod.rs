@@ -32,7 +32,7 @@ pub unsafe trait StableMemory {}
 /// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; on a GPU, cudarc's slices and views; bytes
 /// whose type is known at run time ([`TypedBytes`]); and views over raw addresses.
 ///
-/// Memory stays what and where it is while a call uses it, which no check could tell of a foreign type: [`StableMemory`](crate::interop::StableMemory)
+/// Memory stays what and where it is while a call uses it, which no check could tell of a foreign type: [`StableMemory`]
 /// promises it, and [`element!`](macro@crate::element) does so for your own element.
 pub trait Buffer: StableMemory {
     /// What it holds.
