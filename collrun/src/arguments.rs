@@ -11,6 +11,7 @@ use crate::control::Control;
 use crate::count::Count;
 use crate::environment::{self, Variable};
 use crate::mpirun;
+use crate::place::Place;
 
 /// Starts the ranks of a job and stops them together.
 ///
@@ -190,17 +191,6 @@ impl Refused {
         ];
         all.into_iter().find_map(|(value, reason)| value.is_some().then_some(reason))
     }
-}
-
-/// Where this host stands in its job.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// The job is this host's alone; the store's port may be given.
-    Alone { address: Option<String>, port: Option<u16> },
-    /// One of several hosts.
-    Among { node: u16, address: String, port: u16 },
-    /// One of several hosts, whose number is found out where they meet.
-    Unnumbered { address: String, port: u16 },
 }
 
 /// torchrun's port.

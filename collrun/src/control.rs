@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::arguments::Place;
+use crate::place::Place;
 
 /// A host's place, and what it is called where the job was started.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,10 +5,12 @@ mod carrier;
 mod control;
 mod count;
 mod environment;
+mod failures;
 mod host_list;
 mod meeting;
 mod mpirun;
 mod order;
+mod place;
 mod remote;
 
 use std::ffi::OsString;
@@ -16,9 +18,11 @@ use std::net::ToSocketAddrs as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use arguments::{Arguments, Place};
+use arguments::Arguments;
 use collectives::Secret;
 use collectives_launch::{Asked, Binding, Failure, Job, Logs, Output, Refused, Store, Stream, Width, Writer, hint, say};
+use failures::{tell_user, usage};
+use place::Place;
 
 /// How long the other hosts may take to come, as torchrun has it for its ranks.
 const PATIENCE: Duration = Duration::from_secs(1800);
@@ -51,10 +55,6 @@ fn main() -> ExitCode {
 /// What stands before each message: the host, too, where there are several to speak.
 fn name(arguments: &Arguments) -> String {
     arguments.controlled.as_ref().map_or_else(|| "collrun".to_owned(), |control| format!("collrun on {}", control.name))
-}
-
-fn usage(message: String) -> Refused {
-    Refused { message, code: 2 }
 }
 
 /// Serves the store where it is this host's to serve, and runs the job.
@@ -101,12 +101,6 @@ fn tell(arguments: &Arguments, failure: &Failure) {
 fn with_limit(error: &collectives::Error) -> String {
     let hint = if let collectives::Error::Io { error, .. } = error { hint(error) } else { None };
     hint.map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
-}
-
-/// Says which rank failed first, last of all, and writes it where a launcher or scheduler that started this one looks, as torchrun does.
-fn tell_user(failure: &Failure) {
-    say("collrun", &format!("first failure: {failure}"));
-    let _ = collectives::record_failure(|| Err::<(), _>(failure));
 }
 
 /// Whether other hosts can reach the store that is this one's to serve: many a host has its own name for the loopback interface.

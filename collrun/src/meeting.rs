@@ -7,7 +7,7 @@ use collectives::store::Store as _;
 use collectives::{Error, Result, Secret};
 use collectives_launch::{Found, Store};
 
-use crate::arguments::Place;
+use crate::place::Place;
 
 /// The hosts of a job.
 pub(crate) struct Hosts<'a> {

@@ -19,9 +19,9 @@ use signal_hook::consts::{SIGKILL, SIGTERM};
 use crate::arguments::{Arguments, PORT};
 use crate::carrier::Carrier;
 use crate::control::Control;
+use crate::failures::{tell_user, usage};
 use crate::host_list::{self, Host};
 use crate::order::{self, Order};
-use crate::{tell_user, usage};
 
 /// How long launchers may take beyond what their ranks may, before their connections are cut, and then before they are killed.
 const BEYOND: Duration = Duration::from_secs(5);

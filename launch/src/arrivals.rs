@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use collectives::store::{Store, TcpStore};
 use collectives::{Config, Error, Result, Secret};
 
-use crate::Found;
+use super::store::{Found, Store as JobStore};
+use super::terminal::say;
 
 /// How long the store may take to hear of a failure. Whoever is not told finds out by what its ranks lose.
 pub(super) const TELLING: Duration = Duration::from_secs(10);
@@ -153,7 +154,7 @@ impl Place {
         next: impl FnMut() -> ControlFlow<E, Duration>,
     ) -> Result<ControlFlow<E, Arc<TcpStore>>> {
         let began = Instant::now();
-        let say = |text: &str| crate::say(name, text);
+        let say = |text: &str| say(name, text);
         let reached = retried(patience, say, || began.elapsed(), next, |limit| self.connect(limit.max(LEAST_LIMIT)))?;
         // Its time to answer is no longer that of the attempt, which may have been short.
         Ok(match reached {
@@ -182,10 +183,10 @@ impl Place {
     }
 
     /// Serves here, or says what keeps this host from it; `None` where that is another one's to do, as far as is known.
-    fn serve(&self) -> Option<Result<crate::Store>> {
+    fn serve(&self) -> Option<Result<JobStore>> {
         // A name without an address may be that of a host that is yet to come.
         (self.address.as_str(), self.port).to_socket_addrs().ok()?;
-        match crate::Store::serve(&self.address, self.port, self.secret.as_ref()) {
+        match JobStore::serve(&self.address, self.port, self.secret.as_ref()) {
             // It is another host's, or one of several launchers of this host was first.
             Err(Error::Config { .. }) => None,
             ended => Some(ended),
@@ -227,6 +228,18 @@ fn retried<T, E>(
         if pace.is_due(now) {
             say(&format!("waiting for node 0: {error}"));
         }
+    }
+}
+
+impl JobStore {
+    /// Serves the job's store where nobody does yet, as [`Store::serve`], or connects to whoever does, for as long as `patience` lasts. Says behind
+    /// `name` on standard error, after ten seconds and then more and more seldom, why it has not come to either.
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStore::connect`]; and where listening fails for another reason than that the address is another host's, or taken.
+    pub fn serve_or_reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Found> {
+        Place { address: address.to_owned(), port, secret: secret.cloned() }.serve_or_reach(name, patience)
     }
 }
 

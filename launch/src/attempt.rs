@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
 
 use super::arrivals::Place;
+use super::event::Event;
 use super::guardian::Guardian;
 use super::hosts::{Hosts, Watch};
 use super::signals::on_signals;
-use super::supervisor::{Event, Outcome, Supervisor};
+use super::supervisor::{Outcome, Supervisor};
 use super::terminal::say;
 use super::{End, Job, Output, Refused, Store, child, limits, output};
 use collectives::Secret;

@@ -11,7 +11,7 @@ use signal_hook::consts::SIGPIPE;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use super::supervisor::Event;
+use super::event::Event;
 
 /// How long a rank waits for its launcher to end it.
 const PATIENCE: Duration = Duration::from_secs(5);

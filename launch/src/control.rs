@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::sync::mpsc::Sender;
 use std::thread;
 
-use super::supervisor::Event;
+use super::event::Event;
 
 /// Sends what is said to `events`, from a thread of its own.
 pub(super) fn listen(events: &Sender<Event>) -> io::Result<()> {

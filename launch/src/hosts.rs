@@ -10,35 +10,12 @@ use std::time::{Duration, Instant};
 use collectives::store::Store as _;
 
 use super::arrivals::{Arrivals, Place, SILENCE, TELLING, answer};
+use super::event::{DONE, Event, Settled};
 use super::failure::Failure;
-use super::supervisor::Event;
+use super::terminal::say;
 
 /// How long one wait for news takes; then it is asked again, or left.
 const ONE_WAIT: Duration = Duration::from_millis(500);
-/// What stands where all ranks of all hosts are done.
-const DONE: &[u8] = b"done";
-
-/// How an attempt ended for the whole job.
-#[derive(Debug)]
-pub(super) enum Settled {
-    /// All ranks of all hosts succeeded.
-    Done,
-    /// A rank of some host failed first.
-    Failed(Box<Failure>),
-    /// The store is gone, and with it the launcher of its host.
-    Lost(String),
-}
-
-impl Settled {
-    /// What stands in the store.
-    fn read(value: &[u8]) -> Self {
-        if value == DONE {
-            return Self::Done;
-        }
-        let failure = serde_json::from_slice(value).map(Self::Failed);
-        failure.unwrap_or_else(|error| Self::Lost(format!("what another host said is no failure: {error}")))
-    }
-}
 
 /// Where the hosts of a job meet.
 #[derive(Debug, Clone)]
@@ -106,7 +83,7 @@ impl Hosts {
             }
             let text = arrivals.as_mut().map_or(Ok(None), |arrivals| arrivals.look(&*store, began.elapsed()));
             match text {
-                Ok(text) => text.iter().for_each(|text| crate::say(&self.name, text)),
+                Ok(text) => text.iter().for_each(|text| say(&self.name, text)),
                 Err(error) => return Some(Settled::Lost(error.to_string())),
             }
         }

@@ -13,29 +13,16 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGKILL, SIGPIPE, SIGTERM};
 
+use super::event::{Event, Settled};
 use super::exit::{ExitReason, wait_for};
 use super::failure::{self, Failure, nanoseconds};
 use super::guardian::Guardian;
-use super::hosts::{Hosts, Settled};
+use super::hosts::Hosts;
 use super::signals::{Interrupts, Request, ends_jobs, signal_name};
 use super::{Job, child, say};
 
 /// How long ranks have for what they want to say when one has failed: what they saw of it often names the cause.
 const LAST_WORDS: Duration = Duration::from_millis(300);
-
-/// What the supervisor waits for.
-pub(super) enum Event {
-    /// The rank at this place of the list has ended.
-    Ended(usize, ExitReason),
-    /// This signal came.
-    Signal(i32),
-    /// The launcher that started this one is gone.
-    Orphaned,
-    /// Nobody reads what the first rank writes to this program's standard output.
-    Unread,
-    /// This attempt has ended for all hosts.
-    Settled(u32, Settled),
-}
 
 /// How an attempt ended here.
 #[derive(Debug)]

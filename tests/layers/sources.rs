@@ -166,7 +166,9 @@ impl Sources {
     /// Reads the crate in a folder of the checkout.
     pub(crate) fn read(package: &str) -> Self {
         let mut sources = Self { modules: BTreeMap::new() };
-        sources.read_file(&root().join(package).join("src/lib.rs"), Vec::new());
+        let folder = root().join(package).join("src");
+        let head = ["lib.rs", "main.rs"].map(|name| folder.join(name)).into_iter().find(|file| file.exists());
+        sources.read_file(&head.unwrap(), Vec::new());
         sources
     }
 

@@ -1,7 +1,6 @@
-//! What was found, in words.
+//! What can be found.
 
 use super::file::{Plane, State};
-use super::group::Group;
 
 /// One thing that the records of a communicator say.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,80 +33,6 @@ pub(super) enum Finding {
     EndedEarly { rank: usize, witnesses: Vec<usize>, reason: String },
     /// Nothing is wrong up to this number.
     Nothing { last: Option<u64> },
-}
-
-impl Finding {
-    /// In words; `group` names ranks.
-    pub(super) fn in_words(&self, group: &Group) -> String {
-        match self {
-            Finding::Died { rank, witnesses, call } => {
-                let said = call.as_ref().map(|call| format!(" ({call})")).unwrap_or_default();
-                format!("{} is gone: it left no record, and {} lost it{said}", group.name(*rank), list(witnesses))
-            }
-            Finding::NoRecord { ranks, waiters } => {
-                let waiting = if waiters.is_empty() { String::new() } else { format!("; {} waited for it", list(waiters)) };
-                let why = "it was stuck outside of this communicator's calls, was killed, or its file is not in this folder";
-                format!("no record of {}: {why}{waiting}", group.names(ranks))
-            }
-            Finding::Diverged { plane, number, versions } => {
-                let said: Vec<String> = versions.iter().map(|(call, ranks)| format!("{} called {call}", list(ranks))).collect();
-                format!("the calls differ from {}collective number {number} on: {}", on(*plane), said.join("; "))
-            }
-            Finding::Behind { .. } => self.behind_in_words(group),
-            Finding::AllWaiting { call, awaited } => {
-                let waits = |(rank, others): &(usize, Vec<usize>)| match others.is_empty() {
-                    true => format!("rank {rank} does not say for whom"),
-                    false => format!("rank {rank} for {}", list(others)),
-                };
-                let said: Vec<String> = awaited.iter().map(waits).collect();
-                format!("every rank has come to {call}, and it did not end: waiting were {}", said.join("; "))
-            }
-            Finding::Message { rank, message, peer, answer } => {
-                let peer = peer.map_or_else(String::new, |peer| group.name(peer));
-                let answer = match answer {
-                    Some(true) => format!("; its other end is under way on {peer}"),
-                    Some(false) => format!("; {peer} has no other end of it under way"),
-                    None if peer.is_empty() => String::new(),
-                    None => format!("; there is no record of {peer}"),
-                };
-                format!("{} waited in {message}{answer}", group.name(*rank))
-            }
-            Finding::EndedEarly { rank, witnesses, reason } => {
-                format!(
-                    "{} ended before the others: {} lost it; its own record was written because: {reason}",
-                    group.name(*rank),
-                    list(witnesses)
-                )
-            }
-            Finding::Nothing { last: Some(last) } => format!("nothing is stuck: the calls agree up to number {last}"),
-            Finding::Nothing { last: None } => "nothing is stuck: no calls are on record".to_owned(),
-        }
-    }
-
-    fn behind_in_words(&self, group: &Group) -> String {
-        let Finding::Behind { plane, rank, call, waiting, seconds, last, has_scheduled, elsewhere } = self else { return String::new() };
-        let last = match last {
-            None => "it has made no call yet".to_owned(),
-            Some((call, State::Completed)) => format!("its last call, {call}, is over, and it makes no other"),
-            Some((call, State::Started)) => format!("it is still in {call}"),
-            Some((call, State::Failed)) => format!("its last call, {call}, failed"),
-            Some((call, State::Scheduled)) => format!("the last that it queued is {call}"),
-        };
-        let waited = match plane {
-            Plane::Host => format!("in which {} waited for {seconds:.1} s", list(waiting)),
-            Plane::Device => format!("which {} queued on the device", list(waiting)),
-        };
-        let scheduled = if *has_scheduled { "; it has started the call in the background, behind others" } else { "" };
-        let elsewhere = elsewhere.as_ref().map(|what| format!("; its process is in {what}")).unwrap_or_default();
-        format!("{} is behind: it has not come to {call}, {waited}; {last}{scheduled}{elsewhere}", group.name(*rank))
-    }
-}
-
-fn on(plane: Plane) -> &'static str {
-    match plane {
-        Plane::Host => "",
-        Plane::Device => "device ",
-    }
 }
 
 /// `rank 3`, `ranks 0-2, 5`.

@@ -6,6 +6,7 @@ mod finding;
 mod group;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::path::{Path, PathBuf};
 

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::json::Totals;
+use super::picture::escaped;
 use super::plot;
 use crate::arguments::IS_ONE_RANK;
 use crate::facts::{Gpu, Note, RankFacts, RunFacts};
@@ -41,7 +42,7 @@ impl Page<'_> {
     /// The whole page.
     pub(super) fn document(&self) -> String {
         let (heading, below) = plot::title(self.rows, self.facts, self.transport);
-        let (heading, below) = (plot::escaped(&heading), plot::escaped(&below));
+        let (heading, below) = (escaped(&heading), escaped(&below));
         let mut page = format!(
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{heading}</title>\n<style>\n{STYLE}</style>\n</head>\n\
@@ -52,7 +53,7 @@ impl Page<'_> {
         page += &plot::draw_panels(self.rows);
         self.results(&mut page);
         self.ranks(&mut page);
-        let _ = writeln!(page, "<h2>Command</h2>\n<pre>{}</pre>", plot::escaped(self.command));
+        let _ = writeln!(page, "<h2>Command</h2>\n<pre>{}</pre>", escaped(self.command));
         self.environment(&mut page);
         page + "</body>\n</html>\n"
     }
@@ -60,14 +61,14 @@ impl Page<'_> {
     fn notes(&self, page: &mut String) {
         for Note { text, is_warning } in self.facts.notes() {
             let class = if is_warning { "verdict bad" } else { "below" };
-            let _ = writeln!(page, "<p class=\"{class}\">{}</p>", plot::escaped(&sentence(&text)));
+            let _ = writeln!(page, "<p class=\"{class}\">{}</p>", escaped(&sentence(&text)));
         }
     }
 
     fn verdict(&self, page: &mut String) {
         let mut paragraph = |good: bool, text: &str| {
             let class = if good { "good" } else { "bad" };
-            let _ = writeln!(page, "<p class=\"verdict {class}\">{}</p>", plot::escaped(text));
+            let _ = writeln!(page, "<p class=\"verdict {class}\">{}</p>", escaped(text));
         };
         self.errors.iter().for_each(|error| paragraph(false, &format!("The run ended early: {error}")));
         let Totals { failed_checks, mean_busbw, reached } = *self.totals;
@@ -115,7 +116,7 @@ impl Page<'_> {
                 None => processor.clone(),
             };
             let cells = [peer.rank.to_string(), peer.host.clone(), peer.pid.to_string(), local_rank.to_string(), device];
-            let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", plot::escaped(cell))).collect();
+            let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escaped(cell))).collect();
             let _ = writeln!(page, "<tr>{cells}</tr>");
         }
         *page += "</table></div>\n";
@@ -127,7 +128,7 @@ impl Page<'_> {
         }
         *page += "<h2>Environment</h2>\n<pre>";
         for (name, value) in self.variables {
-            let _ = writeln!(page, "{}={}", plot::escaped(name), plot::escaped(value));
+            let _ = writeln!(page, "{}={}", escaped(name), escaped(value));
         }
         *page += "</pre>\n";
     }

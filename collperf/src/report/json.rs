@@ -195,7 +195,7 @@ impl<'a> Config<'a> {
         });
         Self {
             nthreads: settings.threads.unwrap_or(1),
-            ngpus: super::gpus_of_thread(settings, facts),
+            ngpus: super::heading::gpus_of_thread(settings, facts),
             minimum_bytes: settings.sizes.iter().copied().min().unwrap_or(0),
             maximum_bytes: settings.sizes.iter().copied().max().unwrap_or(0),
             step_factor,

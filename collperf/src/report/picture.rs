@@ -6,7 +6,6 @@
 use std::fmt::Write as _;
 
 use super::axis::{Axis, Tick};
-use super::plot::escaped;
 
 const WIDTH: f64 = 1200.0;
 const PANEL_WIDTH: f64 = 490.0;
@@ -285,4 +284,9 @@ fn legend(svg: &mut String, block: &Block<'_>) {
         let (x, y) = spot(block.series.len());
         let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"#777\">and {} more that are not drawn</text>", block.left_out);
     }
+}
+
+/// Text as XML has it.
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -128,11 +128,6 @@ pub(super) fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String,
     (heading, below)
 }
 
-/// Text as XML has it.
-pub(super) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
 #[cfg(test)]
 mod tests {
     use collectives::{DType, ReduceOp};

@@ -6,7 +6,8 @@ use indicatif::ProgressBar;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, signal_name};
 
-use super::{html, json, plot, prometheus, say};
+use super::output::say;
+use super::{html, json, plot, prometheus};
 use crate::facts::RunFacts;
 use crate::failure::Failure;
 use crate::launch;

@@ -4,7 +4,7 @@
 
 use collectives::Communicator;
 
-use super::{name, share, text};
+use super::words::{name, share, text};
 use crate::facts::Bound;
 use crate::failure::Failure;
 use crate::launch::{Asked, Binding, Width, processors_here};

@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::call::Call;
 use super::plane::{Memory, Plane};
-use super::share;
+use super::words::share;
 use crate::inputs::{Recipe, Sample};
 use crate::layout::{Layout, Origin, Run};
 use crate::report::say;

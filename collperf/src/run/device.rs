@@ -15,8 +15,8 @@ use collectives::{
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DevicePtr, DriverError, result};
 
-use super::largest_buffer;
 use super::plane::{Memory, Plane};
+use super::subjects::largest_buffer;
 use crate::failure::Failure;
 use crate::inputs::Sample;
 use crate::layout::Run;

@@ -1,12 +1,14 @@
-//! How long calls of one collective should take: a few sizes are measured, and what lies between is read off the line through them.
+//! How long calls of one collective should take: a few sizes are measured.
 
 use std::time::Duration;
 
 use collectives::ReduceOp;
 
 use super::call::Call;
+use super::curve::Curve;
 use super::plane::{Memory, Plane};
-use super::{Session, timing};
+use super::session::Session;
+use super::timing;
 use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::statistics::Spread;
@@ -14,27 +16,6 @@ use crate::statistics::Spread;
 /// The sizes that are measured, in bytes, and for how long each.
 const SIZES: [usize; 6] = [16, 2 << 10, 24 << 10, 192 << 10, 1536 << 10, 12 << 20];
 const TIME: Duration = Duration::from_millis(12);
-
-/// Bytes and microseconds, ascending in bytes.
-#[derive(Debug, Default)]
-pub(super) struct Curve(Vec<(f64, f64)>);
-
-impl Curve {
-    /// The microseconds of a call on so many bytes; `None` where nothing was measured. On straight lines between the logarithms of both, and as long for
-    /// each byte beyond the largest size as there.
-    pub(super) fn at(&self, bytes: usize) -> Option<f64> {
-        let bytes = bytes as f64;
-        let above = self.0.partition_point(|(size, _)| *size < bytes);
-        match (above.checked_sub(1).and_then(|below| self.0.get(below)), self.0.get(above)) {
-            (Some((low, fast)), Some((high, slow))) => {
-                let part = (bytes / low).ln() / (high / low).ln();
-                Some(fast * (slow / fast).powf(part))
-            }
-            (Some((size, time)), None) => Some(time * bytes / size),
-            (None, found) => found.map(|(_, time)| *time),
-        }
-    }
-}
 
 impl<P: Plane> Session<'_, P> {
     /// Measures a collective at the sizes, in f32, with the op Max where it has one. What has no algorithm is not measured.
@@ -68,19 +49,5 @@ impl<P: Plane> Session<'_, P> {
         }
         curve.0.dedup_by_key(|(bytes, _)| *bytes);
         Ok(curve)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_curve_goes_through_what_was_measured_and_between() {
-        let curve = Curve(vec![(16.0, 2.0), (1600.0, 8.0)]);
-        let near = |bytes, time: f64| (curve.at(bytes).unwrap() / time - 1.0).abs() < 1e-9;
-        assert!(near(0, 2.0) && near(16, 2.0) && near(160, 4.0) && near(1600, 8.0) && near(16_000, 80.0));
-        assert_eq!(Curve::default().at(8), None);
-        assert_eq!(Curve(vec![(1.0, 5.0)]).at(0), Some(5.0));
     }
 }

@@ -7,33 +7,15 @@ use collectives::{DType, ReduceOp};
 use super::call::Call;
 use super::check::Checks;
 use super::plane::{Memory, Plane};
-use super::{Session, timing};
+use super::session::Session;
+use super::subjects::{EXTRA_TYPES, Subject};
+use super::timing;
 use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::inputs::{Recipe, Sample};
 use crate::layout::Layout;
 use crate::row::{Forecast, Half, Row};
 use crate::statistics::Spread;
-
-/// What a row is about, but for its size.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Subject {
-    pub(super) collective: Collective,
-    pub(super) op: Option<ReduceOp>,
-    pub(super) root: usize,
-}
-
-impl Subject {
-    /// The element counts of the sizes that were asked for, none twice in a row unless ranks are divided into groups.
-    pub(super) fn counts(&self, sizes: &[usize], element_bytes: usize, world_size: usize, is_divided: bool) -> Vec<usize> {
-        let mut counts: Vec<_> = sizes.iter().map(|bytes| self.collective.count(*bytes, element_bytes, world_size)).collect();
-        if !is_divided {
-            // Groups of unequal size would not leave out the same ones.
-            counts.dedup();
-        }
-        counts
-    }
-}
 
 impl<P: Plane> Session<'_, P> {
     /// Measures every size, or all of them several times.
@@ -248,8 +230,6 @@ struct Forms {
     in_place: bool,
 }
 
-/// The types that an all-reduce in place is also sampled in, and the least size in bytes.
-pub(super) const EXTRA_TYPES: [DType; 2] = [DType::F16, DType::Bf16];
 const EXTRA_LEAST_BYTES: usize = 1024;
 
 /// All-reduce is sampled in both forms, broadcast with its one buffer, all else with two: as other libraries' drivers do it.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use collectives::{Communicator, Result};
 
 use super::plane::Plane;
-use super::share;
+use super::words::share;
 use crate::settings::{Blocking, Settings};
 use crate::statistics::slowest;
 

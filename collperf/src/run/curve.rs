@@ -1,0 +1,36 @@
+//! How long calls take by their size, from a few that were measured: what lies between is read off the line through them.
+
+/// Bytes and microseconds, ascending in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Curve(pub(super) Vec<(f64, f64)>);
+
+impl Curve {
+    /// The microseconds of a call on so many bytes; `None` where nothing was measured. On straight lines between the logarithms of both, and as long for
+    /// each byte beyond the largest size as there.
+    pub(super) fn at(&self, bytes: usize) -> Option<f64> {
+        let bytes = bytes as f64;
+        let above = self.0.partition_point(|(size, _)| *size < bytes);
+        match (above.checked_sub(1).and_then(|below| self.0.get(below)), self.0.get(above)) {
+            (Some((low, fast)), Some((high, slow))) => {
+                let part = (bytes / low).ln() / (high / low).ln();
+                Some(fast * (slow / fast).powf(part))
+            }
+            (Some((size, time)), None) => Some(time * bytes / size),
+            (None, found) => found.map(|(_, time)| *time),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_goes_through_what_was_measured_and_between() {
+        let curve = Curve(vec![(16.0, 2.0), (1600.0, 8.0)]);
+        let near = |bytes, time: f64| (curve.at(bytes).unwrap() / time - 1.0).abs() < 1e-9;
+        assert!(near(0, 2.0) && near(16, 2.0) && near(160, 4.0) && near(1600, 8.0) && near(16_000, 80.0));
+        assert_eq!(Curve::default().at(8), None);
+        assert_eq!(Curve(vec![(1.0, 5.0)]).at(0), Some(5.0));
+    }
+}

@@ -1,0 +1,107 @@
+//! One rank's walk through all that is to be measured.
+
+use collectives::Communicator;
+
+use super::check::Checks;
+use super::curve::Curve;
+use super::plane::Plane;
+use super::subjects::{Subject, has_extra_types, subjects};
+use super::words::share;
+use crate::collective::Collective;
+use crate::failure::Failure;
+use crate::inputs::with_element;
+use crate::report::{Report, say};
+use crate::row::Row;
+use crate::settings::Settings;
+use crate::sizes::human;
+
+/// What a rank carries through its run.
+pub(super) struct Session<'a, P> {
+    /// All ranks.
+    pub(super) world: &'a Communicator,
+    /// Those that calls are made by: all, or a group of them.
+    pub(super) comm: &'a Communicator,
+    pub(super) plane: &'a P,
+    pub(super) settings: &'a Settings,
+    /// On rank 0.
+    pub(super) report: Option<Report<'a>>,
+    pub(super) checks: Checks<'a>,
+    /// What calls of the collective at hand cost here, where that was asked for.
+    pub(super) curve: Curve,
+    /// Sampled cells whose check failed, and which have no row.
+    pub(super) wrong_cells: usize,
+}
+
+impl<P: Plane> Session<'_, P> {
+    /// Everything that was asked of one collective.
+    pub(super) fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
+        if self.settings.columns.predictions {
+            // Anew for each: where processors are virtual they move, and a flag then takes ten times as long for a while.
+            self.curve = self.curve_of(collective)?;
+        }
+        if let Some(report) = &mut self.report {
+            report.begin(collective)?;
+        }
+        if collective == Collective::Barrier {
+            self.barrier()?;
+        } else {
+            for (dtype, op, root) in subjects(self.settings, collective, self.comm.world_size()) {
+                let subject = Subject { collective, op, root };
+                let unknown = || Err(Failure::unsupported(format!("{dtype}: collperf has no inputs of this type")));
+                let swept = with_element!(dtype, T => self.sweep::<T>(subject), unknown());
+                swept.or_else(|failure| self.forgive(failure))?;
+            }
+        }
+        self.report.as_mut().map_or(Ok(()), |report| report.end(collective))
+    }
+
+    /// What the library refuses is no failure where `all` asked for it.
+    pub(super) fn forgive(&mut self, failure: Failure) -> Result<(), Failure> {
+        let by_all = self.settings.collectives.len() > 1 || self.settings.ops.len() > 1 || self.settings.dtypes.len() > 1;
+        if !failure.is_unsupported() || !by_all {
+            return Err(failure);
+        }
+        if let Some(report) = &mut self.report {
+            report.refuse(failure.message);
+        }
+        Ok(())
+    }
+
+    /// Has the report say how much memory is in use on the device that has the most of it in use.
+    pub(super) fn tell_memory(&mut self) -> Result<(), Failure> {
+        let all = share(self.world, &self.plane.memory_use()?)?;
+        let most = all.chunks_exact(3).max_by_key(|of_rank| of_rank[1]);
+        match (&mut self.report, most) {
+            (Some(report), Some([buffers, used, total])) => report.memory([*buffers, *used, *total].map(|bytes| bytes as usize)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says on a terminal what is being measured.
+    pub(super) fn announce(&self, row: &Row) {
+        if let Some(report) = &self.report {
+            report.working_on(&format!("{} {} {} {}", row.collective, row.op_name(), row.type_name(), human(row.bytes)));
+        }
+    }
+
+    /// Hands a row to rank 0's report.
+    pub(super) fn give(&mut self, mut row: Row) -> Result<(), Failure> {
+        let prediction = self.forecast(&row);
+        for half in [&mut row.out_of_place, &mut row.in_place].into_iter().flatten() {
+            half.prediction = prediction;
+        }
+        self.report.as_mut().map_or(Ok(()), |report| report.row(row))
+    }
+
+    /// Says something on standard error, once for all ranks.
+    pub(super) fn tell(&self, text: &str) {
+        if self.report.is_some() {
+            say(text);
+        }
+    }
+
+    /// Whether sampled all-reduces come in 16-bit floats too.
+    pub(super) fn has_extra_types(&self) -> bool {
+        has_extra_types(self.settings)
+    }
+}

@@ -1,0 +1,43 @@
+//! What the supervisor of a host's ranks waits for.
+
+use super::exit::ExitReason;
+use super::failure::Failure;
+
+/// What stands in the store where all ranks of all hosts are done.
+pub(super) const DONE: &[u8] = b"done";
+
+/// What the supervisor waits for.
+pub(super) enum Event {
+    /// The rank at this place of the list has ended.
+    Ended(usize, ExitReason),
+    /// This signal came.
+    Signal(i32),
+    /// The launcher that started this one is gone.
+    Orphaned,
+    /// Nobody reads what the first rank writes to this program's standard output.
+    Unread,
+    /// This attempt has ended for all hosts.
+    Settled(u32, Settled),
+}
+
+/// How an attempt ended for the whole job.
+#[derive(Debug)]
+pub(super) enum Settled {
+    /// All ranks of all hosts succeeded.
+    Done,
+    /// A rank of some host failed first.
+    Failed(Box<Failure>),
+    /// The store is gone, and with it the launcher of its host.
+    Lost(String),
+}
+
+impl Settled {
+    /// What stands in the store.
+    pub(super) fn read(value: &[u8]) -> Self {
+        if value == DONE {
+            return Self::Done;
+        }
+        let failure = serde_json::from_slice(value).map(Self::Failed);
+        failure.unwrap_or_else(|error| Self::Lost(format!("what another host said is no failure: {error}")))
+    }
+}
