@@ -258,11 +258,33 @@ impl<'a, T> DeviceMemory<'a, T> {
         let (address, guard) = self.inner.read(stream);
         let reading = Reading::of(self.inner, &guard, stream);
         stream.context().check_err().map_err(failed)?;
+        let mut queuing = Queuing { guard: Some(guard), reading, stream };
         let queued = queue(address);
-        drop(guard);
         // Also of a read that was followed by a failure.
-        let held = reading.map_or(Ok(()), |reading| reading.hold_owner(stream)).map_err(failed);
+        let held = queuing.end().map_err(failed);
         queued.and_then(|queued| held.map(|()| queued))
+    }
+}
+
+/// A read that is being queued: what was queued is waited for by whoever frees the memory, also if the program's code panics after it.
+struct Queuing<'a> {
+    guard: Option<Ordered<'a>>,
+    reading: Option<Reading<'a>>,
+    stream: &'a CudaStream,
+}
+
+impl Queuing<'_> {
+    fn end(&mut self) -> std::result::Result<(), DriverError> {
+        drop(self.guard.take());
+        self.reading.take().map_or(Ok(()), |reading| reading.hold_owner(self.stream))
+    }
+}
+
+impl Drop for Queuing<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            self.stream.context().record_err::<()>(Err(error));
+        }
     }
 }
 

@@ -1,7 +1,10 @@
 //! Streams: calls wait for what their buffers wait for, and those who come after wait for the calls.
 
-use collectives::{ReduceOp, interop::RawDeviceSlice};
-use cudarc::driver::DevicePtr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use collectives::interop::{Memory as Place, RawDeviceSlice};
+use collectives::{Buffer, ReduceOp};
+use cudarc::driver::{DevicePtr, DevicePtrMut, result};
 
 use super::gpu::{assert_nothing_found, ranks};
 use crate::common::cases::Memory;
@@ -57,4 +60,27 @@ fn a_buffer_may_be_dropped_as_soon_as_the_call_returns() {
         }
     });
     assert_nothing_found();
+}
+
+#[test]
+fn a_read_that_a_program_has_queued_is_waited_for_though_it_panics_then() {
+    ranks(1, |_, memory| {
+        let [first, second] = [(); 2].map(|()| memory.stream.context().new_stream().unwrap());
+        let (source, mut copy) = (memory.put(&[7_u64; 1000]), memory.put(&[0_u64; 1000]));
+        let Place::Device(place) = source.memory() else { panic!("a buffer of the device") };
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let (to, _guard) = copy.device_ptr_mut(&first);
+            place.read_on(&first, "a test", |from| -> collectives::Result<()> {
+                #[expect(unsafe_code, reason = "a copy between buffers of our own")]
+                // SAFETY: as many bytes as both buffers have, which are used here on this stream alone.
+                unsafe { result::memcpy_dtod_async(to, from, 8000, first.cu_stream()) }.unwrap();
+                panic!("after the copy was queued");
+            })
+        }));
+        assert!(panicked.is_err());
+        // Of its readers a slice of cudarc's remembers this one.
+        let other = second.clone_dtod(&source).unwrap();
+        drop(source);
+        assert_eq!((memory.get(&copy), memory.get(&other)), (vec![7; 1000], vec![7; 1000]));
+    });
 }
