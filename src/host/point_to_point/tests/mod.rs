@@ -301,7 +301,9 @@ impl<W: Wire> TestNetwork<W> {
     /// Opens a link from `from` to `to`; the end of `from`.
     fn open(&self, from: usize, to: usize) -> W {
         let (mine, theirs) = W::pair(lock(&self.random).next());
-        lock(&self.acceptors[to]).waiting.push((from, theirs));
+        // Under the lock: whoever takes the link finds that it has rung.
+        let mut acceptor = lock(&self.acceptors[to]);
+        acceptor.waiting.push((from, theirs));
         rustix::io::write(&self.wake_ups[to], &1_u64.to_ne_bytes()).expect("the wake-up rings");
         mine
     }
