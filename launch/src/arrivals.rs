@@ -232,7 +232,7 @@ fn retried<T, E>(
 }
 
 impl JobStore {
-    /// Serves the job's store where nobody does yet, as [`Store::serve`], or connects to whoever does, for as long as `patience` lasts. Says behind
+    /// Serves the job's store where nobody does yet, as [`serve`](Self::serve), or connects to whoever does, for as long as `patience` lasts. Says behind
     /// `name` on standard error, after ten seconds and then more and more seldom, why it has not come to either.
     ///
     /// # Errors
