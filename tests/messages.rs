@@ -589,6 +589,27 @@ fn the_rest_of_a_message_whose_receive_gave_up_comes_in_while_its_rank_is_busy_e
 }
 
 #[test]
+fn a_message_that_went_out_before_a_late_receive_is_named_and_arrives() {
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        threads(wiring, 2, |comm| {
+            let other = 1 - comm.rank();
+            let mut came = [0_u8];
+            // The first exchange opens the links; from the second on nothing is in the way of a send.
+            for number in 0..3_u8 {
+                let sent = comm.send_recv(&[number], other, &mut came, other).unwrap();
+                assert_eq!((sent.source, came), (other, [number]));
+                let nothing = Envelope::rank(other).tag(2).timeout(Duration::from_millis(20));
+                let error = comm.send_recv(&[number + 10], Envelope::rank(other).tag(1), &mut [0_u8], nothing).unwrap_err();
+                let words = error.to_string();
+                assert!(error.is_timeout() && words.contains("tag 2; 1 of the 2 messages of this call had ended"), "{words}");
+                comm.recv(&mut came, Envelope::rank(other).tag(1)).unwrap();
+                assert_eq!(came, [number + 10]);
+            }
+        });
+    }
+}
+
+#[test]
 fn the_error_of_a_group_says_how_many_of_its_messages_have_ended() {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         threads(wiring, 2, |comm| {

@@ -164,7 +164,7 @@ impl<B: Send + 'static> Work<B> {
 
     /// Calls back once, when the call has ended, well or not: on the thread that ends it, or here and now where it has ended already. What
     /// is called should be short, and must not wait for this communicator, nor for another one whose callbacks wait for this one; a panic in it
-    /// is caught. A thread that waits for the call may return from its wait before that. In a forked child it is never called.
+    /// is caught. A thread that waits for the call may return before the callback has run. In a forked child it is never called.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};

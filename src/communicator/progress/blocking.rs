@@ -26,7 +26,7 @@ struct Posted {
 /// Messages that their caller waits for. When the caller leaves, however it does, the buffers are no longer borrowed: so the drop cancels what
 /// has not ended. This exists before the first message is posted, and takes each ticket in before anything else can unwind. A caller declares
 /// the engine's lock after it, so that the lock is released first.
-pub(super) struct Posteds<'a> {
+struct Posteds<'a> {
     progress: &'a Arc<ProgressEngine>,
     /// One, which is most often all, needs no allocation.
     first: Option<Posted>,
@@ -35,7 +35,7 @@ pub(super) struct Posteds<'a> {
 
 impl<'a> Posteds<'a> {
     /// None yet, with room for `most`.
-    pub(super) fn new(progress: &'a Arc<ProgressEngine>, most: usize) -> Self {
+    fn new(progress: &'a Arc<ProgressEngine>, most: usize) -> Self {
         Self { progress, first: None, others: Vec::with_capacity(most.saturating_sub(1)) }
     }
 
@@ -44,7 +44,7 @@ impl<'a> Posteds<'a> {
     /// # Safety
     ///
     /// The place stays valid, and untouched by others, as long as this lives; there is room for the message.
-    pub(super) unsafe fn post(
+    unsafe fn post(
         &mut self,
         inner: &mut Inner,
         (context, memory): &(MessageContext, MessageBuffer),
@@ -69,7 +69,7 @@ impl<'a> Posteds<'a> {
     }
 
     /// What came of those that have ended, in the order in which they were posted.
-    pub(super) fn received(&self) -> impl Iterator<Item = Received> {
+    fn received(&self) -> impl Iterator<Item = Received> {
         self.all().filter_map(|posted| posted.received)
     }
 
@@ -276,14 +276,33 @@ impl ProgressEngine {
         limit: Duration,
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Received>> {
-        let deadline = Deadline::after(limit);
         let Some((context, memory)) = messages.first() else { return meanwhile().map(|()| Vec::new()) };
+        let inner = self.lock_to_post(context, memory)?;
+        // SAFETY: every place is valid during the call (this function's contract).
+        unsafe { self.transfer_posted(inner, messages, None, limit, meanwhile) }
+    }
+
+    /// Posts messages, of which the first may have begun, runs `meanwhile`, and waits for all of them.
+    ///
+    /// # Safety
+    ///
+    /// As [`ProgressEngine::transfer`].
+    pub(super) unsafe fn transfer_posted<'a>(
+        self: &'a Arc<Self>,
+        inner: Locked<'a, Inner>,
+        messages: &[(MessageContext, MessageBuffer)],
+        mut begun: Option<Ticket>,
+        limit: Duration,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<Received>> {
+        let deadline = Deadline::after(limit);
         let mut posted = Posteds::new(self, messages.len());
-        let mut inner = self.lock_to_post(context, memory)?;
+        // Declared after `posted`, which takes the lock when it is dropped.
+        let mut inner = inner;
         // SAFETY: every place is valid during the call (this function's contract), and `posted`, with room for all, lives less long.
-        let begun = messages.iter().try_for_each(|message| unsafe { posted.post(&mut inner, message, None, &deadline) });
+        let posting = messages.iter().try_for_each(|message| unsafe { posted.post(&mut inner, message, begun.take(), &deadline) });
         drop(inner);
-        if let Err(error) = begun.and_then(|()| meanwhile()) {
+        if let Err(error) = posting.and_then(|()| meanwhile()) {
             self.give_up_unfinished(&mut posted, error.clone(), false)?;
             return Err(error);
         }
@@ -294,7 +313,7 @@ impl ProgressEngine {
     }
 
     /// Moves messages on until every posted one has ended, and puts on record how.
-    pub(super) fn wait_all<'a>(self: &'a Arc<Self>, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
+    fn wait_all<'a>(self: &'a Arc<Self>, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
         self.wait_each(inner, posted).or_else(|error| {
             let is_late = self.is_late(&error);
             self.give_up_unfinished(posted, error, is_late)
@@ -304,7 +323,7 @@ impl ProgressEngine {
     /// Gives up the messages that have not ended, and puts on record what they end with. Some may have ended while the lock was free. Where their
     /// deadline has passed, those that are sent all the same have ended well; the error is that of another one. Records are written under the lock.
     #[cold]
-    pub(super) fn give_up_unfinished(self: &Arc<Self>, posted: &mut Posteds<'_>, error: Error, is_late: bool) -> Result<()> {
+    fn give_up_unfinished(self: &Arc<Self>, posted: &mut Posteds<'_>, error: Error, is_late: bool) -> Result<()> {
         let mut failure = (!is_late).then(|| error.clone());
         let mut inner = self.lock();
         for posted in posted.all_mut().filter(|posted| posted.received.is_none()) {
