@@ -132,12 +132,11 @@ pub(crate) struct Arguments {
     /// How ranks of the host plane reach each other
     #[arg(long, value_enum, default_value_t = Links::Auto)]
     pub(crate) transport: Links,
-    /// What each rank is bound to: core: a core of its own, with all its hardware threads, as near to the other ranks' as can be; cache, numa:
-    /// all cores that share a last-level cache, or lie at a NUMA node; none [default: core where there are as many cores as ranks, none where
-    /// there are fewer, on devices, and under a launcher, which decides]
+    /// Bind each rank. core: one core with all its hardware threads, near those of the other ranks; cache, numa: all cores of one last-level
+    /// cache or NUMA node; none [default: core if there are as many cores as ranks; none if there are fewer, on devices, and under another launcher]
     #[arg(long, value_name = "none|core|cache|numa")]
     pub(crate) bind: Option<Bind>,
-    /// As --bind core; ranks that are more than the cores share them
+    /// As --bind core; ranks share cores if there are too few
     #[arg(long, conflicts_with = "bind")]
     pub(crate) pin: bool,
     /// The collectives that `all` stands for

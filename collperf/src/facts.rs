@@ -12,7 +12,7 @@ pub(crate) struct RunFacts {
     pub(crate) ranks: Vec<RankFacts>,
     pub(crate) on: On,
     pub(crate) machine: Machine,
-    /// `None` where that was not found out.
+    /// `None` if it is not known.
     pub(crate) bound: Option<Bound>,
     /// Whether connections over TCP are.
     pub(crate) is_encrypted: bool,
@@ -23,9 +23,9 @@ pub(crate) struct RunFacts {
 /// What ranks are bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bound {
-    /// The word of `--bind` that rank 0's host goes by.
+    /// The kind of binding on rank 0's host, as a word of `--bind`.
     pub(crate) to: String,
-    /// Why it binds none, where nobody asked for that.
+    /// Why that host binds nothing, if the command line did not ask for that.
     pub(crate) why_none: Option<String>,
     /// The processors that each rank may run on, as the kernel lists them.
     pub(crate) processors: Vec<String>,
@@ -92,7 +92,7 @@ impl RunFacts {
         notes.into_iter().filter_map(|(text, is_warning)| Some(Note { text: text?, is_warning })).collect()
     }
 
-    /// What ranks are bound to, in words.
+    /// Describes what ranks are bound to.
     fn binding_note(&self) -> Option<String> {
         let Bound { to, why_none, processors } = self.bound.as_ref()?;
         Some(format!("bound to: {}", launch::told(to, why_none.as_deref(), 0, processors)))

@@ -117,12 +117,12 @@ pub(crate) struct Arguments {
     /// Each rank sees one GPU, and 0 as its local rank
     #[arg(long)]
     pub(crate) virtual_local_rank: bool,
-    /// What each rank of a host is bound to: core: its share of the host's cores, as many for each rank, if it can be of one cache; cache, numa:
-    /// all cores that share a last-level cache, or lie at a NUMA node; none [default: core where a host has as many cores as ranks, else none].
-    /// Also --bind-to. Of jobs that share a host each goes by all of its cores
+    /// Bind each rank of a host. core: its share of the host's cores, in one last-level cache if possible; cache, numa: all cores of one
+    /// last-level cache or NUMA node; none [default: core if a host has as many cores as ranks, else none]. Also --bind-to. Jobs that share a
+    /// host do not know of each other: each uses all of its cores
     #[arg(long, aliases = ["bind-to", "bind_to"], value_name = "none|core|cache|numa")]
     pub(crate) bind: Option<Bind>,
-    /// Say what the ranks of each host are bound to
+    /// Print what the ranks of each host are bound to
     #[arg(long)]
     pub(crate) report_bindings: bool,
     /// Signals that are passed on to the ranks

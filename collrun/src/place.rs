@@ -3,10 +3,10 @@
 /// Where this host stands in its job.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The job is this host's alone; the store's port may be given.
+    /// The job runs on this host alone; the store's port may be given.
     Alone { address: Option<String>, port: Option<u16> },
     /// One of several hosts.
     Among { node: u16, address: String, port: u16 },
-    /// One of several hosts, whose number is found out where they meet.
+    /// One of several hosts, which get their numbers at the store.
     Unnumbered { address: String, port: u16 },
 }

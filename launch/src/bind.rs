@@ -1,7 +1,7 @@
 //! Which processors each rank of this host is bound to.
 //!
-//! A rank that may run anywhere can stay for good on a core that another one is on, since each of them sleeps while the other works. So ranks are bound
-//! where there is a core for each of them. The words are mpirun's.
+//! Two ranks that may run anywhere can share one core for good: each sleeps while the other works, so the system sees no reason to part them. Ranks
+//! are therefore bound if there is a core for each of them. The words are mpirun's.
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ use super::topology::{Core, Topology, listed, permitted};
 /// What a rank is bound to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bind {
-    /// Nothing: it may run where this process may.
+    /// Nothing: the rank may use every processor that this process may use.
     None,
     /// Cores of its own, with all of their hardware threads.
     Core,
@@ -49,50 +49,50 @@ impl fmt::Display for Bind {
     }
 }
 
-/// What was asked for.
+/// The binding that the command line asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// Nothing: cores where there are enough, and else no binding.
+    /// None: ranks get cores if there are enough, else no binding.
     Nothing,
     /// This, or an error.
     For(Bind),
-    /// A core each, in turns where ranks are more than cores.
+    /// A core each; ranks share cores in turns if there are too few.
     CoresInTurns,
 }
 
-/// How many cores are a rank's own.
+/// How many cores each rank gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
     /// One: for ranks that compute on one thread.
     One,
-    /// As many as there are for each: for ranks that compute on several.
+    /// An equal share of the host's cores: for ranks that compute on several threads.
     Share,
 }
 
 /// What the ranks of this host are bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
-    /// To what.
+    /// The kind of binding.
     pub to: Bind,
-    /// For each rank its processors, in ascending order; none where ranks are not bound.
+    /// The processors of each rank, in ascending order; empty if ranks are not bound.
     pub processors: Vec<Vec<usize>>,
-    /// Why ranks are not bound, where nobody asked for that.
+    /// Why ranks are not bound, if the command line did not ask for that.
     pub why_none: Option<String>,
-    /// Whether somebody asked for it: then a rank that cannot be bound is an error.
+    /// Whether the command line asked for it: then a rank that cannot be bound is an error.
     pub is_asked: bool,
 }
 
 impl Binding {
-    /// No binding, for a reason if nobody asked for that.
+    /// Makes no binding; `why` is the reason if the command line did not ask for that.
     pub fn none(why: Option<String>) -> Self {
         Self { to: Bind::None, processors: vec![], is_asked: why.is_none(), why_none: why }
     }
 
-    /// That of so many ranks on this host, among the processors that the calling thread may run on.
+    /// Places so many ranks of this host on the processors that the calling thread may use.
     ///
     /// # Errors
     ///
-    /// In words, where what was asked for cannot be.
+    /// A sentence that says why the binding that was asked for is impossible.
     pub fn here(asked: Asked, width: Width, ranks: usize) -> Result<Self, String> {
         if asked == Asked::For(Bind::None) {
             return Ok(Self::none(None));
@@ -131,28 +131,28 @@ impl Binding {
         Ok(Self { to, processors, why_none: None, is_asked: asked != Asked::Nothing })
     }
 
-    /// The processors of a rank, by its number on this host; `None` where it is not bound.
+    /// The processors of a rank, by its local rank; `None` if it is not bound.
     pub(super) fn of_rank(&self, local_rank: usize) -> Option<&[usize]> {
         self.processors.get(local_rank).filter(|processors| !processors.is_empty()).map(Vec::as_slice)
     }
 
-    /// Binds the calling thread, and what it starts from now on, as this rank of the host.
+    /// Binds the calling thread, and the threads and processes that it starts from now on, as this local rank.
     ///
     /// # Errors
     ///
-    /// Where the system refuses it.
+    /// If the system refuses it.
     pub fn apply(&self, local_rank: usize) -> io::Result<()> {
         self.of_rank(local_rank).map_or(Ok(()), |processors| Ok(sched_setaffinity(None, &set_of(processors))?))
     }
 
-    /// In words, for ranks that are numbered from `first`.
+    /// Describes it, for ranks that are numbered from `first`.
     pub fn told(&self, first: usize) -> String {
         let lists: Vec<String> = self.processors.iter().map(|processors| listed(processors)).collect();
         told(&self.to.to_string(), self.why_none.as_deref(), first, &lists)
     }
 }
 
-/// The processors that the calling thread may run on, as the kernel lists them: `0-3,8`.
+/// Lists the processors that the calling thread may use, as the kernel does: `0-3,8`.
 pub fn processors_here() -> String {
     permitted().map_or_else(|_| String::new(), |processors| listed(&processors))
 }
@@ -160,7 +160,7 @@ pub fn processors_here() -> String {
 /// The most ranks that are named one by one.
 const MOST_NAMED: usize = 8;
 
-/// What ranks are bound to, in words: `core (rank 0: cpu 0, rank 1: cpus 1,3)`.
+/// Describes what ranks are bound to: `core (rank 0: cpu 0, rank 1: cpus 1,3)`.
 pub fn told(to: &str, why_none: Option<&str>, first: usize, lists: &[String]) -> String {
     let named = |(place, list): (usize, &String)| {
         let is_one = list.chars().all(|letter| letter.is_ascii_digit());

@@ -47,7 +47,7 @@ pub(super) fn spawn(
     command.env_remove(ERROR_FILE);
     command.args(&job.arguments).envs(job.variables.iter().cloned()).envs(variables(job, store, place));
     if job.local_world_size > 1 {
-        // A library in each rank that takes every processor for itself would slow all of them down.
+        // Otherwise a library in each rank would start a thread for every processor of the host.
         let threads = threads(job, place.local_rank).to_string();
         let unset = THREADS.into_iter().filter(|name| std::env::var_os(name).is_none());
         command.envs(unset.map(|name| (name, &threads)));
@@ -136,7 +136,7 @@ fn die_with(parent: Pid) -> io::Result<()> {
     if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
 }
 
-/// Binds this process to these processors. Where nobody asked for that, one that the system refuses is none.
+/// Binds this process to these processors. A refusal by the system is an error only if the command line asked for the binding.
 fn bind(processors: Option<&CpuSet>, must_be_bound: bool) -> io::Result<()> {
     match processors.map(|processors| sched_setaffinity(None, processors)) {
         Some(Err(error)) if must_be_bound => Err(error.into()),
@@ -144,7 +144,7 @@ fn bind(processors: Option<&CpuSet>, must_be_bound: bool) -> io::Result<()> {
     }
 }
 
-/// How many threads keep busy what is a rank's: its share of what this process may keep busy, and no more than it is bound to.
+/// How many threads a rank needs to keep its processors busy: its share of those of this process, and no more than it is bound to.
 fn threads(job: &Job, local_rank: usize) -> usize {
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     let bound = job.binding.of_rank(local_rank).map_or(usize::MAX, <[usize]>::len);

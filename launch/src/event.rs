@@ -3,7 +3,7 @@
 use super::exit::ExitReason;
 use super::failure::Failure;
 
-/// What stands in the store where all ranks of all hosts are done.
+/// The value in the store once all ranks of all hosts have succeeded.
 pub(super) const DONE: &[u8] = b"done";
 
 /// What the supervisor waits for.
@@ -14,7 +14,7 @@ pub(super) enum Event {
     Signal(i32),
     /// The launcher that started this one is gone.
     Orphaned,
-    /// Nobody reads what the first rank writes to this program's standard output.
+    /// The reader of this program's standard output has gone.
     Unread,
     /// This attempt has ended for all hosts.
     Settled(u32, Settled),
@@ -32,7 +32,7 @@ pub(super) enum Settled {
 }
 
 impl Settled {
-    /// What stands in the store.
+    /// Reads the value in the store.
     pub(super) fn read(value: &[u8]) -> Self {
         if value == DONE {
             return Self::Done;

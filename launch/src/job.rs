@@ -17,7 +17,7 @@ pub struct Job {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// The folder in which ranks start; this program's where it is none.
+    /// The folder in which ranks start; this program's if it is `None`.
     pub folder: Option<PathBuf>,
     /// Variables that all its ranks get beside those that say who they are.
     pub variables: Vec<(OsString, OsString)>,

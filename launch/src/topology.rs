@@ -1,5 +1,5 @@
 //! Which of the processors that this process may run on are one core, share a last-level cache, and lie at one NUMA node, as the kernel's files say.
-//! Where it says nothing, each processor is a core, and there is one cache and one node.
+//! If they say nothing, each processor counts as a core, and there is one cache and one node.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ pub(super) struct Core {
 }
 
 impl Topology {
-    /// That of this machine, for a process that may run on these processors.
+    /// Reads that of this machine, for a process that may use these processors.
     pub(super) fn of(permitted: &[usize]) -> Self {
         Self::read(Path::new("/sys/devices/system"), permitted)
     }
@@ -95,7 +95,7 @@ fn first_of(ranges: Option<&[RangeInclusive<usize>]>) -> Option<usize> {
     ranges?.iter().map(|range| *range.start()).min()
 }
 
-/// What the kernel lists in a file, as `0-3,8`; `None` where there is no such list.
+/// What the kernel lists in a file, as `0-3,8`; `None` if the file holds no such list.
 fn ranges_in(path: &Path) -> Option<Vec<RangeInclusive<usize>>> {
     let text = fs::read_to_string(path).ok()?;
     let range = |part: &str| {

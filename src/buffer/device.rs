@@ -260,13 +260,13 @@ impl<'a, T> DeviceMemory<'a, T> {
         stream.context().check_err().map_err(failed)?;
         let mut queuing = Queuing { guard: Some(guard), reading, stream };
         let queued = queue(address);
-        // Also of a read that was followed by a failure.
+        // A failure may follow a read that was queued.
         let held = queuing.end().map_err(failed);
         queued.and_then(|queued| held.map(|()| queued))
     }
 }
 
-/// A read that is being queued: what was queued is waited for by whoever frees the memory, also if the program's code panics after it.
+/// Keeps the memory from being freed before a read that was queued, even if the program's code panics after it has queued it.
 struct Queuing<'a> {
     guard: Option<Ordered<'a>>,
     reading: Option<Reading<'a>>,

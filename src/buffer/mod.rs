@@ -20,8 +20,8 @@ pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
 use crate::element::Data;
 
-/// Promises that a buffer's memory stays what and where it is while a call uses it: what a type of your own needs to be a [`Buffer`], such as
-/// one that holds either of two buffers and lends it.
+/// Promises that a buffer's memory stays the same, and at the same address, while a call uses it. A type of your own needs it to be a [`Buffer`],
+/// such as one that holds one of two buffers.
 ///
 /// # Safety
 ///

@@ -46,11 +46,11 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) 
     }
 }
 
-/// Asks for the line that a place lies in, to write to it. Of no effect where there is nothing to ask.
+/// Prefetches the cache line of an address for a store. Does nothing on processors without such an instruction.
 #[inline]
 pub(crate) fn prefetch_for_writing(place: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: it changes nothing that a program can see, whatever the address; processors without it take it for no operation.
+    // SAFETY: a prefetch changes nothing that a program can see, whatever the address; processors without it execute it as no operation.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
     }

@@ -1,4 +1,4 @@
-//! How many processors the ranks of a host have between them: each knows those alone that it is bound to.
+//! How many processors the ranks of a host have between them. Each rank knows only those that it is bound to, so ranks exchange them.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
@@ -10,9 +10,9 @@ type Mask = [u64; WORDS];
 /// What one rank may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Processors {
-    /// How many the system lets it keep busy, by quota or affinity.
+    /// How many it can keep busy, by quota or affinity.
     pub(crate) available: u32,
-    /// Those that it may run on; all zero where that is not known.
+    /// Those that it may run on; all zero if that is not known.
     pub(crate) mask: Mask,
 }
 
@@ -26,13 +26,13 @@ impl Processors {
         Self { available, mask: std::array::from_fn(word) }
     }
 
-    /// As other ranks are told: the number, and the words in base 16, without those at the end that are zero.
+    /// Its text for other ranks: the number, then the words in base 16 without trailing zero words.
     pub(crate) fn to_text(self) -> String {
         let words = self.mask.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         self.mask[..words].iter().fold(self.available.to_string(), |text, word| format!("{text} {word:x}"))
     }
 
-    /// The reverse of [`Processors::to_text`]; `None` where it is no such text.
+    /// The reverse of [`Processors::to_text`]; `None` for any other text.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let mut found = Self { available: words.next()?.parse().ok()?, mask: Mask::default() };

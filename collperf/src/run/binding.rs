@@ -1,6 +1,6 @@
 //! Binds ranks to processors, and finds out what all of them are bound to.
 //!
-//! Each rank does it for itself, once it has a communicator: so it is done alike for processes, for threads, and for ranks of any launcher.
+//! Each rank binds itself once it has a communicator, so processes, threads and ranks of any launcher are treated alike.
 
 use collectives::Communicator;
 
@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::launch::{Asked, Binding, Width, processors_here};
 use crate::settings::Settings;
 
-/// Binds the calling thread, and what it starts from now on, as the command line has it; what all ranks are bound to then. Every rank calls it.
+/// Binds the calling thread as the command line asks, and gathers what all ranks are bound to. Every rank calls it.
 pub(super) fn bind(world: &Communicator, settings: &Settings) -> Result<Bound, Failure> {
     let binding = applied(world, settings);
     let failed = share(world, &[u64::from(binding.is_err())])?;
@@ -36,7 +36,7 @@ fn applied(world: &Communicator, settings: &Settings) -> Result<Binding, Failure
     }
 }
 
-/// Why ranks are not bound where nothing is asked for.
+/// Why ranks are not bound, if the command line does not ask for a binding.
 fn unless_asked(world: &Communicator, settings: &Settings) -> Option<String> {
     if settings.bind != Asked::Nothing {
         return None;

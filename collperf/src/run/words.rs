@@ -1,23 +1,23 @@
-//! What ranks tell each other about themselves.
+//! What ranks exchange about themselves.
 
 use collectives::{Communicator, Data};
 
-/// Everyone's part of the same length, in rank order.
+/// Gathers one part from each rank, all of the same length, in rank order.
 pub(super) fn share<T: Data + Default>(comm: &Communicator, mine: &[T]) -> collectives::Result<Vec<T>> {
     let mut all = vec![T::default(); mine.len() * comm.world_size()];
     comm.all_gather_into(mine, &mut all)?;
     Ok(all)
 }
 
-/// The longest name that is told to others, in bytes.
+/// Bytes of a name that ranks exchange; longer ones are cut.
 pub(super) const NAME_BYTES: usize = 128;
 
-/// What was told.
+/// Reads a name that [`name`] has made.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned()
 }
 
-/// A text in as many bytes as all ranks tell.
+/// Makes a name of fixed length of a text.
 pub(super) fn name(text: &str) -> [u8; NAME_BYTES] {
     let mut bytes = [0_u8; NAME_BYTES];
     for (byte, from) in bytes.iter_mut().zip(text.bytes()) {

@@ -66,7 +66,7 @@ impl PrivateView {
         // SAFETY: the view is this value's; what it takes the place of is the caller's, and shows the same bytes, so that whoever has
         // addresses there finds at them what was there. The kernel looks first whether it can, and does it under one lock, on which
         // accesses wait that come in between.
-        // Not by rustix: where it goes through the C library, its call has the flag of another one, and always fails.
+        // Not by rustix: its backend for the C library passes the flag of `mmap`, so the call always fails.
         let moved = unsafe { libc::mremap(base, bytes, bytes, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, address.cast::<libc::c_void>()) };
         if moved != libc::MAP_FAILED {
             return Ok(());

@@ -38,7 +38,7 @@ pub(super) struct End {
     stores: Stores,
 }
 
-/// The next write finds its lines in this processor's cache, if the last was no longer than this: as a rule it is as long as that.
+/// After a write of at most this length the writer prefetches the lines of the next one, which is usually as long.
 const PREFETCHED_BYTES: usize = 2048;
 
 /// What a look for a frame has found.
