@@ -9,7 +9,7 @@ mod common;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use common::oracle::hash;
@@ -517,16 +517,21 @@ fn address_space() -> u64 {
 
 /// Runs `body` while the system has no room for the stack of another thread.
 fn without_threads<R>(body: impl FnOnce() -> R) -> R {
-    // No stack of an earlier thread is left for the next one.
-    let (end, ended) = std::sync::mpsc::channel::<()>();
-    let ended = Arc::new(Mutex::new(ended));
-    let wait = |ended: Arc<Mutex<std::sync::mpsc::Receiver<()>>>| std::thread::spawn(move || _ = ended.lock().unwrap().recv());
-    let others: Vec<_> = (0..8).map(|_| wait(Arc::clone(&ended))).collect();
+    // No stack of an earlier thread is left for the next one. Each of these has begun before the limit holds: a thread that begins needs memory, too.
+    let (all, end) = (Arc::new(Barrier::new(9)), Arc::new(Barrier::new(9)));
+    let other = |(all, end): (Arc<Barrier>, Arc<Barrier>)| {
+        std::thread::spawn(move || {
+            all.wait();
+            end.wait();
+        })
+    };
+    let others: Vec<_> = (0..8).map(|_| other((Arc::clone(&all), Arc::clone(&end)))).collect();
+    all.wait();
     let before = getrlimit(Resource::As);
     setrlimit(Resource::As, Rlimit { current: Some(address_space() + (1 << 20)), maximum: before.maximum }).unwrap();
     let result = body();
     setrlimit(Resource::As, before).unwrap();
-    drop(end);
+    end.wait();
     others.into_iter().for_each(|other| other.join().unwrap());
     result
 }

@@ -604,6 +604,8 @@ fn a_message_that_went_out_before_a_late_receive_is_named_and_arrives() {
                 assert!(error.is_timeout() && words.contains("tag 2; 1 of the 2 messages of this call had ended"), "{words}");
                 comm.recv(&mut came, Envelope::rank(other).tag(1)).unwrap();
                 assert_eq!(came, [number + 10]);
+                // Neither leaves, nor sends on, while the other one still waits.
+                comm.barrier().unwrap();
             }
         });
     }
