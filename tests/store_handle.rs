@@ -150,6 +150,7 @@ fn when_rank_0_closes_the_others_are_told_and_nobody_waits() {
 fn a_closed_communicator_gives_no_handle_and_a_failed_one_does() {
     each(job(&keeping(), free_port(), 2), |comm| {
         let child = comm.duplicate().unwrap();
+        comm.barrier().unwrap();
         child.abort();
         assert!(child.barrier().is_err());
         let key = format!("after the end, rank {}", child.rank());

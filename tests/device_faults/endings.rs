@@ -9,7 +9,7 @@ use collectives::{Communicator, Config, Error, ReduceOp};
 use cudarc::driver::CudaContext;
 
 use super::common::cases::Memory;
-use super::common::meeting::wait_until;
+use super::common::meeting::{Meeting, wait_until};
 use super::common::ranks::{alone_in_a_process, each, threads_with};
 use super::common::tasks::block_on;
 use super::gpu::{DeviceMemory, alone, be_strict, builder, can_steer_nccl, is_real, steers_gpu, steers_nccl, unchecked};
@@ -229,13 +229,14 @@ fn memory_that_nccl_did_not_forget_is_not_let_go() {
 fn a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the_process_again() {
     steers_gpu!();
     alone_in_a_process("endings::a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the_process_again", || {
+        let finished = Meeting::new(3);
         threads_with(3, patient, |comm| {
             let device = comm.device().unwrap();
             let mut sum = DeviceMemory::of(comm).put(&[1_u32]);
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             device.synchronize().unwrap();
-            // Whoever shrinks ends what others have not finished.
-            comm.barrier().unwrap();
+            // A shrink ends what others have not finished.
+            finished.meet();
             if comm.rank() == 1 {
                 // As a kernel does that reads what a killed peer has taken along.
                 simgpu::fail_stream(device.stream().cu_stream().cast(), 700);

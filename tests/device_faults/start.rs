@@ -94,8 +94,10 @@ fn an_environment_that_overrides_how_communicators_are_made_is_named() {
 #[test]
 fn a_split_lives_on_when_its_parent_is_aborted() {
     let _alone = simgpu::alone();
+    let split = Meeting::new(2);
     raw_ranks(2, 1, |comm, stream| {
         let part = comm.split(Some(7), 0).unwrap().unwrap();
+        split.meet();
         comm.abort_handle().abort();
         assert_eq!(sum(&part, &stream, 1), 2);
         part.close().unwrap();

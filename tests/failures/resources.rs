@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::common::hosts::run;
 use crate::common::limit::exit_status;
-use crate::common::ranks::{Wiring, free_port, is_rank_of, spawn_rank, threads};
+use crate::common::ranks::{Meeting, Wiring, free_port, is_rank_of, spawn_rank, threads};
 
 /// Runs a test in a process of its own, since what it changes belongs to the whole process.
 pub(crate) fn alone(name: &str, test: fn()) {
@@ -197,12 +197,15 @@ fn a_store_that_dies_after_the_start_takes_nothing_with_it() {
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         drop(server);
+        let split = Meeting::new(3);
         crate::common::ranks::each(ranks, |comm| {
             let mut x = [comm.rank() as u64];
             comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
             // What needs agreements among the ranks asks the ranks.
             let half = comm.split(Some(u32::from(comm.rank() == 1)), 0).unwrap().unwrap();
             half.barrier().unwrap();
+            // A shrink ends what others have not finished.
+            split.meet();
             let again = comm.shrink().unwrap();
             again.all_reduce(&mut x, ReduceOp::Sum).unwrap();
             assert_eq!(x, [9], "{wiring:?}");

@@ -203,10 +203,13 @@ sleepers! {
 #[test]
 fn a_whole_communicator_can_be_shrunk_to_itself() {
     for wiring in Wiring::ALL {
+        let split = Meeting::new(3);
         let sums = threads(wiring, 3, |comm| {
             let again = comm.shrink().unwrap();
             assert!(comm.barrier().unwrap_err().is_poisoned());
             let half = again.split(Some(u32::from(again.rank() == 1)), 0).unwrap().unwrap();
+            // A shrink ends what others have not finished.
+            split.meet();
             let part = half.shrink().unwrap();
             let mut x = [again.rank() as u64];
             part.all_reduce(&mut x, ReduceOp::Sum).unwrap();
