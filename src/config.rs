@@ -1,18 +1,21 @@
 //! The settings of a communicator, and the only place where the environment is read.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod nccl;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::algorithm::AlgorithmRanges;
-use crate::error::{Error, Result};
+use crate::base::tuning::net::SILENCE_TIMEOUT;
+use crate::call::algorithm::AlgorithmRanges;
 #[cfg(feature = "cuda")]
-use crate::nccl_config::{CheckDeviceCalls, NcclConfig, NcclLibrary};
+use crate::config::nccl::{CheckDeviceCalls, NcclConfig, NcclLibrary};
+use crate::error::{Error, Result};
 use crate::observe::Observer;
 use crate::proof::Secret;
-use crate::tuning::net::SILENCE_TIMEOUT;
 
 /// Which links the host plane may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -363,7 +366,7 @@ fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
         if let Some(meant) = meant(rest) {
             return Err(Error::config(name.clone(), format!("not known; is {PREFIX}{meant} meant? Rename it, or unset it")));
         }
-        crate::event::debug!("the variable {name} is none of this crate's");
+        crate::base::event::debug!("the variable {name} is none of this crate's");
     }
     Ok(())
 }
@@ -549,7 +552,7 @@ pub(crate) fn environment(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::Algorithm;
+    use crate::call::algorithm::Algorithm;
 
     fn read<'a>(variables: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
         |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())

@@ -9,9 +9,11 @@ use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::base::deadline::Deadline;
+use crate::call::element::{DType, Element, TypeTag};
+use crate::call::op::ReduceOp;
 use crate::call::{Call, Collective};
-use crate::deadline::Deadline;
-use crate::element::{DType, Element, TypeTag};
+use crate::error::Result;
 use crate::error::{Error, Peer};
 use crate::flight::Flight;
 use crate::host::copy;
@@ -23,7 +25,7 @@ use crate::host::net;
 use crate::host::net::mesh::Mesh;
 use crate::host::reduce::Kernel as Inner;
 use crate::host::shm::{CallContext, Channel, Group};
-use crate::{ReduceOp, Result, Secret};
+use crate::proof::Secret;
 
 /// The inputs that a fold here takes at most, besides its destination.
 pub const MOST_INPUTS: usize = 16;

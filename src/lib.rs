@@ -42,47 +42,32 @@ compile_error!("collectives is for 64-bit processors alone: sizes, and what rank
 #[cfg(target_endian = "big")]
 compile_error!("collectives is for little-endian processors alone: ranks send elements to each other as they lie in memory");
 
-mod algorithm;
-mod buffer;
+mod base;
 mod call;
 mod communicator;
 mod config;
-mod deadline;
 #[cfg(feature = "cuda")]
 mod device;
-mod element;
 mod error;
-mod error_file;
-mod event;
 pub mod flight;
-mod float8;
-mod fork;
 mod host;
 #[doc(hidden)]
 #[cfg(feature = "__internals")]
 pub mod internals;
 pub mod interop;
-mod job;
 #[cfg(test)]
 #[path = "../tests/common/meeting.rs"]
 #[allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "the integration tests share it")]
 mod meeting;
-#[cfg(feature = "cuda")]
-mod nccl_config;
 pub mod observe;
-mod op;
-mod own_thread;
 mod proof;
-mod random;
-mod regular_file;
 mod rendezvous;
-mod sync;
-mod ticket_lock;
-mod tuning;
 
-pub use algorithm::{Algorithm, AlgorithmRanges};
-pub use buffer::{Buffer, BufferMut, TypedBytes};
 pub use call::Collective;
+pub use call::algorithm::{Algorithm, AlgorithmRanges};
+pub use call::buffer::{Buffer, BufferMut, TypedBytes};
+pub use call::element::{DType, Data, Element, F8E4M3, F8E5M2};
+pub use call::op::{CustomOp, ReduceOp, Reduction};
 pub use communicator::{AbortHandle, Builder, Communicator, Envelope, Group, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, device_count};
@@ -90,12 +75,10 @@ pub use communicator::{SharedBuffer, Work, WorkFuture};
 pub use config::{Config, Transport, Waiting};
 #[cfg(feature = "cuda")]
 pub use cudarc;
-pub use element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Peer, Result};
-pub use error_file::record_failure;
 pub use half::{self, bf16, f16};
-pub use op::{CustomOp, ReduceOp, Reduction};
 pub use proof::Secret;
+pub use rendezvous::error_file::record_failure;
 
 /// NCCL itself: a communicator without the host plane, NCCL's settings and memory.
 ///
@@ -104,10 +87,10 @@ pub use proof::Secret;
 #[cfg(feature = "cuda")]
 pub mod nccl {
     pub use crate::communicator::NcclGroup;
+    pub use crate::config::nccl::{CheckDeviceCalls, CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
     pub use crate::device::{
         NcclAbortHandle, NcclBuffer, NcclCommunicator, RawBuffer, RawCall, Registrable, Registration, ShrinkMode, UniqueId, Window,
     };
-    pub use crate::nccl_config::{CheckDeviceCalls, CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 }
 
 /// Stores, at which the ranks of a job find each other: over TCP (PyTorch's protocol), in a folder, or in memory; and the trait for a
@@ -123,7 +106,7 @@ pub mod __private {
 
     /// For the workspace's programs: files that neither wait nor grow without bound.
     pub mod regular_file {
-        pub use crate::regular_file::{create, open, read};
+        pub use crate::base::regular_file::{create, open, read};
     }
 }
 

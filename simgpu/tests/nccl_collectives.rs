@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "NCCL is C")]
 
 mod nccl_common;
-#[path = "../../src/random.rs"]
+#[path = "../../src/base/random.rs"]
 mod random;
 
 use std::ffi::c_int;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
 
-#[path = "../../src/random.rs"]
+#[path = "../../src/base/random.rs"]
 mod generator;
 
 use std::ops::Range;

@@ -2,11 +2,11 @@
 
 use super::Communicator;
 use super::prepare::{Prepared, Source};
-use crate::buffer::{BufferMut, Memory, MemoryMut};
+use crate::call::buffer::{BufferMut, Memory, MemoryMut};
+use crate::call::element::Data;
+use crate::call::op::Reduction;
 use crate::call::{BlockLayout, Collective};
-use crate::element::Data;
 use crate::error::{Error, Result};
-use crate::op::Reduction;
 
 /// What the arguments of several collectives have to be.
 impl Communicator {

@@ -6,11 +6,11 @@ use super::Communicator;
 use super::dissemination::Standing;
 use super::message::{BARRIER_TAG, INTERNAL_TAG, MessageContext};
 use super::prepare::{Prepared, Source};
+use crate::base::deadline::Deadline;
+use crate::base::tuning::barrier::VERDICT_PATIENCE;
+use crate::call::element::TypeTag;
 use crate::call::{BlockLayout, Collective};
-use crate::deadline::Deadline;
-use crate::element::TypeTag;
 use crate::error::{Error, Peer, Result};
-use crate::tuning::barrier::VERDICT_PATIENCE;
 
 /// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
 const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;

@@ -4,6 +4,8 @@ use std::sync::{Arc, Weak};
 
 use super::Communicator;
 use super::progress::ProgressEngine;
+use crate::base::ticket_lock::NoTurn;
+use crate::base::tuning::ticket_lock::ABORTING;
 #[cfg(feature = "cuda")]
 use crate::device::NcclComm;
 use crate::error::{Error, Result};
@@ -12,8 +14,6 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::{Health, forked};
 use crate::host::plane::HostPlane;
 use crate::observe::LIFE;
-use crate::ticket_lock::NoTurn;
-use crate::tuning::ticket_lock::ABORTING;
 
 /// Ends a communicator from any thread; see [`Communicator::abort_handle`].
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ impl AbortHandle {
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
         if let (None, Some(recorder)) = (health.abort_reason(), self.recorder.upgrade()) {
-            crate::event::info!(target: LIFE, communicator = recorder.name(), rank = self.rank, "aborted");
+            crate::base::event::info!(target: LIFE, communicator = recorder.name(), rank = self.rank, "aborted");
         }
         health.end(AbortReason::Aborted { by: self.rank as u32 });
         if let Some(progress) = self.progress.upgrade() {
@@ -109,7 +109,7 @@ impl Communicator {
         if shared.plane.is_inside() {
             return Err(self.no_turn("close", NoTurn::Inside));
         }
-        crate::event::debug!(target: LIFE, communicator = shared.recorder.name(), rank = self.rank(), "closing");
+        crate::base::event::debug!(target: LIFE, communicator = shared.recorder.name(), rank = self.rank(), "closing");
         let closed = {
             #[cfg(feature = "cuda")]
             let _turn = self.device_turn("close")?;

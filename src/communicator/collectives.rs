@@ -2,9 +2,9 @@
 
 use super::Communicator;
 use super::prepare::Source;
-use crate::buffer::{Buffer, BufferMut};
+use crate::call::buffer::{Buffer, BufferMut};
+use crate::call::op::Reduction;
 use crate::error::Result;
-use crate::op::Reduction;
 
 /// # Collectives
 ///

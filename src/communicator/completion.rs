@@ -7,8 +7,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::message::Received;
+use crate::base::event;
 use crate::error::Result;
-use crate::event;
 
 /// What the background and the handle share.
 pub(super) struct State {

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use crate::event;
+use crate::base::event;
 
 /// How far one barrier has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,10 +10,10 @@ use super::Communicator;
 use super::device::{Batch, Hold, untagged};
 use super::message::{Envelope, MessageBuffer, MessageContext, Received, receive_place, send_place};
 use super::prepare::{Prepared, Source, held};
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::op::Reduction;
 use crate::error::{Error, Result};
 use crate::host::plane::Jobs;
-use crate::op::Reduction;
 
 /// Calls recorded by [`Communicator::group`]; their buffers are borrowed until the group has been launched and, on the host, has
 /// ended.

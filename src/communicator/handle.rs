@@ -11,18 +11,18 @@ use cudarc::driver::CudaStream;
 use super::dissemination::Unfinished;
 use super::state::Shared;
 use super::worker::Worker;
-use crate::algorithm::Algorithm;
+use crate::base::deadline::{packed, unpacked};
+use crate::base::ticket_lock::{NoTurn, TicketLock};
 use crate::call::Collective;
+use crate::call::algorithm::Algorithm;
+use crate::call::element::DType;
 use crate::config::Config;
-use crate::deadline::{packed, unpacked};
 #[cfg(feature = "cuda")]
 use crate::device::NcclCommunicator;
-use crate::element::DType;
 use crate::error::{Error, Peer, Result};
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::LIFE;
-use crate::ticket_lock::{NoTurn, TicketLock};
 
 /// One rank of a group of processes or threads that call collectives together.
 ///
@@ -278,7 +278,7 @@ impl Drop for Core {
             std::mem::forget(self.device.take());
             return std::mem::forget(self.worker.take());
         }
-        crate::event::debug!(target: LIFE, communicator = self.shared.recorder.name(), rank = self.shared.rank, "dropped");
+        crate::base::event::debug!(target: LIFE, communicator = self.shared.recorder.name(), rank = self.shared.rank, "dropped");
         self.finish();
     }
 }

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::event;
 use crate::error::{Error, Result};
-use crate::event;
 use crate::rendezvous::{Store, StoreAddress, TcpStoreServer};
 
 /// How the store is reached.

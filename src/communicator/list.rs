@@ -12,14 +12,14 @@ use super::device::{DeviceCall, DeviceLists};
 use super::group::Group;
 use super::prepare::{Prepared, described, element, held};
 use super::work::{OwnedBuffer, OwnedSource, Work};
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::element::{Data, TypeTag};
+use crate::call::job::{Address, List, Lists, Operands};
 use crate::call::{BlockLayout, Call, Collective};
 #[cfg(feature = "cuda")]
 use crate::device;
-use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::host::plane::Job;
-use crate::job::{Address, List, Lists, Operands};
 
 /// # Lists of buffers
 ///

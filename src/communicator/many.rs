@@ -6,12 +6,12 @@ use super::Communicator;
 use super::group::Group;
 use super::prepare::{Prepared, Source};
 use super::work::{OwnedBuffer, OwnedSource, Work};
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::element::Data;
+use crate::call::op::Reduction;
 use crate::call::{BlockLayout, Collective};
-use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::host::plane::Jobs;
-use crate::op::Reduction;
 
 /// # Several buffers in one call
 ///

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::buffer::{HostMemory, HostMemoryMut};
-use crate::element::{Data, TypeTag};
+use crate::call::buffer::{HostMemory, HostMemoryMut};
+use crate::call::element::{Data, TypeTag};
 use crate::flight::{self, Message};
 use crate::host::point_to_point::Envelope as Arrived;
 use crate::observe::{CallReport, Watch};

@@ -12,8 +12,8 @@ use super::message::{Envelope, INTERNAL_TAG, MessageContext, Received, receive_p
 use super::pinned::PinnedBuffer;
 use super::prepare::held;
 use super::work::{Drive, OwnedBuffer, OwnedSource, Work};
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
-use crate::element::TypeTag;
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::element::TypeTag;
 use crate::error::{Error, Result};
 
 impl Communicator {

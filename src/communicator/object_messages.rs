@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::Communicator;
 use super::message::{Envelope, MessageContext, Received};
-use crate::element::TypeTag;
+use crate::call::element::TypeTag;
 use crate::error::Result;
 
 /// # Objects as messages (feature `serde`)

@@ -9,18 +9,18 @@ use super::Communicator;
 #[cfg(feature = "cuda")]
 use super::device::{DeviceCall, device_reduction};
 #[cfg(feature = "cuda")]
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
-use crate::buffer::{HostMemory, HostMemoryMut, Memory, MemoryMut};
+use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut};
+use crate::call::buffer::{HostMemory, HostMemoryMut, Memory, MemoryMut};
+use crate::call::element::{DType, Data, Element, F8E4M3, F8E5M2, TypeTag};
+use crate::call::job::Operands;
+use crate::call::op::{ReduceOp, Reduction, ReductionKind};
 use crate::call::{BlockLayout, Call, Collective};
 #[cfg(feature = "cuda")]
 use crate::device;
-use crate::element::{DType, Data, Element, F8E4M3, F8E5M2, TypeTag};
 use crate::error::{Error, Result};
 use crate::host::fold::Fold;
 use crate::host::plane::{self, Job, Jobs};
 use crate::host::reduce::{self, Kernel};
-use crate::job::Operands;
-use crate::op::{ReduceOp, Reduction, ReductionKind};
 
 /// What a call reads: nothing, a buffer of its own, or the buffer it writes (in place).
 pub(super) enum Source<M> {

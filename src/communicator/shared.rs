@@ -10,9 +10,9 @@ use std::ptr::NonNull;
 use super::Communicator;
 use super::bootstrap::ParentExchange;
 use super::prepare::element;
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
-use crate::deadline::Deadline;
-use crate::element::{Data, TypeTag};
+use crate::base::deadline::Deadline;
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
+use crate::call::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::host::shm::{ShareError, Size, Storage};
 

@@ -4,7 +4,7 @@ use sha2::{Digest, Sha256};
 
 use super::Communicator;
 use super::bootstrap::{Origin, ParentExchange, Start, connect};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::observe::LIFE;
 
@@ -206,7 +206,7 @@ impl Communicator {
         made.inspect(|comm| {
             comm.keep_store(self.kept_store());
             let (name, child) = (shared.recorder.name(), comm.core.shared.recorder.name());
-            crate::event::debug!(target: LIFE, communicator = name, rank = self.rank(), child, world_size = members.len(), "split");
+            crate::base::event::debug!(target: LIFE, communicator = name, rank = self.rank(), child, world_size = members.len(), "split");
         })
         .map(Some)
     }

@@ -3,9 +3,9 @@
 use super::Communicator;
 use super::prepare::Source;
 use super::work::{OwnedBuffer, OwnedSource, Work};
-use crate::buffer::{Buffer, BufferMut};
+use crate::call::buffer::{Buffer, BufferMut};
+use crate::call::op::Reduction;
 use crate::error::Result;
-use crate::op::Reduction;
 
 /// # Started collectives
 ///

@@ -8,8 +8,9 @@ use std::time::Duration;
 use super::kept_store::KeptStore;
 use super::progress::ProgressEngine;
 use super::shrink::recovery::RecoveryGroup;
+use crate::base::deadline::{packed, unpacked};
+use crate::base::ticket_lock::{NoTurn, TicketLock};
 use crate::config::Config;
-use crate::deadline::{packed, unpacked};
 use crate::error::{Error, Peer};
 use crate::flight::{self, Flight};
 use crate::host::abort_reason::AbortReason;
@@ -18,7 +19,6 @@ use crate::host::plane::{HostPlane, MessageConnector};
 #[cfg(feature = "cuda")]
 use crate::observe::Observers;
 use crate::observe::TraceLog;
-use crate::ticket_lock::{NoTurn, TicketLock};
 
 /// What the caller, the background threads and abort handles share.
 pub(super) struct Shared {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::kept_store::KeptStore;
+use crate::base::event;
 use crate::error::{Error, Result};
-use crate::event;
 use crate::host::health::forked;
 use crate::rendezvous::PrefixStore;
 

@@ -12,13 +12,17 @@ use std::time::Duration;
 use super::Communicator;
 use super::message::{MessageBuffer, MessageContext};
 use super::prepare::{Prepared, Source};
-use crate::buffer::{Memory, MemoryMut};
-use crate::element::{DType, TypeTag};
+use crate::call::Collective;
+use crate::call::algorithm::Algorithm;
+use crate::call::buffer::{Memory, MemoryMut};
+use crate::call::element::{DType, TypeTag};
+use crate::call::op::{CustomOp, ReduceOp, Reduction};
+use crate::communicator::Envelope;
+use crate::config::Transport;
 use crate::error::Result;
 use crate::host::plane;
 use crate::host::reduce::Kernel;
 use crate::meeting::Meeting;
-use crate::{Algorithm, Collective, CustomOp, Envelope, ReduceOp, Reduction, Transport};
 
 /// Elements: in a line, in several, in a slot.
 const COUNTS: [usize; 3] = [2, 40, 700];

@@ -2,8 +2,8 @@
 
 use std::io;
 
+use crate::base::own_thread::OwnThread;
 use crate::error::{Error, Result};
-use crate::own_thread::OwnThread;
 
 /// Starts a thread of this name. `what` says whose it is, in the error where the system refuses it.
 pub(super) fn spawn(name: String, what: &str, body: impl FnOnce() + Send + 'static) -> Result<OwnThread> {
@@ -45,7 +45,9 @@ pub(super) mod refusal {
 #[cfg(test)]
 mod tests {
     use super::refusal;
-    use crate::{Communicator, Envelope, Error, ReduceOp, Result};
+    use crate::call::op::ReduceOp;
+    use crate::communicator::{Communicator, Envelope};
+    use crate::error::{Error, Result};
 
     /// That a call was refused for want of a thread, in words that help.
     fn assert_refused<R>(result: Result<R>) {

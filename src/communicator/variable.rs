@@ -1,9 +1,9 @@
 //! The collectives with a count of its own for each rank.
 
 use super::Communicator;
-use crate::buffer::{Buffer, BufferMut};
+use crate::call::buffer::{Buffer, BufferMut};
+use crate::call::op::Reduction;
 use crate::error::Result;
-use crate::op::Reduction;
 
 /// # Collectives with unequal counts
 ///

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use super::completion::{Finished, State, is_waking};
 use super::message::Received;
-use crate::Result;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::fork::Process;
 use crate::error::Error;
-use crate::fork::Process;
+use crate::error::Result;
 use crate::host::health::forked;
 
 /// A call that was started and goes on in the background, with the buffer it works on.
@@ -401,11 +401,11 @@ impl<B> fmt::Debug for Work<B> {
 }
 
 /// A buffer that a background call can own.
-pub trait OwnedBuffer: crate::buffer::BufferMut + Send + 'static {}
+pub trait OwnedBuffer: crate::call::buffer::BufferMut + Send + 'static {}
 
-impl<B: crate::buffer::BufferMut + Send + 'static> OwnedBuffer for B {}
+impl<B: crate::call::buffer::BufferMut + Send + 'static> OwnedBuffer for B {}
 
 /// A buffer that a background call can own and only reads: also one that others share.
-pub trait OwnedSource: crate::buffer::Buffer + Send + 'static {}
+pub trait OwnedSource: crate::call::buffer::Buffer + Send + 'static {}
 
-impl<B: crate::buffer::Buffer + Send + 'static> OwnedSource for B {}
+impl<B: crate::call::buffer::Buffer + Send + 'static> OwnedSource for B {}

@@ -10,14 +10,14 @@ use super::pinned::ErasedBuffer;
 use super::state::Shared;
 use super::thread;
 use super::work::Turns;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::own_thread::{OwnThread, is_own};
+use crate::base::ticket_lock::{NoTurn, Ticket};
+use crate::base::tuning::own_thread::LAST;
 use crate::error::{Error, Result};
-use crate::event;
 use crate::host::abort_reason::AbortReason;
 use crate::host::plane::{HostPlane, Jobs, op_panicked};
-use crate::own_thread::{OwnThread, is_own};
-use crate::ticket_lock::{NoTurn, Ticket};
-use crate::tuning::own_thread::LAST;
 
 /// How long a dropped communicator waits for calls that were started and not waited for.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);

@@ -1,10 +1,10 @@
 //! The arguments of one collective on device memory, for calls that come without a `Communicator`: raw ones, and typed ones.
 
 use super::plan::{Job, Reduction};
+use crate::call::element::TypeTag;
+use crate::call::job::Operands;
 use crate::call::{BlockLayout, Call, Collective};
-use crate::element::TypeTag;
 use crate::error::{Error, Result};
-use crate::job::Operands;
 
 /// Arguments that have not been checked. Lengths are in elements.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUstreamCapture
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use libloading::Library;
 
-pub(crate) use crate::buffer::device_events::{bind, is_nameless};
+pub(crate) use crate::call::buffer::device_events::{bind, is_nameless};
 use crate::error::Error;
 
 /// A device and the context in which it is used.

@@ -11,15 +11,15 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use nccl_sys::{Library, ncclWindow_t};
 
-use crate::buffer::device_buffers::{RawDeviceSlice, readable, writable};
-use crate::buffer::{Buffer, Memory};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::BUFFER_DROP_WAIT;
+use crate::call::buffer::device_buffers::{RawDeviceSlice, readable, writable};
+use crate::call::buffer::{Buffer, Memory};
+use crate::call::element::Data;
 use crate::device::comm::{BackOff, Inner, NcclComm};
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
-use crate::element::Data;
 use crate::error::{Error, Result};
-use crate::tuning::device::BUFFER_DROP_WAIT;
 
 /// Device memory with which NCCL can do most: registrations, windows, reductions in the NVLink switch.
 ///
@@ -96,13 +96,13 @@ fn allocate(comm: &NcclComm, bytes: usize) -> std::result::Result<CUdeviceptr, R
 impl<T: Data> Drop for NcclBuffer<T> {
     fn drop(&mut self) {
         if !self.wait_for_uses() {
-            crate::event::warn!(bytes = self.num_bytes(), "memory of NCCL's is still in use and is not freed");
+            crate::base::event::warn!(bytes = self.num_bytes(), "memory of NCCL's is still in use and is not freed");
             return;
         }
         // SAFETY: the memory is ours, and no stream uses it any more; the context is current.
         let answer = unsafe { self.library.ncclMemFree(self.address as usize as *mut c_void) };
         if let Err(refusal) = nccl::check(self.library, nccl_sys::NCCL_COMM_NULL, "ncclMemFree", answer) {
-            crate::event::warn!(?refusal, "memory of NCCL's was not freed");
+            crate::base::event::warn!(?refusal, "memory of NCCL's was not freed");
         }
     }
 }
@@ -277,7 +277,7 @@ impl<B> EngineGuard<B> {
             Ok(tie) => Ok(Self { tie, buffer }),
             Err(error) => {
                 if asked && !comm.inner().has_let_go() {
-                    crate::event::error!(
+                    crate::base::event::error!(
                         "NCCL may know of a buffer whose registration failed, and does not end in time: its memory is lost"
                     );
                 } else {
@@ -294,7 +294,7 @@ impl<B> EngineGuard<B> {
             // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest: nobody uses the buffer here afterwards.
             return Some(unsafe { ManuallyDrop::take(&mut self.buffer) });
         }
-        crate::event::error!("NCCL did not forget a registered buffer in time, and may still use it: its memory is lost");
+        crate::base::event::error!("NCCL did not forget a registered buffer in time, and may still use it: its memory is lost");
         None
     }
 

@@ -15,13 +15,13 @@ use super::memory::{NcclBuffer, Registrable, Registration};
 use super::nccl;
 use super::plan::{Job, Message, Reduction};
 use super::plane::{DevicePlane, Options};
+use crate::base::deadline::Deadline;
 use crate::call::Collective;
+use crate::call::element::{DType, Data, TypeTag};
+use crate::call::op::ReduceOp;
 use crate::config::Config;
-use crate::deadline::Deadline;
-use crate::element::{DType, Data, TypeTag};
+use crate::config::nccl::NcclLibrary;
 use crate::error::{Error, Result};
-use crate::nccl_config::NcclLibrary;
-use crate::op::ReduceOp;
 
 /// By what the ranks of a new [`NcclCommunicator`] find each other: one rank makes it and brings it to the others. Good for one
 /// communicator. It is no secret to be kept, but whoever has it can join: send it over a connection you trust.

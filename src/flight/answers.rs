@@ -51,9 +51,9 @@ impl Flight {
     fn tell(&self, error: &Error) {
         let (communicator, rank, result) = (self.name(), self.about.get().map(|about| about.rank), error.label());
         if error.is_poisoned() {
-            crate::event::debug!(target: "collectives::call", communicator, rank, result, %error, "a call was refused");
+            crate::base::event::debug!(target: "collectives::call", communicator, rank, result, %error, "a call was refused");
         } else {
-            crate::event::warn!(target: "collectives::call", communicator, rank, result, %error, "a call failed");
+            crate::base::event::warn!(target: "collectives::call", communicator, rank, result, %error, "a call failed");
         }
     }
 
@@ -72,8 +72,8 @@ impl Flight {
             return;
         }
         match self.write(folder, &error.to_string()) {
-            Ok(path) => crate::event::info!(path = %path.display(), "the flight record is written"),
-            Err(error) => crate::event::warn!(%error, "the flight record could not be written"),
+            Ok(path) => crate::base::event::info!(path = %path.display(), "the flight record is written"),
+            Err(error) => crate::base::event::warn!(%error, "the flight record could not be written"),
         }
     }
 }

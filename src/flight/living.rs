@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use super::Flight;
-use crate::event;
+use crate::base::event;
 
 static LIVING: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
 

@@ -12,9 +12,9 @@ use super::living::living;
 use super::record::{Plane, in_words};
 use super::ring::{Raw, Ring, Stage};
 use super::{About, Flight};
+use crate::base::event;
+use crate::base::tuning::flight::{LOOKED_AT, MEANWHILE, SHARE};
 use crate::error::Error;
-use crate::event;
-use crate::tuning::flight::{LOOKED_AT, MEANWHILE, SHARE};
 
 /// A call of another communicator that waited while this one did.
 #[derive(Debug)]

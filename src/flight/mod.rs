@@ -45,12 +45,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::fork::Process;
+use crate::base::tuning::flight::{ERRORS, LOOK_EVERY, TELL_EVERY};
 use crate::call::Call;
-use crate::deadline::Deadline;
 use crate::error::{Error, Peer, list_peers};
-use crate::event;
-use crate::fork::Process;
-use crate::tuning::flight::{ERRORS, LOOK_EVERY, TELL_EVERY};
 
 use clock::{Clock, since_1970};
 use ring::{Ring, Stage};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::call::element::TypeTag;
 use crate::call::{Call, CallKind, Collective};
-use crate::element::TypeTag;
 use crate::error::{Error, Peer};
 
 /// Where a recorded call ran.

@@ -4,7 +4,7 @@
 //! that finds the same even version before and after has one record. No store is a read-modify-write, and nothing is fenced on x86-64
 //! but for the compiler.
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::base::sync::{AtomicU64, Ordering, fence};
 
 /// How far a call is, as it stands in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use std::sync::{Mutex, OnceLock};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::living::living;
+use crate::base::event;
+use crate::base::fork::Process;
 use crate::error::{Error, Result};
-use crate::event;
-use crate::fork::Process;
 
 /// Where a signal writes; set once the handler is there.
 static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);

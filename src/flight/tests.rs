@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::record::Message;
 use super::*;
+use crate::call::element::{DType, TypeTag};
+use crate::call::op::ReduceOp;
 use crate::call::{CallKind, Collective};
-use crate::element::{DType, TypeTag};
 use crate::error::Peer;
-use crate::op::ReduceOp;
 
 fn call(sequence: u64) -> Call {
     let element = TypeTag::Scalar(DType::F32);

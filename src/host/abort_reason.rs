@@ -1,7 +1,7 @@
 //! Why a communicator ended, in a form that travels to every peer.
 
+use crate::base::deadline::Deadline;
 use crate::call::Call;
-use crate::deadline::Deadline;
 use crate::error::{Error, Peer};
 use crate::host::link::Silence;
 
@@ -239,7 +239,7 @@ fn in_words(first: (u32, Call), second: (u32, Call)) -> [String; 2] {
 mod tests {
     use super::*;
     use crate::call::Collective;
-    use crate::element::{DType, TypeTag};
+    use crate::call::element::{DType, TypeTag};
 
     #[test]
     fn a_deadline_of_a_rank_that_waited_for_this_one_is_seen_through() {

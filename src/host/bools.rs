@@ -8,8 +8,8 @@
 
 use std::marker::PhantomData;
 
-use crate::element::TypeTag;
-use crate::tuning::copy::BOOLS_BLOCK_BYTES;
+use crate::base::tuning::copy::BOOLS_BLOCK_BYTES;
+use crate::call::element::TypeTag;
 
 /// Makes truth values of bytes. Of memory that holds nothing else it writes nothing.
 pub(crate) fn normalise(bytes: &mut [u8]) {

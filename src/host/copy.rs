@@ -10,7 +10,7 @@
 
 use std::ptr;
 
-use crate::tuning::copy::VECTORS_FROM_BYTES;
+use crate::base::tuning::copy::VECTORS_FROM_BYTES;
 
 /// A way to copy: as [`copy`].
 pub(crate) type Copy = unsafe fn(*const u8, *mut u8, usize);

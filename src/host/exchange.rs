@@ -1,7 +1,7 @@
 //! How the ranks of a new communicator tell each other of themselves before they are connected.
 
-use crate::Result;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::error::Result;
 
 /// Lets ranks exchange small blobs: over a store, or over a communicator that they have already.
 pub(crate) trait Exchange {
@@ -46,7 +46,7 @@ pub(crate) mod local {
             let missing = |rounds: &mut Vec<Vec<Option<Vec<u8>>>>| rounds[self.round].iter().any(Option::is_none);
             let (rounds, wait) = changed.wait_timeout_while(rounds, deadline.remaining(), missing).unwrap_or_else(PoisonError::into_inner);
             if wait.timed_out() {
-                return Err(crate::Error::io("waiting for what the other ranks hand in", std::io::ErrorKind::TimedOut));
+                return Err(crate::error::Error::io("waiting for what the other ranks hand in", std::io::ErrorKind::TimedOut));
             }
             let all = rounds[self.round].iter().flatten().cloned().collect();
             self.round += 1;

@@ -1,9 +1,9 @@
 //! What must hold whatever peers send: fingerprints, abort reasons, algorithms, and a link that says what it is told to.
 
 use super::abort_reason::{AbortReason, Interrupted};
-use crate::algorithm::AlgorithmRanges;
+use crate::base::deadline::Deadline;
 use crate::call::Call;
-use crate::deadline::Deadline;
+use crate::call::algorithm::AlgorithmRanges;
 
 #[cfg(feature = "encryption")]
 pub use super::encrypted::fuzz::encrypted_link;

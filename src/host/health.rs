@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::abort_reason::AbortReason;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::fork::Process;
 use crate::error::{Error, Peer};
-use crate::fork::Process;
 
 /// Ends once: by an error found here, by what a peer says, or by `abort` from any thread. Shared between the calling thread, the threads of
 /// messages and abort handles.

@@ -1,6 +1,6 @@
 //! Memory of the crate's own, aligned for every element, reused from call to call.
 
-use crate::tuning::engine::KEPT_SCRATCH_BYTES;
+use crate::base::tuning::engine::KEPT_SCRATCH_BYTES;
 
 /// One cache line; the unit in which scratch memory is had.
 #[derive(Debug, Clone, Copy)]

@@ -17,8 +17,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::base::tuning::waiting::{
+    BRIEFLY, FIRST_NAP, LATE, LATE_AMONG_RANKS, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, TRY_EVERY,
+};
 use crate::config::Waiting;
-use crate::tuning::waiting::{BRIEFLY, FIRST_NAP, LATE, LATE_AMONG_RANKS, LATE_YIELD, LONGEST_NAP, Limits, MEMORY, MOST_HASTE, TRY_EVERY};
 
 /// What to do after a round in which nothing moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Ordered};
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
-use crate::element::Data;
+use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Ordered};
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
+use crate::call::element::Data;
 use crate::error::{Error, Result};
 
 /// A CUDA stream, whoever made it: what [`Communicator::in_order_of`](crate::Communicator::in_order_of) takes.

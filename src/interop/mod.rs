@@ -8,8 +8,8 @@ mod foreign;
 pub use foreign::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer, RawStream};
 
 #[cfg(feature = "cuda")]
-pub use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
+pub use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut};
 #[cfg(feature = "cuda")]
-pub use crate::buffer::device_buffers::RawDeviceSlice;
-pub use crate::buffer::{HostMemory, HostMemoryMut, Memory, MemoryMut, RawHostSlice, StableMemory};
-pub use crate::element::AnyElement;
+pub use crate::call::buffer::device_buffers::RawDeviceSlice;
+pub use crate::call::buffer::{HostMemory, HostMemoryMut, Memory, MemoryMut, RawHostSlice, StableMemory};
+pub use crate::call::element::AnyElement;

@@ -94,12 +94,12 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use crate::algorithm::Algorithm;
+use crate::call::algorithm::Algorithm;
+use crate::call::element::TypeTag;
+use crate::call::op::ReduceOp;
 use crate::call::{Call, Collective};
-use crate::element::TypeTag;
 use crate::error::Error;
 use crate::flight::{self, Message};
-use crate::op::ReduceOp;
 
 pub use crate::call::CallKind;
 pub(crate) use trace::{TraceLog, Track};

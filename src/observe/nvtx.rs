@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libloading::Library;
 
 use super::CallReport;
-use crate::event::{self, Quiet};
+use crate::base::event::{self, Quiet};
 
 /// The version of NVTX whose tables these are.
 const VERSION: u16 = 3;

@@ -11,13 +11,13 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::CallReport;
-use crate::algorithm::Algorithm;
+use crate::base::event;
+use crate::base::fork::Process;
+use crate::base::tuning::trace::MOST_EVENTS;
 use crate::call::CallKind;
+use crate::call::algorithm::Algorithm;
 use crate::error::{Peer, Result};
-use crate::event;
 use crate::flight::{self, Json, write_whole};
-use crate::fork::Process;
-use crate::tuning::trace::MOST_EVENTS;
 
 /// What the files say that they are.
 const FORMAT: &str = "collectives trace";

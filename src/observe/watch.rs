@@ -20,10 +20,10 @@ use tracing::level_filters::LevelFilter;
 
 use super::trace::{TraceLog, Track};
 use super::{CallReport, Observer};
-use crate::algorithm::Algorithm;
+use crate::base::event::{SUBSCRIBER, caught};
 use crate::call::Call;
+use crate::call::algorithm::Algorithm;
 use crate::error::{Error, Result};
-use crate::event::{SUBSCRIBER, caught};
 use crate::flight::{self, Message};
 
 /// Where spans and events of single calls go.

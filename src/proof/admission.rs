@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use crate::tuning::admission::{BATCH, Limits, PATIENCE, REPORTED, STARVED};
+use crate::base::tuning::admission::{BATCH, Limits, PATIENCE, REPORTED, STARVED};
 
 /// The unproven connections of one listener.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl<C> Admission<C> {
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(error) => {
                     let pause = self.limits.rest;
-                    crate::event::warn!(%error, ?pause, unproven = self.unproven.len(), "connections cannot be accepted for now");
+                    crate::base::event::warn!(%error, ?pause, unproven = self.unproven.len(), "connections cannot be accepted for now");
                     self.resting = Some(now + pause);
                     lack = Some(error).filter(|_| accepted.is_empty());
                     break;

@@ -7,7 +7,7 @@ use super::frame::FRAME_BYTES;
 use super::noise::{HANDSHAKE_BYTES, Handshake, MESSAGE_BYTES, TAG_BYTES};
 use super::record::{self, CONTENT_BYTES, Records};
 use super::*;
-use crate::random::Random;
+use crate::base::random::Random;
 
 const CONTEXT: &[u8] = b"what it is about";
 

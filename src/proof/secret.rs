@@ -10,8 +10,8 @@ use std::sync::Arc;
 use zeroize::Zeroizing;
 
 use super::random;
+use crate::base::regular_file;
 use crate::error::{Error, Result};
-use crate::regular_file;
 
 /// The fewest bytes. A peer can try guesses against a recorded proof, so a password will not do.
 const FEWEST: usize = 16;

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::frame::{CHALLENGE, FRAME_BYTES, PLAIN, PROOF, REFUSED, reply, split};
 use super::initiator::Stage;
 use super::*;
-use crate::Error;
+use crate::error::Error;
 
 const CONTEXT: &[u8] = b"what it is about";
 

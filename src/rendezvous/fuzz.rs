@@ -15,9 +15,9 @@ use super::protocol::{Expect, MAGIC, Reply, ReplyDecoder, RequestDecoder, StoreR
 use super::service::{ClientId, Service};
 use super::store::Store;
 use super::url::{Method, Rendezvous};
-use crate::algorithm::{Algorithm, AlgorithmRanges};
+use crate::base::deadline::Deadline;
+use crate::call::algorithm::{Algorithm, AlgorithmRanges};
 use crate::config::{Config, Transport};
-use crate::deadline::Deadline;
 
 /// Any bytes as a client's requests: decoded alike however they are split, and encoded again to the same bytes.
 pub fn store_requests(data: &[u8]) {

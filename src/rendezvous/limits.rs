@@ -1,6 +1,6 @@
 //! How long keys, values and requests may be, checked before anything is allocated for them.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The longest key in bytes, with the prefixes that stores put before it; PyTorch's server has the same limit.
 pub(super) const KEY_BYTES: usize = 8 << 10;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::limits::{check_key, check_keys, check_pair};
 use super::store::{self, Store};
 use super::table::{Refusal, Table};
-use crate::deadline::Deadline;
-use crate::{Error, Result};
+use crate::base::deadline::Deadline;
+use crate::error::{Error, Result};
 
 /// A store in the memory of this process. Clones share their content.
 ///

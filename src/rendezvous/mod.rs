@@ -1,5 +1,6 @@
 //! How ranks find each other: stores, URLs, launcher variables.
 
+pub(crate) mod error_file;
 mod file;
 #[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
@@ -34,11 +35,11 @@ pub(crate) use launcher::Launch;
 pub(crate) use tcp::listen;
 pub(crate) use url::{Method, Rendezvous};
 
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::bootstrap::LAST_QUESTIONS;
+use crate::base::tuning::store::TELL_OF_OUTSIDER;
+use crate::error::{Error, Result};
 use crate::proof::Secret;
-use crate::tuning::bootstrap::LAST_QUESTIONS;
-use crate::tuning::store::TELL_OF_OUTSIDER;
-use crate::{Error, Result};
 
 /// The store at which the ranks of a job meet, and who this process is among them.
 ///
@@ -178,7 +179,15 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
         TcpStore::until(address, port, secret, deadline, LAST_QUESTIONS).map_err(|error| Confined::blame(confined.as_ref(), error))?;
     store.join()?;
     let local_address = Some(store.local_address());
-    crate::event::debug!(launcher = launch.launcher, rank, world_size, address, port, serves = server.is_some(), "connected to the store");
+    crate::base::event::debug!(
+        launcher = launch.launcher,
+        rank,
+        world_size,
+        address,
+        port,
+        serves = server.is_some(),
+        "connected to the store"
+    );
     Ok(JobStore {
         store: Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store))),
         rank,
@@ -244,7 +253,7 @@ impl Confined {
         if !named {
             return Ok(Some(Self(format!("{name} is the loopback interface of each host, by which ranks of other hosts do not come"))));
         }
-        crate::event::warn!(address = name, "{reason}");
+        crate::base::event::warn!(address = name, "{reason}");
         Ok(Some(Self(format!("{name:?} is the job's address; {reason}"))))
     }
 

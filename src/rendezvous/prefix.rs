@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::store::Store;
-use crate::Result;
+use crate::error::Result;
 
 /// Puts a prefix and a slash before every key of another store.
 ///

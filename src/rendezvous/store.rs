@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::limits;
-use crate::deadline::Deadline;
-use crate::{Error, Result};
+use crate::base::deadline::Deadline;
+use crate::error::{Error, Result};
 
 /// A small key-value store shared by the ranks of a job, with the meanings of `torch.distributed.Store`.
 ///
@@ -266,7 +266,7 @@ pub(super) fn timeout(doing: String, deadline: &Deadline) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::base::random::Random;
 
     /// What is found of keys of which some are there, and how often it was asked.
     fn found(there: &[bool], most: usize) -> (Vec<usize>, Vec<usize>, usize) {

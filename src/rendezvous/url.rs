@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The port of a `tcp://` URL without one, and of a launcher that names none.
 pub(crate) const DEFAULT_PORT: u16 = 29500;

@@ -1,6 +1,6 @@
 //! Random numbers that a seed brings back.
 
-#[path = "../../src/random.rs"]
+#[path = "../../src/base/random.rs"]
 mod generator;
 
 pub(crate) use generator::Random;

@@ -6,7 +6,7 @@
 //!
 //! `cargo launch --nproc-per-node 2 -- target/debug/examples/train_device`
 
-#[path = "../../src/random.rs"]
+#[path = "../../src/base/random.rs"]
 mod random;
 
 use std::error::Error;

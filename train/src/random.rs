@@ -1,1 +1,1 @@
-../../src/random.rs
+../../src/base/random.rs

@@ -3,7 +3,7 @@
 //! Neither bolero, proptest nor arbtest does this on a stable toolchain: there they make inputs from nothing, and a message behind a
 //! magic number is never found from nothing.
 
-#[path = "../../../src/random.rs"]
+#[path = "../../../src/base/random.rs"]
 mod random;
 
 use random::Random;

@@ -193,7 +193,7 @@ pub(crate) fn to_odd(value: f64, error: f64) -> f64 {
 }
 
 #[cfg(test)]
-#[path = "../../../src/random.rs"]
+#[path = "../../../src/base/random.rs"]
 mod random;
 
 #[cfg(test)]

@@ -10,19 +10,19 @@ use std::time::Instant;
 
 use super::store::call_off;
 use super::{Origin, PeerWatch, Start, connect_over_store};
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::tuning::bootstrap::LATE_LINGER;
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
 use crate::communicator::kept_store::{KeptStore, Reach};
 use crate::communicator::shrink::recovery::RecoveryListener;
 use crate::config::{Config, environment};
-use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
-use crate::event;
 #[cfg(feature = "cuda")]
 use crate::observe::LIFE;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
-use crate::tuning::bootstrap::LATE_LINGER;
 
 /// Describes a communicator before it is made: its settings, each a field of [`Config`], and whether it has a device. See
 /// [`Communicator::builder`].

@@ -41,8 +41,8 @@ pub(super) use store::{PeerWatch, StoreExchange, call_off};
 use super::Communicator;
 use super::shrink::recovery::{RecoveryGroup, RecoveryListener};
 use super::state::Shared;
+use crate::base::deadline::Deadline;
 use crate::config::{Config, nvtx_injection};
-use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::flight::{self, About};
 use crate::host::exchange::Exchange;
@@ -88,7 +88,7 @@ pub(super) fn connect_over_store(
     let [met_ms, linked_ms, ready_ms] = [met, linked, deadline.elapsed()].map(|time| time.as_secs_f64() * 1e3);
     let wiring = comm.with_plane(|plane| plane.wiring()).unwrap_or_default();
     let communicator = comm.core.shared.recorder.name();
-    crate::event::info!(target: LIFE, communicator, rank, world_size, wiring, met_ms, linked_ms, ready_ms, "ready");
+    crate::base::event::info!(target: LIFE, communicator, rank, world_size, wiring, met_ms, linked_ms, ready_ms, "ready");
     Ok(comm)
 }
 

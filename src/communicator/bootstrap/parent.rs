@@ -1,7 +1,7 @@
 //! Exchanges over a communicator: all its ranks take part, whichever of them the new communicator is of.
 
+use crate::base::deadline::Deadline;
 use crate::communicator::Communicator;
-use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::exchange::Exchange;
 use crate::host::plane::HostPlane;

@@ -7,12 +7,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::bootstrap::{FINDING_OUT, INTRODUCED, SLICE, SLICE_PER_RANK};
 use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
 use crate::host::net::identity::host_name;
 use crate::rendezvous::{self, Missing, Store};
-use crate::tuning::bootstrap::{FINDING_OUT, INTRODUCED, SLICE, SLICE_PER_RANK};
 
 /// Where contradictions are written.
 const CONFLICT: &str = "collectives/conflict";

@@ -11,15 +11,15 @@ use super::call::{DeviceCall, Guards, Hold, check_place, check_places, overlap, 
 use super::headers::Headers;
 use super::queue::Pledge;
 use super::started::Queued;
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
+use crate::base::ticket_lock::Turn;
+use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
+use crate::call::element::Data;
 use crate::communicator::Communicator;
 use crate::communicator::message::Received;
 use crate::device::{self, DevicePlane};
-use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::flight::{self, Message};
 use crate::observe::{Moved, Track};
-use crate::ticket_lock::Turn;
 
 /// The memory at this rank's end of a message.
 enum End<'a> {

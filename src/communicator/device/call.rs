@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
-use crate::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
+use crate::call::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
+use crate::call::element::TypeTag;
+use crate::call::job::{List, Lists, Operands};
+use crate::call::op;
 use crate::device::{self, DevicePlane};
-use crate::element::TypeTag;
 use crate::error::{Error, Result};
-use crate::job::{List, Lists, Operands};
-use crate::op;
 
 /// A checked call on device buffers, which it borrows.
 pub(in crate::communicator) struct DeviceCall<'a> {

@@ -6,11 +6,11 @@
 
 use sha2::{Digest, Sha256};
 
+use crate::call::element::Data;
 use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::prepare::{Prepared, Source};
 use crate::device::{self, DevicePlane, Job};
-use crate::element::Data;
 use crate::error::{Error, Peer, Result};
 use crate::host::plane;
 

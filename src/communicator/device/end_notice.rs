@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::deadline::Deadline;
+use crate::base::tuning::ticket_lock::ABORTING;
 use crate::communicator::Communicator;
-use crate::deadline::Deadline;
 use crate::device::{EndNotice, Notice};
 use crate::error::{Error, Peer};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
 use crate::host::shm::DeviceEnd;
-use crate::tuning::ticket_lock::ABORTING;
 
 /// One communicator's word.
 #[derive(Debug)]

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream};
 
 use super::call::{self, Guards, Hold};
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut, Ordered};
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::base::deadline::Deadline;
+use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut, Ordered};
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::element::{Data, TypeTag};
 use crate::communicator::Communicator;
-use crate::deadline::Deadline;
 use crate::device::{self, DevicePlane, NcclCommunicator};
-use crate::element::{Data, TypeTag};
 use crate::error::{Error, Result};
 use crate::interop::AsStream;
 

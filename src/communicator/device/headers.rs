@@ -17,12 +17,12 @@
 use std::time::Duration;
 
 use super::compare::{self, Said};
+use crate::call::element::{DType, TypeTag};
 use crate::call::{Call, CallKind};
 use crate::communicator::Communicator;
 use crate::communicator::message::{INTERNAL_TAG, MessageBuffer, MessageContext, receive_place, send_place};
 use crate::communicator::state::Shared;
 use crate::device::{self, DevicePlane, Job, Message};
-use crate::element::{DType, TypeTag};
 use crate::error::{Error, Result};
 use crate::flight;
 

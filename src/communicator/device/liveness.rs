@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use super::setup::NO_START_TAG;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::liveness::{ANSWERS, GRACE, LAST_LOOK, PATIENCE, PAUSE, SEARCH};
 use crate::communicator::Communicator;
 use crate::communicator::progress::ProgressEngine;
 use crate::communicator::shrink::recovery::{Probe, RecoveryListeners};
-use crate::deadline::Deadline;
 use crate::device::LivenessProbe;
 use crate::error::{Error, Peer, Result};
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
-use crate::tuning::liveness::{ANSWERS, GRACE, LAST_LOOK, PATIENCE, PAUSE, SEARCH};
 
 /// How another rank is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,17 +11,17 @@ use cudarc::driver::{CudaContext, CudaStream};
 use super::call::{DeviceCall, Guards, Hold, ordered};
 use super::headers::awaited_header;
 use super::started::Queued;
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::ticket_lock::{NoTurn, Turn};
 use crate::communicator::Communicator;
-use crate::deadline::Deadline;
 use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
-use crate::event;
 use crate::flight;
 use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::host::plane::HostPlane;
 use crate::observe::{Moved, Track};
-use crate::ticket_lock::{NoTurn, Turn};
 
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
 const LONGEST_REASON: usize = 4096;

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 use nccl_sys::{Version, ncclUniqueId};
 
+use crate::base::deadline::Deadline;
+use crate::base::tuning::bootstrap::RANKS_PER_ROOT;
+use crate::base::tuning::device::AGREEMENT_WAIT;
 use crate::communicator::Communicator;
 use crate::communicator::message::INTERNAL_TAG;
 use crate::config::NcclEnvironment;
-use crate::deadline::Deadline;
 use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
-use crate::tuning::bootstrap::RANKS_PER_ROOT;
-use crate::tuning::device::AGREEMENT_WAIT;
 
 /// Which GPU a rank uses.
 #[derive(Debug, Clone, Default)]
@@ -229,7 +229,7 @@ impl Communicator {
     /// Keeps what came of an attempt.
     fn keep_device(&self, plane: OrReason<NcclCommunicator>, required: bool) -> Result<()> {
         if let Err(reason) = &plane {
-            crate::event::info!(rank = self.rank(), reason, "no device plane");
+            crate::base::event::info!(rank = self.rank(), reason, "no device plane");
             if required {
                 return Err(Error::NoDevice { call: "making a communicator".to_owned(), reason: reason.clone() });
             }

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use cudarc::driver::CudaStream;
 
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::own_thread::OwnThread;
 use crate::communicator::completion::{Finished, State};
 use crate::communicator::message::Received;
 use crate::communicator::pinned::{ErasedBuffer, PinnedBuffer};
 use crate::communicator::work::{Drive, Work};
-use crate::deadline::Deadline;
 use crate::device::{BackOff, NcclComm, StreamPosition};
 use crate::error::{Error, Result};
-use crate::event;
-use crate::own_thread::OwnThread;
 
 /// A call that was queued, and its end on the stream.
 pub(in crate::communicator) struct Queued {

@@ -6,17 +6,17 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{Inner, Outstanding, ProgressEngine};
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::own_thread::{OwnThread, is_own};
+use crate::base::tuning::own_thread::LAST;
+use crate::base::tuning::progress::{FLUSH, IDLE, LEAVE, NAP, TURN};
 use crate::communicator::completion::{Finished, State};
 use crate::communicator::message::{MessageBuffer, MessageContext, Received};
 use crate::communicator::pinned::ErasedBuffer;
 use crate::communicator::thread;
 use crate::communicator::work::Drive;
-use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::event;
-use crate::own_thread::{OwnThread, is_own};
-use crate::tuning::own_thread::LAST;
-use crate::tuning::progress::{FLUSH, IDLE, LEAVE, NAP, TURN};
 
 /// Counts a caller as away until it is dropped, also by a panic.
 struct Away<'a>(&'a ProgressEngine);
@@ -142,7 +142,7 @@ impl ProgressEngine {
             self.advance(&mut inner);
         }
         if let Err(error) = self.wake_background() {
-            crate::event::warn!(rank = self.rank, %error, "peers may hear of the end late");
+            crate::base::event::warn!(rank = self.rank, %error, "peers may hear of the end late");
         }
     }
 
@@ -201,7 +201,7 @@ impl ProgressEngine {
         };
         let woken = if is_left { self.wake_background() } else { Ok(()) };
         if let Err(error) = woken {
-            crate::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up, and their messages to this rank may wait");
+            crate::base::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up, and their messages to this rank may wait");
         }
     }
 

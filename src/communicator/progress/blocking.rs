@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Inner, PendingMessage, ProgressEngine};
+use crate::base::deadline::Deadline;
+use crate::base::event::Locked;
+use crate::base::tuning::progress::DIRECT;
 use crate::communicator::message::{MessageBuffer, MessageContext, Received};
-use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::event::Locked;
 use crate::host::point_to_point::{Attempt, Ticket};
 use crate::observe::Track;
-use crate::tuning::progress::DIRECT;
 
 /// A message that its caller waits for.
 struct Posted {
@@ -395,9 +395,9 @@ fn say_what_ended(error: &mut Error, posted: &Posteds<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::element::{DType, TypeTag};
     use crate::communicator::message::{receive_place, send_place};
-    use crate::element::{DType, TypeTag};
-    use crate::{Communicator, Envelope};
+    use crate::communicator::{Communicator, Envelope};
 
     const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
     /// Longer than what is sent at once.
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_message_that_has_ended_by_the_time_it_is_given_up_has_ended_well() -> Result<()> {
-        let configure = |config: &mut crate::Config| config.timeout = Duration::from_secs(30);
+        let configure = |config: &mut crate::config::Config| config.timeout = Duration::from_secs(30);
         Communicator::builder().configure(configure).run_local(2, |comm| {
             let sent = vec![7_u8; LONG];
             if comm.rank() == 1 {

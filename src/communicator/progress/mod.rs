@@ -16,17 +16,17 @@ use std::time::{Duration, Instant};
 use super::completion::State;
 use super::message::{MessageBuffer, MessageContext};
 use super::pinned::ErasedBuffer;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::event::{self, Locked};
+use crate::base::own_thread::OwnThread;
+use crate::base::tuning::progress::{HAND_OVER, LONE_TURN, TELLING, TURN};
 use crate::error::{Error, Peer, Result};
-use crate::event::{self, Locked};
 use crate::flight::{Flight, Message};
 use crate::host::abort_reason::Interrupted;
 use crate::host::health::Health;
 use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
 use crate::observe::Observers;
-use crate::own_thread::OwnThread;
-use crate::tuning::progress::{HAND_OVER, LONE_TURN, TELLING, TURN};
 
 /// A message that was asked for.
 #[derive(Debug, Clone)]
@@ -204,8 +204,9 @@ impl ProgressEngine {
 mod tests {
     use std::time::Duration;
 
+    use crate::communicator::Communicator;
+    use crate::error::Result;
     use crate::meeting::Meeting;
-    use crate::{Communicator, Result};
 
     #[test]
     fn whoever_has_the_lock_can_abort_and_the_peers_hear_of_it() -> Result<()> {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{PendingMessage, ProgressEngine};
+use crate::base::deadline::Deadline;
+use crate::base::event;
 use crate::communicator::completion::State;
 use crate::communicator::message::{MessageBuffer, MessageContext, Received};
 use crate::communicator::pinned::ErasedBuffer;
-use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
-use crate::event;
 use crate::flight;
 use crate::host::abort_reason::Interrupted;
 use crate::host::point_to_point::{GivenUp, MessageError, Outcome};
@@ -88,7 +88,7 @@ impl ProgressEngine {
         match left {
             GivenUp::Sent(envelope) if is_late => return Ok(request.context.received(envelope)),
             GivenUp::Lost { source, bytes } => {
-                crate::event::warn!(rank = self.rank, source, bytes, "a message was lost: its receive gave up in the middle of it");
+                crate::base::event::warn!(rank = self.rank, source, bytes, "a message was lost: its receive gave up in the middle of it");
             }
             _ => {}
         }

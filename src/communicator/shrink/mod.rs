@@ -42,7 +42,8 @@ use super::bootstrap::{Origin, Start, connect_over_store};
 #[cfg(feature = "cuda")]
 use super::device::{DeviceChoice, DeviceRequest};
 #[cfg(feature = "cuda")]
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::recovery::SERVICE;
 #[cfg(feature = "cuda")]
 use crate::error::Error;
 use crate::error::{Peer, Result};
@@ -50,7 +51,6 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::observe::LIFE;
 use crate::rendezvous::Store;
-use crate::tuning::recovery::SERVICE;
 use protocol::{Given, GroupSetup, Shrinking, World};
 use recovery::Probe;
 
@@ -98,7 +98,7 @@ impl Communicator {
 
     /// The same, without devices.
     fn shrink_host(&self) -> Result<Self> {
-        crate::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
+        crate::base::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
         self.abort();
         let prefix = self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"));
         Shrinking::new(self, self.rank(), prefix, self.timeout(), self.given_up()).run()

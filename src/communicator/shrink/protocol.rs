@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::recovery::{Probe, Status, list, parse};
+use crate::base::deadline::Deadline;
+use crate::base::tuning::recovery::ANSWER;
+use crate::base::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, LOOKS, PAUSE, SLICE};
 use crate::communicator::bootstrap::call_off;
-use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::rendezvous::{PrefixStore, Store};
-use crate::tuning::recovery::ANSWER;
-use crate::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, LOOKS, PAUSE, SLICE};
 
 /// Who leads.
 enum Leader {
@@ -365,7 +365,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             Ok(own) => own,
             Err(error) => {
                 // It has told nobody anything else either.
-                crate::event::warn!(%error, "late ranks will not hear from this one that it went on");
+                crate::base::event::warn!(%error, "late ranks will not hear from this one that it went on");
                 return Ok(());
             }
         };

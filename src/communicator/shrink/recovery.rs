@@ -10,13 +10,13 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::base::event;
+use crate::base::tuning::recovery::{ANSWER, LINGER, PROBE};
 use crate::communicator::bootstrap::PeerWatch;
 use crate::error::{Error, Result};
-use crate::event;
 use crate::host::net::own_address::to_listen_on;
 use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
-use crate::tuning::recovery::{ANSWER, LINGER, PROBE};
 
 /// A rank's own recovery listener, before the others know of it.
 pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListener, String>);
@@ -233,7 +233,7 @@ pub(super) fn parse(text: &str) -> Option<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tuning::recovery::SERVICE;
+    use crate::base::tuning::recovery::SERVICE;
 
     #[test]
     fn a_recovery_listener_tells_who_lives_before_it_opens() {

@@ -10,7 +10,7 @@ use super::live_graphs::{Captured, CapturedCall};
 use super::lock::BackOff;
 use super::state::{Inner, NO_TRACKER};
 use super::stream_tracker::StreamTracker;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::Refusal;
 use crate::error::Result;

@@ -14,10 +14,10 @@ use std::thread;
 use nccl_sys::{Library, ncclComm_t, ncclResult_t};
 
 use super::lock::BackOff;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::ANSWER_WAIT;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Result};
-use crate::tuning::device::ANSWER_WAIT;
 
 /// Why something was not done.
 pub(super) struct Failed {
@@ -109,7 +109,7 @@ pub(super) fn abort(library: &'static Library, handle: ncclComm_t) -> bool {
     let answer = unsafe { library.ncclCommAbort(handle) };
     let gone = matches!(answer, Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress));
     if !gone {
-        crate::event::warn!(?answer, "NCCL did not abort a communicator");
+        crate::base::event::warn!(?answer, "NCCL did not abort a communicator");
     }
     gone
 }

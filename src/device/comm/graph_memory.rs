@@ -9,8 +9,8 @@ use std::thread;
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
+use crate::base::tuning::device::GRAPH_WORDS;
 use crate::device::driver;
-use crate::tuning::device::GRAPH_WORDS;
 
 /// Pinned memory of one context, of which each word is given away once.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Drop for Page {
         // The last user may be a thread of the driver that tells of a graph's end, which may not call it; and a free waits for the device.
         let free = move || drop(ManuallyDrop::into_inner(memory));
         if let Err(error) = thread::Builder::new().name("collectives-free".to_owned()).spawn(free) {
-            crate::event::warn!(%error, "no thread to free what graphs wrote: 4 KiB of pinned memory are lost");
+            crate::base::event::warn!(%error, "no thread to free what graphs wrote: 4 KiB of pinned memory are lost");
         }
     }
 }

@@ -10,12 +10,12 @@ use super::control::{Attempted, Failed};
 use super::lock::{BackOff, Device, lock_within};
 use super::state::{EndNotice, Handles, Inner, LivenessProbe, NONE, Parts};
 use super::{NcclComm, control, watchdog};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::ABORT_WAIT;
+use crate::config::nccl::NcclConfig;
 use crate::device::driver::{self, Gpu};
 use crate::device::nccl::{self, Purpose, RawConfig, Refusal};
 use crate::error::{Error, Result};
-use crate::nccl_config::NcclConfig;
-use crate::tuning::device::ABORT_WAIT;
 
 /// What a rank needs to take part in a new communicator.
 #[derive(Debug, Clone, Copy)]

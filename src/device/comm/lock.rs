@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::{AWAKE, FENCE, NAP_SHARE, NAPS, SPINS};
 use crate::device::driver::Gpu;
-use crate::tuning::device::{AWAKE, FENCE, NAP_SHARE, NAPS, SPINS};
 
 /// One device of this process, whatever the number of its communicators.
 #[derive(Debug)]

@@ -54,13 +54,13 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use nccl_sys::{Library, Version, ncclComm_t};
 
 use self::live_graphs::Captured;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::ABORT_WAIT;
 use crate::call::Call;
-use crate::deadline::Deadline;
 use crate::device::driver;
 use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Result};
 use crate::flight::Flight;
-use crate::tuning::device::ABORT_WAIT;
 
 pub(crate) use self::init::{Setup, unique_id};
 pub(crate) use self::lock::BackOff;

@@ -9,10 +9,10 @@ use super::lock::{BackOff, lock_within};
 use super::state::{Inner, NO_TRACKER};
 use super::stream_tracker::Outstanding;
 use super::watched::Unfinished;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::{GONE_WAIT, REGISTRATION_DROP_WAIT, STUCK};
 use crate::device::driver;
 use crate::device::nccl::{Raw, Refusal};
-use crate::tuning::device::{GONE_WAIT, REGISTRATION_DROP_WAIT, STUCK};
 
 /// How far the streams of a communicator were at a look.
 enum Progress {
@@ -103,7 +103,7 @@ impl Inner {
             Err(error) => Err(self.end(driver::cuda_error(doing(), error), doing)),
         });
         if let Some(Err(error)) = &outcome {
-            crate::event::warn!(%error, "a call that gives something back to NCCL failed");
+            crate::base::event::warn!(%error, "a call that gives something back to NCCL failed");
         }
         matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(GONE_WAIT))
     }

@@ -7,10 +7,10 @@ use cudarc::driver::{CudaStream, DriverError};
 use super::NcclComm;
 use super::lock::BackOff;
 use super::stream_tracker::StreamTracker;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::PLANE_DROP_WAIT;
 use crate::device::driver::{self, Event, cuda_error};
 use crate::error::Result;
-use crate::tuning::device::PLANE_DROP_WAIT;
 
 /// A place in a stream, behind some of the communicator's calls.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl NcclComm {
         // Behind what was counted.
         let event = Event::new(stream.context()).and_then(|event| event.record(stream).map(|()| event));
         if let Err(error) = &event {
-            crate::event::warn!(?error, "the driver marks no place in a stream: the whole stream is waited for");
+            crate::base::event::warn!(?error, "the driver marks no place in a stream: the whole stream is waited for");
         }
         StreamPosition { event: event.ok(), stream: Arc::clone(stream), calls, noted }
     }
@@ -107,7 +107,10 @@ impl NcclComm {
         let position = self.position(stream);
         let waited = self.wait(&position, deadline);
         if waited.is_err() && !position.is_passed_within(&Deadline::after(PLANE_DROP_WAIT)) {
-            crate::event::error!(rank = self.rank(), "a stream has not come free, and may still use the buffers of a call that has failed");
+            crate::base::event::error!(
+                rank = self.rank(),
+                "a stream has not come free, and may still use the buffers of a call that has failed"
+            );
         }
         waited
     }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
+use crate::base::tuning::device::MARKS;
 use crate::device::driver::{self, Event};
-use crate::tuning::device::MARKS;
 
 /// One stream that a communicator uses. Its numbers are read without a lock: whoever has that of the marks may be stuck in the driver.
 #[derive(Debug)]

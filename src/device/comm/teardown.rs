@@ -18,11 +18,11 @@ use super::lock::{BackOff, lock_within};
 use super::state::{Inner, NONE};
 use super::stream_tracker::StreamTracker;
 use super::{NcclComm, control, watchdog};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::{ABORT_WAIT, ANSWER_WAIT, COMMUNICATOR_DROP_WAIT, FENCE};
 use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Peer, Result};
-use crate::tuning::device::{ABORT_WAIT, ANSWER_WAIT, COMMUNICATOR_DROP_WAIT, FENCE};
 
 impl NcclComm {
     /// Ends the communicator at once: work on streams that waits for other ranks returns, its results are worth nothing. All ranks should
@@ -122,7 +122,7 @@ impl Drop for NcclComm {
         let healthy = !self.inner.is_ended() && matches!(self.quiesce(&deadline), Ok(true));
         if !(healthy && self.finalize(&deadline).is_ok()) {
             if !self.inner.is_ended() {
-                crate::event::error!(
+                crate::base::event::error!(
                     rank = self.rank(),
                     "dropped with calls that other ranks have not made: it is aborted, their results are worth nothing"
                 );
@@ -372,7 +372,10 @@ impl Inner {
             }
         };
         if thread::Builder::new().name("collectives-nccl".to_owned()).spawn(wait).is_err() {
-            crate::event::error!(rank = self.rank, "dropped with captured graphs alive, and no thread to close it behind them: it is lost");
+            crate::base::event::error!(
+                rank = self.rank,
+                "dropped with captured graphs alive, and no thread to close it behind them: it is lost"
+            );
         }
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use nccl_sys::ncclResult_t;
 
 use super::state::{Inner, Notice};
+use crate::base::tuning::device::STUCK;
 use crate::error::Error;
-use crate::tuning::device::STUCK;
 
 /// Something that is waited for.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ impl Inner {
             );
             let (rank, call) = (self.rank, doing());
             let line = self.watched.is_long(waited).then(|| format!("rank {rank}: {call}: {stalled}"));
-            crate::event::tell_aloud(line, move || crate::event::warn!(rank, call, "{stalled}"));
+            crate::base::event::tell_aloud(line, move || crate::base::event::warn!(rank, call, "{stalled}"));
         }
         let overdue = wait.is_overdue(now).then(|| self.timeout(self.with_silence(doing(), wait, now), waited));
         overdue.or_else(|| self.trouble(&doing, waited))

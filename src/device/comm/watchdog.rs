@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use super::state::Inner;
+use crate::base::tuning::device::ROUNDS;
 use crate::device::driver;
-use crate::tuning::device::ROUNDS;
 
 /// Who watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +122,7 @@ fn let_go(communicator: Arc<Inner>) {
         let drop_it = move || drop(ManuallyDrop::into_inner(inner));
         // Without a thread it is lost: better that than that all deadlines wait for it.
         if let Err(error) = thread::Builder::new().name("collectives-drop".to_owned()).spawn(drop_it) {
-            crate::event::error!(%error, "no thread to drop what is left of a communicator: its streams are lost");
+            crate::base::event::error!(%error, "no thread to drop what is left of a communicator: its streams are lost");
         }
     }
 }

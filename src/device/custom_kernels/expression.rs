@@ -1,7 +1,7 @@
 //! Expressions of callers, checked before a compiler sees them: a custom op is safe Rust, so its expression must not reach memory.
 
-use crate::Result;
 use crate::error::Error;
+use crate::error::Result;
 
 /// The longest expression, in bytes, and the deepest nesting of parentheses: far below what a compiler minds.
 const LONGEST: usize = 4096;

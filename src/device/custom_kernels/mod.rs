@@ -15,10 +15,11 @@ use cudarc::nvrtc::{self, CompileError, CompileOptions};
 
 use super::driver::{self, Gpu};
 use super::kernels::{Function, Module};
-use crate::element::TypeTag;
+use crate::call::element::DType;
+use crate::call::element::TypeTag;
+use crate::call::op::DeviceCode;
 use crate::error::Error;
-use crate::op::DeviceCode;
-use crate::{DType, Result};
+use crate::error::Result;
 
 /// The source around an expression: text to be replaced, and the kernel in it.
 const TEMPLATE: &str = include_str!("../../../kernels/user.cuh");

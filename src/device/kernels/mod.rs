@@ -14,9 +14,10 @@ use cudarc::driver::{CudaStream, result};
 use self::names::{DIVIDED, FAMILIES, FLOATS, TYPES};
 use super::driver::{Gpu, cuda_error};
 use super::plan::{FoldArguments, FoldOp};
+use crate::base::tuning::device_folds::BLOCKS_PER_MULTIPROCESSOR;
+use crate::call::element::DType;
 use crate::error::Error;
-use crate::tuning::device_folds::BLOCKS_PER_MULTIPROCESSOR;
-use crate::{DType, Result};
+use crate::error::Result;
 
 pub(crate) use self::module::{Function, Module};
 #[cfg(test)]

@@ -11,9 +11,9 @@ use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, 
 use cudarc::driver::{CudaContext, DriverError};
 
 use super::names::Family;
-use crate::Result;
 use crate::device::driver::{Gpu, bind, cuda_error, has};
 use crate::error::Error;
+use crate::error::Result;
 
 /// How much of the driver's words about an image is kept.
 const LOG_BYTES: usize = 4096;

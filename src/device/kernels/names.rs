@@ -1,6 +1,6 @@
 //! What our kernels are called and what they take, by family: an image each.
 
-use crate::DType;
+use crate::call::element::DType;
 use crate::device::plan::FoldOp;
 
 /// How many types there are.

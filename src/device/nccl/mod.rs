@@ -10,12 +10,12 @@ use std::sync::Mutex;
 use cudarc::driver::DriverError;
 use nccl_sys::{Library, MissingSymbol, Version, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId};
 
+use crate::base::event;
+use crate::call::element::DType;
 use crate::config::NcclEnvironment;
+use crate::config::nccl::{CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 use crate::device::driver;
-use crate::element::DType;
 use crate::error::Error;
-use crate::event;
-use crate::nccl_config::{CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 use crate::proof::{self, Secret};
 
 pub(crate) use self::raw::Raw;
@@ -328,9 +328,9 @@ mod tests {
 
     use super::raw::scalar_bytes;
     use super::*;
-    use crate::ReduceOp;
+    use crate::call::op::ReduceOp;
+    use crate::config::nccl::{CtaPolicy, GraphUsage, NcclConfig};
     use crate::host::reduce::premultiply;
-    use crate::nccl_config::{CtaPolicy, GraphUsage, NcclConfig};
 
     const NEW: Version = Version::new(2, 28, 9);
 
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_scalar_next_to_a_tie_has_the_same_bits_on_devices_and_on_the_host() {
-        fn check<T: crate::Element>(dtype: DType, mantissa_bits: u32, bias: i32, one: T, bits: fn(T) -> u16) {
+        fn check<T: crate::call::element::Element>(dtype: DType, mantissa_bits: u32, bias: i32, one: T, bits: fn(T) -> u16) {
             let ladder = ladder(mantissa_bits, bias);
             let mut scaled = Vec::new();
             for (pattern, pair) in ladder.windows(2).enumerate() {

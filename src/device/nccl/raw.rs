@@ -13,7 +13,7 @@ use nccl_sys::{
 };
 
 use super::{Reason, Refusal, check, data_type};
-use crate::element::{DType, F8E4M3, F8E5M2};
+use crate::call::element::{DType, F8E4M3, F8E5M2};
 
 /// A communicator into which this thread may call now: nobody else does, its handle is valid, and its context is current. It blocks: what is
 /// called, outside of a group, is on its stream when the call returns.

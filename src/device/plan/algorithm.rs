@@ -4,9 +4,10 @@ use std::fmt;
 
 use nccl_sys::Version;
 
-use crate::op::ReduceOp;
-use crate::tuning::device_folds::DIVIDES_RANKS;
-use crate::{DType, Result};
+use crate::base::tuning::device_folds::DIVIDES_RANKS;
+use crate::call::element::DType;
+use crate::call::op::ReduceOp;
+use crate::error::Result;
 
 /// The first NCCL that reduces 8-bit floats, on devices from `FLOAT8_CAPABILITY` on.
 const FLOAT8_VERSION: Version = Version::new(2, 24, 3);

@@ -3,11 +3,11 @@
 use super::model::{BASE, Model, everyone, scratch};
 use super::step::{Plan, Ranks, Scratch};
 use super::{Job, Reduction};
-use crate::DType;
+use crate::base::random::Random;
+use crate::call::element::DType;
+use crate::call::element::TypeTag;
+use crate::call::job::Operands;
 use crate::call::{BlockLayout, Call, Collective};
-use crate::element::TypeTag;
-use crate::job::Operands;
-use crate::random::Random;
 
 /// A collective, the same on all ranks but for what only some of them know.
 #[derive(Debug, Clone)]

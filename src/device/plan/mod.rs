@@ -14,9 +14,9 @@ pub(crate) mod nccl;
 mod slabs;
 mod step;
 
-use crate::element::TypeTag;
-use crate::job;
-use crate::op::{DeviceCode, ReduceOp};
+use crate::call::element::TypeTag;
+use crate::call::job;
+use crate::call::op::{DeviceCode, ReduceOp};
 
 pub(crate) use algorithm::{Capabilities, DeviceAlgorithm, FoldOp, NcclOp, explain};
 pub(crate) use fold::Folding;

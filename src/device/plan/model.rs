@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::algorithm::{FoldOp, NcclOp};
 use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
-use crate::DType;
+use crate::call::element::DType;
 
 /// Where the memory of every rank begins; the same for all, so that an address of a peer's is noticed by its content.
 pub(crate) const BASE: u64 = 0x10_0000;

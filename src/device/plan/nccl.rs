@@ -3,10 +3,11 @@
 use super::algorithm::NcclOp;
 use super::step::{Plan, Ranks, Scratch, Step, StreamRole, Transfer};
 use super::{Job, Message};
+use crate::call::element::DType;
+use crate::call::job::Operands;
 use crate::call::{BlockLayout, Collective};
 use crate::error::Error;
-use crate::job::Operands;
-use crate::{DType, Result};
+use crate::error::Result;
 
 /// Which of the functions that came with NCCL 2.28.3 the loaded library has.
 #[derive(Debug, Clone, Copy)]
@@ -306,10 +307,10 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
+    use crate::base::random::Random;
+    use crate::call::element::TypeTag;
     use crate::device::plan::cases::Case;
     use crate::device::plan::{FoldOp, Folder, combine};
-    use crate::element::TypeTag;
-    use crate::random::Random;
 
     const MOVING: [Collective; 9] = [
         Collective::Broadcast,

@@ -1,7 +1,7 @@
 //! Which bytes each rank folds, slab by slab. Pure arithmetic.
 
+use crate::base::tuning::device_folds::{LEAST_SLAB_BYTES, SLABS};
 use crate::call::BlockLayout;
-use crate::tuning::device_folds::{LEAST_SLAB_BYTES, SLABS};
 
 /// Where slabs and blocks begin, where possible: a device reads 16 bytes at once.
 pub(super) const ALIGNMENT: usize = 16;
@@ -109,7 +109,7 @@ impl Slabs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::base::random::Random;
 
     /// Some vector: its bytes, element size, ranks and room.
     fn some_vector(random: &mut Random) -> (usize, usize, usize, usize) {

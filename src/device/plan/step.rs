@@ -1,6 +1,6 @@
 //! What a call becomes: transfers by NCCL, and work of our own between them, as plain values.
 
-use crate::DType;
+use crate::call::element::DType;
 
 use super::algorithm::{FoldOp, NcclOp};
 

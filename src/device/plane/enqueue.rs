@@ -12,13 +12,15 @@ use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
 use super::kept_plan::{KeptPlan, Steps};
 use super::{DevicePlane, GroupPart, Product};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::tuning::device::PLANE_DROP_WAIT;
+use crate::call::element::DType;
 use crate::device::comm::{self, Part};
 use crate::device::driver::{self, cuda_error};
 use crate::device::nccl::{Raw, Refusal, data_type};
 use crate::device::plan::{self, Folder, Job, NcclOp, Plan, Step, StepEvent, StreamRole, Transfer};
-use crate::tuning::device::PLANE_DROP_WAIT;
-use crate::{DType, Result, event};
+use crate::error::Result;
 
 impl DevicePlane {
     /// Puts a collective on a stream.
@@ -442,6 +444,6 @@ fn wait(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
         .map_err(failed("having a stream wait for an event"))
 }
 
-fn failed(doing: &'static str) -> impl FnOnce(DriverError) -> crate::Error {
+fn failed(doing: &'static str) -> impl FnOnce(DriverError) -> crate::error::Error {
     move |error| cuda_error(doing, error)
 }

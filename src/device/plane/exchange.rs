@@ -10,12 +10,12 @@ use nccl_sys::Version;
 use super::enqueue::{Running, together};
 use super::kept_plan::Steps;
 use super::{DevicePlane, WORDS_BYTES, Words};
-use crate::Result;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::device::HEARING_WAIT;
 use crate::device::driver::{self, cuda_error};
 use crate::device::plan::{Plan, Step, Transfer};
 use crate::error::Error;
-use crate::tuning::device::HEARING_WAIT;
+use crate::error::Result;
 
 /// What of a plane's settings decides how calls go: 16 bytes that must be the same on all ranks.
 pub(crate) type Terms = [u8; 16];
@@ -89,7 +89,7 @@ impl DevicePlane {
     }
 
     fn queue_words(&self, mine: &[u8], transfers: Vec<Transfer>, doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
-        let _alone = crate::event::lock(&self.queueing);
+        let _alone = crate::base::event::lock(&self.queueing);
         driver::bind(&self.gpu.context).map_err(failed(doing))?;
         // SAFETY: `mine` is no longer than the half of the words' room that begins there (`n` words); nothing else uses that, since every
         // exchange is waited for before the next begins, or the communicator has ended. The driver has taken ordinary memory when it returns.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::ReduceOp;
+use crate::call::job::Operands;
+use crate::call::op::ReduceOp;
 use crate::call::{BlockLayout, Call};
 use crate::device::plan::{Job, Plan, Reduction, Step, Transfer};
-use crate::job::Operands;
 
 /// The steps of a plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,9 +86,9 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::DType;
     use crate::call::Collective;
-    use crate::element::TypeTag;
+    use crate::call::element::DType;
+    use crate::call::element::TypeTag;
 
     fn job(op: ReduceOp) -> Job {
         let (element, kind) = (TypeTag::Scalar(DType::F32), Collective::AllReduce);

@@ -25,15 +25,17 @@ use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
 use super::kernels::Kernels;
 use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Step, fold};
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::ticket_lock::{NoTurn, TicketLock, Turn};
+use crate::base::tuning::device_folds::DIVIDES_FROM;
 use crate::call::BlockLayout;
+use crate::call::element::DType;
+use crate::call::element::TypeTag;
+use crate::call::op::ReduceOp;
 use crate::config::Config;
-use crate::deadline::Deadline;
-use crate::element::TypeTag;
 use crate::error::Error;
-use crate::event;
-use crate::ticket_lock::{NoTurn, TicketLock, Turn};
-use crate::tuning::device_folds::DIVIDES_FROM;
-use crate::{DType, ReduceOp, Result};
+use crate::error::Result;
 
 use self::scratch::ScratchMemory;
 

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaStream, DriverError, result};
 
-use crate::Result;
+use crate::base::event;
+use crate::base::tuning::device_folds::FIRST_SCRATCH_BYTES;
 use crate::device::driver::{self, Gpu, cuda_error};
 use crate::device::plan::Scratch;
 use crate::error::Error;
-use crate::event;
-use crate::tuning::device_folds::FIRST_SCRATCH_BYTES;
+use crate::error::Result;
 
 /// Where the room for words begins behind so much scratch memory.
 const fn begin_of_words(scratch_bytes: usize) -> usize {

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 
 use super::DevicePlane;
 use super::scratch::ScratchMemory;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::tuning::device::{ANSWER_WAIT, PLANE_DROP_WAIT, ROUNDS};
 use crate::device::comm::{BackOff, Inner};
 use crate::device::custom_kernels::CustomKernels;
 use crate::device::driver;
 use crate::device::kernels::Kernels;
-use crate::event;
-use crate::tuning::device::{ANSWER_WAIT, PLANE_DROP_WAIT, ROUNDS};
 
 /// What of a plane may be in use after it is gone.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Leftover {
             drop(std::mem::ManuallyDrop::into_inner(left));
         };
         if let Err(error) = std::thread::Builder::new().name("collectives-free".to_owned()).spawn(free) {
-            crate::event::error!(%error, bytes, "no thread to free what graphs of a dropped communicator use: it is lost");
+            crate::base::event::error!(%error, bytes, "no thread to free what graphs of a dropped communicator use: it is lost");
         }
     }
 }
@@ -63,7 +63,7 @@ impl Drop for DevicePlane {
         // What may still run reads the memory and is the code of these: better lost than taken away from under it.
         let (device, bytes) = (self.gpu.ordinal, left.scratch.allocated());
         std::mem::forget(left);
-        crate::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
+        crate::base::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
     }
 }
 

@@ -21,9 +21,9 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::BorrowedFd;
 
 use super::link::ByteLink;
+use crate::base::tuning::net::{RECORDS_READ, RECORDS_WRITTEN};
 use crate::proof::Cipher;
 use crate::proof::record::{self, CONTENT_BYTES, RECORD_BYTES};
-use crate::tuning::net::{RECORDS_READ, RECORDS_WRITTEN};
 
 /// An encrypted stream over `L`.
 pub(crate) struct EncryptedLink<L> {

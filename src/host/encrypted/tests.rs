@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::*;
+use crate::base::random::Random;
 use crate::proof::{Initiator, Purpose, Responder, Secret, Step};
-use crate::random::Random;
 
 /// The bytes on their way in one direction.
 type Pipe = Rc<RefCell<VecDeque<u8>>>;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::wire::{self, FIRST_BYTES, Message};
 use super::{CheckedPlan, Engine, Execution, Links, Memory};
+use crate::base::deadline::Deadline;
+use crate::call::element::{DType, TypeTag};
 use crate::call::{Call, Collective};
-use crate::deadline::Deadline;
-use crate::element::{DType, TypeTag};
 use crate::flight::Flight;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::bools::NormalisedBools;

@@ -5,9 +5,9 @@
 use std::cell::Cell;
 
 use crate::call::Call;
+use crate::call::job;
 use crate::host::plan::{Action, Plan, Space, Span};
 use crate::host::scratch::Scratch;
-use crate::job;
 
 /// A plan that is run any number of times, with the terms on which it passed its last check. It is checked again only on other terms.
 #[derive(Debug)]

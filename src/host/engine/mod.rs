@@ -33,11 +33,11 @@ use super::link::ByteLink;
 use super::plan::{Action, Plan};
 use super::scratch::Scratch;
 use super::waiting::{Pause, Sleep};
+use crate::base::deadline::Deadline;
+use crate::base::tuning::engine::ROUNDS_PER_CHECK;
 use crate::call::Call;
 use crate::config;
-use crate::deadline::Deadline;
 use crate::flight::Flight;
-use crate::tuning::engine::ROUNDS_PER_CHECK;
 
 /// The links of one rank.
 pub(crate) trait Links {
@@ -158,18 +158,18 @@ impl Engine {
         }
         let failed = AbortReason::Failed { rank: self.rank as u32 };
         if was_running || self.has_told {
-            crate::event::error!(rank = self.rank, "the communicator is used after its last run broke off");
+            crate::base::event::error!(rank = self.rank, "the communicator is used after its last run broke off");
             return Err(failed);
         }
         let plan = request.plan.plan();
         if !self.scratch.reserve(plan.scratch_bytes) {
-            crate::event::error!(rank = self.rank, "no memory for {} bytes of scratch", plan.scratch_bytes);
+            crate::base::event::error!(rank = self.rank, "no memory for {} bytes of scratch", plan.scratch_bytes);
             return Err(failed);
         }
         let spaces = Spaces::new(&request.memory, &mut self.scratch);
         let checked = spaces.check_once(request.plan, request.fold.map(Fold::element_bytes));
         if let Err(reason) = checked.and_then(|()| self.take_up(plan, request.participants)) {
-            crate::event::error!(rank = self.rank, "the plan for {} cannot be run: {reason}", request.call);
+            crate::base::event::error!(rank = self.rank, "the plan for {} cannot be run: {reason}", request.call);
             return Err(failed);
         }
         Ok(Context { rank: self.rank, plan, spaces, call: request.call, fingerprint: request.call.to_bytes() })

@@ -8,11 +8,11 @@ use super::memory::Context;
 use super::schedule::{NONE, Schedule};
 use super::stream::{Filled, Input, RunState, moved};
 use super::wire::{self, Malformed, Message};
+use crate::base::tuning::engine::{INPUT_BYTES, TURN_BYTES};
 use crate::call::Call;
 use crate::host::abort_reason::AbortReason;
 use crate::host::link::ByteLink;
 use crate::host::plan::Span;
-use crate::tuning::engine::{INPUT_BYTES, TURN_BYTES};
 
 /// Why a peer cannot be served any longer.
 #[derive(Debug)]
@@ -225,7 +225,7 @@ impl PeerState {
     }
 
     fn garbled(&self, malformed: Malformed) -> Trouble {
-        crate::event::error!(rank = self.rank, "a peer sent {malformed}");
+        crate::base::event::error!(rank = self.rank, "a peer sent {malformed}");
         Trouble::Found(AbortReason::Garbled { rank: self.rank, header: u64::from_be_bytes(malformed.header) })
     }
 

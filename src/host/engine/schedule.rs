@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 
 use super::memory::Context;
+use crate::base::tuning::engine::PIECE_BYTES;
 use crate::host::fold::Fold;
 use crate::host::plan::{Action, Plan, Span};
-use crate::tuning::engine::PIECE_BYTES;
 
 /// No step.
 pub(super) const NONE: u32 = u32::MAX;

@@ -5,9 +5,9 @@ use std::time::Instant;
 use super::memory::Context;
 use super::peer::{PeerState, Trouble};
 use super::{End, Engine, Execution, Health, Links, wire};
+use crate::base::tuning::engine::{LONG_SHUTDOWN, SHUTDOWN, SHUTDOWN_INTERVAL};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::Silence;
-use crate::tuning::engine::{LONG_SHUTDOWN, SHUTDOWN, SHUTDOWN_INTERVAL};
 
 impl Engine {
     /// Tells every open link that the communicator ended, once, as far as a few milliseconds suffice.
@@ -39,7 +39,7 @@ impl Engine {
         match last_words {
             Some(abort_reason) => End { stop: abort_reason.into(), told_by: Some(rank) },
             None => {
-                crate::event::warn!(rank = self.rank, peer = rank, %error, "the link to a peer broke");
+                crate::base::event::warn!(rank = self.rank, peer = rank, %error, "the link to a peer broke");
                 AbortReason::of_link(rank as u32, Silence::of(&error)).into()
             }
         }

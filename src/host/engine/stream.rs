@@ -8,8 +8,8 @@ use std::io::{self, IoSlice};
 use super::memory::Context;
 use super::schedule::{NONE, Schedule};
 use super::wire::{self, FIRST_BYTES, HEADER_BYTES, Malformed, Message, PAYLOAD_MAX};
+use crate::base::tuning::engine::{FOLLOWERS, INPUT_BYTES, WRITE_BYTES};
 use crate::host::link::ByteLink;
-use crate::tuning::engine::{FOLLOWERS, INPUT_BYTES, WRITE_BYTES};
 
 /// A message on its way out.
 #[derive(Debug)]

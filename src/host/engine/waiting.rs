@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::base::tuning::engine::FIRST_REPORT;
+use crate::base::tuning::waiting::LINKS;
 use crate::config;
 use crate::host::waiting::{Patience, Pause, Sleep};
-use crate::tuning::engine::FIRST_REPORT;
-use crate::tuning::waiting::LINKS;
 
 /// One rank's patience, and what it sleeps on.
 #[derive(Debug)]

@@ -130,8 +130,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Message, usize)>, Malformed>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::random::Random;
     use crate::host::engine::tests::call;
-    use crate::random::Random;
 
     #[test]
     fn messages_survive_the_wire_and_wait_for_their_last_byte() {

@@ -17,12 +17,12 @@ use super::hello::{Answer, CONFIRM, Hello, Refusal};
 use super::link::{Link, Terms};
 use super::listener::Acceptor;
 use super::tcp;
-use crate::event;
+use crate::base::event;
+use crate::base::tuning::admission::STARVED;
+use crate::base::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
 use crate::proof::{Initiator, Purpose, Reason, Step, Unproven};
-use crate::tuning::admission::STARVED;
-use crate::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 
 /// A link that is being opened. Dropping it gives up.
 #[derive(Debug)]

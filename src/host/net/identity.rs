@@ -6,8 +6,8 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 use std::{fs, io};
 
-use crate::event;
-use crate::fork::Process;
+use crate::base::event;
+use crate::base::fork::Process;
 use crate::proof;
 
 /// A text that is equal in two processes only where they can pass each other a descriptor of shared memory over a unix socket
@@ -31,7 +31,9 @@ pub(crate) fn host_identity() -> io::Result<String> {
         if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
             return Err(error);
         }
-        crate::event::warn!("the identity of this host cannot be read from /proc: {error}; only ranks of this process will share memory");
+        crate::base::event::warn!(
+            "the identity of this host cannot be read from /proc: {error}; only ranks of this process will share memory"
+        );
         Ok(format!("process={:016x}", process_number()))
     })
 }

@@ -12,9 +12,9 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, is_hello, quote};
 use super::link::{Link, Terms};
 use super::{own_address, tcp};
+use crate::base::tuning::{admission, net::BACKLOG};
 use crate::host::link::ByteLink;
 use crate::proof::{self, Admission, Cipher, Purpose, Responder, Secret, Unproven};
-use crate::tuning::{admission, net::BACKLOG};
 
 /// Accepts connections, reads their hellos, and keeps those that belong until they are asked for.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl Acceptor {
         if let Some(events) = self.pending.watch_change().map(|watch| if watch { EventFlags::IN } else { EventFlags::empty() })
             && let Err(error) = epoll::modify(&self.readiness, &self.listener, EventData::new_u64(0), events)
         {
-            crate::event::warn!("watching the listener: {error}");
+            crate::base::event::warn!("watching the listener: {error}");
         }
     }
 
@@ -156,7 +156,7 @@ impl Acceptor {
     /// Adds a new connection to the unproven connections.
     fn take_in(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
         if let Err(error) = self.prepare(&stream, from) {
-            crate::event::debug!("a connection from {from}: {error}");
+            crate::base::event::debug!("a connection from {from}: {error}");
             return;
         }
         self.pending.add(PendingConnection::new(stream, from, self.terms.secret.as_ref()), now);
@@ -179,7 +179,7 @@ impl Acceptor {
         self.unwatch(&pending.stream);
         if let Some(number) = self.pending.refuse() {
             let heard = quote(pending.began());
-            crate::event::warn!("dropped a connection from {}, which began with {heard}: {what} (number {number})", pending.from);
+            crate::base::event::warn!("dropped a connection from {}, which began with {heard}: {what} (number {number})", pending.from);
         }
     }
 
@@ -219,7 +219,7 @@ impl Acceptor {
             // It will try again.
             Err(error) => {
                 self.unwatch(&link);
-                crate::event::debug!("welcoming rank {} at {from}: {error}", hello.sender.rank);
+                crate::base::event::debug!("welcoming rank {} at {from}: {error}", hello.sender.rank);
             }
         }
     }
@@ -231,13 +231,13 @@ impl Acceptor {
             match link.try_read(&mut word) {
                 Ok(1) if word[0] == CONFIRM => match epoll::delete(&self.readiness, &link) {
                     Ok(()) => self.ready.push((caller, link)),
-                    Err(error) => crate::event::warn!("taking the link of rank {} out of the poll: {error}", caller.1),
+                    Err(error) => crate::base::event::warn!("taking the link of rank {} out of the poll: {error}", caller.1),
                 },
                 Err(error) if is_not_yet(&error) => self.welcomed.push((caller, link)),
                 // The peer gave up, or is gone; if it wants the link it will try again.
                 other => {
                     self.unwatch(&link);
-                    crate::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
+                    crate::base::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
                 }
             }
         }

@@ -13,12 +13,12 @@ use super::hello::{Hello, Membership, REFUSAL_TEXT_BYTES, quote};
 use super::link::{Link, Terms};
 use super::listener::Acceptor;
 use super::own_address;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::tuning::net::OPENING_SLICE;
 use crate::error::{Error, Peer, Result};
-use crate::event;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::exchange::Exchange;
-use crate::tuning::net::OPENING_SLICE;
 
 /// What is being done, in errors of [`Mesh::exchange`].
 const DOING: &str = "opening links between hosts";

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::tcp_info::Watch;
+use crate::base::tuning::net::{IDLE_SHARE, KEEP_ALIVE_PROBES, SILENCE_INTERVAL};
 use crate::host::link::{ByteLink, Silence};
-use crate::tuning::net::{IDLE_SHARE, KEEP_ALIVE_PROBES, SILENCE_INTERVAL};
 
 /// A connection to a peer that has been greeted. It never blocks.
 ///
@@ -140,14 +140,14 @@ pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
         return;
     }
     if let Err(error) = socket.set_tcp_congestion(b"cubic").or_else(|_| socket.set_tcp_congestion(b"reno")) {
-        crate::event::debug!("neither cubic nor reno can be chosen: {error}");
+        crate::base::event::debug!("neither cubic nor reno can be chosen: {error}");
     }
 }
 
 /// Gives a connection this congestion control, which the system has chosen before: it is slower or quicker without.
 pub(super) fn choose(socket: SockRef<'_>, congestion_control: &[u8]) {
     if let Err(error) = socket.set_tcp_congestion(congestion_control) {
-        crate::event::debug!("the system's congestion control cannot be chosen: {error}");
+        crate::base::event::debug!("the system's congestion control cannot be chosen: {error}");
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::tuning::net::SILENCE_TIMEOUT;
+    use crate::base::tuning::net::SILENCE_TIMEOUT;
 
     /// Two ends of a connection.
     fn pair() -> (TcpLink, TcpLink) {

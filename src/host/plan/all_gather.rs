@@ -2,7 +2,7 @@
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space, Span};
-use crate::algorithm::Algorithm;
+use crate::call::algorithm::Algorithm;
 
 /// A plan for `all_gather` with these blocks.
 ///

@@ -8,7 +8,7 @@
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space, Span};
-use crate::tuning::plan::EXCHANGES_IN_FLIGHT as IN_FLIGHT;
+use crate::base::tuning::plan::EXCHANGES_IN_FLIGHT as IN_FLIGHT;
 
 /// A plan for `all_to_all`, of blocks of one length.
 ///

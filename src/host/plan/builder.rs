@@ -1,7 +1,7 @@
 //! How a vector is cut (blocks of the ranks, shares, segments), and how a plan is put together, step by step.
 
 use super::{Action, Plan, Space, Span, Step};
-use crate::tuning::plan::CARRIED_BYTES;
+use crate::base::tuning::plan::CARRIED_BYTES;
 
 /// The lengths in bytes of the ranks' blocks. They lie side by side in rank order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::builder::is_carried;
 use super::reduce::{is_flat, is_star};
-use crate::algorithm::{Algorithm, AlgorithmRanges, Size};
 use crate::call::Collective;
+use crate::call::algorithm::{Algorithm, AlgorithmRanges, Size};
 
 /// What the links between the participants are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

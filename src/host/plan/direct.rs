@@ -7,7 +7,7 @@
 use super::builder::{Builder, Part};
 use super::ring::Sink;
 use super::{Plan, Space, Span};
-use crate::tuning::plan::DIRECT_IN_FLIGHT as IN_FLIGHT;
+use crate::base::tuning::plan::DIRECT_IN_FLIGHT as IN_FLIGHT;
 
 /// What becomes of a segment of the own share.
 #[derive(Clone, Copy)]

@@ -4,8 +4,8 @@ use super::builder::{Blocks, Builder, Part, alone};
 use super::direct::direct;
 use super::ring::{Sink, ring};
 use super::{Plan, Space, Span};
-use crate::algorithm::Algorithm;
-use crate::tuning::plan::{FLAT_BYTES, STAR_BYTES};
+use crate::base::tuning::plan::{FLAT_BYTES, STAR_BYTES};
+use crate::call::algorithm::Algorithm;
 
 /// A plan for `all_reduce` of `bytes` bytes: everyone gets the fold of everyone's vector.
 ///

@@ -10,7 +10,7 @@
 
 use super::builder::{Builder, Part};
 use super::{Plan, Space, Span};
-use crate::tuning::plan::RING_IN_FLIGHT as IN_FLIGHT;
+use crate::base::tuning::plan::RING_IN_FLIGHT as IN_FLIGHT;
 
 /// Where complete shares go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space};
-use crate::algorithm::Algorithm;
+use crate::call::algorithm::Algorithm;
 
 /// A plan for `broadcast` of `bytes` bytes: everyone gets the vector of `root`.
 ///

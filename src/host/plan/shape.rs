@@ -6,8 +6,8 @@ use super::builder::{Blocks, Builder, barrier};
 use super::reduce::{all_reduce, reduce, reduce_scatter};
 use super::rooted::{broadcast, gather, scatter};
 use super::{Plan, Step};
-use crate::algorithm::Algorithm;
 use crate::call::Collective;
+use crate::call::algorithm::Algorithm;
 
 /// One rank's view of a collective, as far as its plan depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,10 +9,10 @@
 
 use super::HostPlane;
 use super::job::Job;
+use crate::base::deadline::Deadline;
+use crate::base::random::Random;
 use crate::call::{Call, Collective};
-use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::random::Random;
 
 /// What a rank has found: 1 where two counts differ, else 0; who sends, to whom, and how many bytes; and how many the other expects.
 type Finding = [u64; 5];

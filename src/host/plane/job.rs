@@ -4,10 +4,10 @@
 
 use std::any::Any;
 
+use crate::call::job;
 use crate::host::bools::NormalisedBools;
 use crate::host::reduce::Kernel;
 use crate::host::shm::MAX_ELEMENT_BYTES;
-use crate::job;
 
 /// The caller's two buffers.
 pub(crate) type Operands = job::Operands<*const u8, *mut u8>;

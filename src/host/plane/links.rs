@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::topology::Topology;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::net::BROKEN_GRACE;
 use crate::config::Waiting;
-use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
@@ -16,7 +17,6 @@ use crate::host::net::mesh::Mesh;
 use crate::host::net::{self, Connector};
 use crate::host::point_to_point;
 use crate::host::shm::{Channel, Group, RingLink};
-use crate::tuning::net::BROKEN_GRACE;
 
 /// A stream to a rank of this host or of another.
 pub(crate) struct PlaneLink {

@@ -10,12 +10,12 @@ use std::ops::Range;
 
 use super::HostPlane;
 use super::job::{Job, Operands, Reduction};
+use crate::base::deadline::Deadline;
+use crate::base::tuning::many::{JOINED_BYTES, LINKS_BYTES, SHARED_BYTES};
 use crate::call::{BlockLayout, Call, Collective};
-use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::copy::copy;
 use crate::host::scratch::Scratch;
-use crate::tuning::many::{JOINED_BYTES, LINKS_BYTES, SHARED_BYTES};
 
 /// Jobs that are run as one call: one, or several of one kind, op, type and root on buffers of their own.
 #[derive(Debug)]

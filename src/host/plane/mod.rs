@@ -28,9 +28,10 @@ mod topology;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::algorithm::Algorithm;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::plane::LONG_CALL_BYTES;
+use crate::call::algorithm::Algorithm;
 use crate::call::{BlockLayout, Call, Collective};
-use crate::deadline::Deadline;
 use crate::error::{self, Error, Peer};
 use crate::flight::{self, Flight};
 use crate::host::abort_reason::{AbortReason, Interrupted};
@@ -41,7 +42,6 @@ use crate::host::scratch::Scratch;
 use crate::host::shm::DeviceEnd;
 use crate::host::shm::{Group, Segment, Site};
 use crate::observe::{Moved, Observers, Track};
-use crate::tuning::plane::LONG_CALL_BYTES;
 
 use links::PlaneLinks;
 use plans::{Chooser, Plans};
@@ -336,7 +336,7 @@ impl HostPlane {
             self.unfinished_barrier = Some(call.sequence);
             return error;
         }
-        crate::event::debug!(rank = self.rank, %error, "the communicator is ended");
+        crate::base::event::debug!(rank = self.rank, %error, "the communicator is ended");
         self.health.end(stop.abort_reason);
         self.health.keep_cause(&error);
         self.propagate();

@@ -5,15 +5,15 @@
 
 use std::sync::Arc;
 
-use crate::algorithm::Algorithm;
+use crate::base::tuning::plan::{KEPT, KEPT_BYTES, KEPT_BYTES_OF_ONE};
 use crate::call::Collective;
+use crate::call::algorithm::Algorithm;
 use crate::config::Config;
 use crate::host::engine::CheckedPlan;
 use crate::host::fold::Fold;
 use crate::host::plan::cost::{CostTable, LinkClass, Order, Policy, Question};
 use crate::host::plan::{Blocks, Shape};
 use crate::host::reduce::Kernel;
-use crate::tuning::plan::{KEPT, KEPT_BYTES, KEPT_BYTES_OF_ONE};
 
 /// Chooses algorithms.
 #[derive(Debug, Clone)]

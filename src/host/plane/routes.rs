@@ -7,17 +7,17 @@ use std::sync::Arc;
 use super::HostPlane;
 use super::job::{Job, Operands};
 use super::plans::Participants;
-use crate::algorithm::Algorithm;
+use crate::base::deadline::Deadline;
+use crate::call::algorithm::Algorithm;
+use crate::call::element::{DType, TypeTag};
+use crate::call::op::ReduceOp;
 use crate::call::{BlockLayout, Call, Collective};
-use crate::deadline::Deadline;
-use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::{self, Execution};
 use crate::host::fold::Fold;
 use crate::host::plan::{self, Shape};
 use crate::host::reduce::Kernel;
 use crate::host::shm::{Blocks, CallContext, Group, Memory};
-use crate::op::ReduceOp;
 
 impl HostPlane {
     // Inside a host.
@@ -90,7 +90,7 @@ impl HostPlane {
 
     /// Sums words over all ranks, whichever way these reach each other, as a part of a call on something else.
     pub(super) fn sum_words(&mut self, words: &mut [u64; 2], call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
-        let kernel = Kernel::of(&crate::op::Reduction::<u64>::from(ReduceOp::Sum), TypeTag::Scalar(DType::U64), self.peers.len())
+        let kernel = Kernel::of(&crate::call::op::Reduction::<u64>::from(ReduceOp::Sum), TypeTag::Scalar(DType::U64), self.peers.len())
             .map_err(|_| AbortReason::Failed { rank: self.rank as u32 })?;
         let bytes = size_of_val(words);
         let start = words.as_mut_ptr().cast::<u8>();
@@ -325,7 +325,7 @@ impl HostPlane {
         if self.scratch.reserve(bytes) {
             return Ok(self.scratch.as_mut_ptr());
         }
-        crate::event::error!(bytes, "no scratch memory for a hierarchical call");
+        crate::base::event::error!(bytes, "no scratch memory for a hierarchical call");
         Err(AbortReason::Failed { rank: self.rank as u32 }.into())
     }
 }

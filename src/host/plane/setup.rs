@@ -7,8 +7,10 @@ use super::HostPlane;
 use super::links::{MessageConnector, PlaneLink, PlaneLinks};
 use super::plans::{Chooser, Plans};
 use super::topology::Topology;
+use crate::base::deadline::Deadline;
+#[cfg(feature = "cuda")]
+use crate::config::nccl::CheckDeviceCalls;
 use crate::config::{Config, Transport};
-use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::{Flight, Orders};
 use crate::host::abort_reason::Interrupted;
@@ -22,8 +24,6 @@ use crate::host::net::own_address::seen_from;
 use crate::host::processors::{self, Processors};
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Channel, Sharing};
-#[cfg(feature = "cuda")]
-use crate::nccl_config::CheckDeviceCalls;
 use crate::observe::Observers;
 use crate::proof::{self, Secret};
 
@@ -199,7 +199,7 @@ fn report(why: &str, topology: &Topology, refusals: &[(usize, String)]) {
     static REPORTED: Once = Once::new();
     let ours = topology.local_ranks();
     if topology.local() == 0 && refusals.iter().any(|(rank, _)| ours.contains(rank)) {
-        REPORTED.call_once(|| crate::event::warn!("the ranks of this host reach each other over TCP, without shared memory: {why}"));
+        REPORTED.call_once(|| crate::base::event::warn!("the ranks of this host reach each other over TCP, without shared memory: {why}"));
     }
 }
 

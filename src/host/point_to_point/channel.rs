@@ -2,9 +2,9 @@
 
 use std::io;
 
+use crate::base::tuning::point_to_point::LAST_READS;
 use crate::host::abort_reason::AbortReason;
 use crate::host::link::{ByteLink, Silence};
-use crate::tuning::point_to_point::LAST_READS;
 
 use super::incoming::{Incoming, ReadEnd};
 use super::matching_state::MatchingState;
@@ -109,11 +109,11 @@ impl<L: ByteLink> Channel<L> {
         let silence = if let ReadEnd::Failed(error) = &end { Silence::of(error) } else { None };
         match end {
             ReadEnd::Left { opened } => return End::Left { opened },
-            ReadEnd::Malformed(reason) => crate::event::warn!(peer, "a peer's messages cannot be understood, giving it up: {reason}"),
+            ReadEnd::Malformed(reason) => crate::base::event::warn!(peer, "a peer's messages cannot be understood, giving it up: {reason}"),
             ReadEnd::Failed(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                crate::event::debug!(peer, "a peer closed its link for messages without leaving");
+                crate::base::event::debug!(peer, "a peer closed its link for messages without leaving");
             }
-            ReadEnd::Failed(error) => crate::event::debug!(peer, "a link for messages failed: {error}"),
+            ReadEnd::Failed(error) => crate::base::event::debug!(peer, "a link for messages failed: {error}"),
         }
         End::Broken(silence)
     }

@@ -8,8 +8,8 @@
 use std::hint;
 use std::io;
 
-use crate::element::TypeTag;
-use crate::tuning::point_to_point::{LOOKS, READS};
+use crate::base::tuning::point_to_point::{LOOKS, READS};
+use crate::call::element::TypeTag;
 
 use super::frame::EAGER_BYTES;
 use super::incoming::Incoming;

@@ -3,7 +3,7 @@
 //! Header, little-endian: kind `u8`, three zero bytes, message `u32`, reply `u32`, element `u32`, tag `u64`, length `u64`. Fields that a kind
 //! does not use are zero. Anything else is refused, so that a stream that is out of step is noticed at once.
 
-use crate::element::TypeTag;
+use crate::call::element::TypeTag;
 use crate::host::abort_reason::AbortReason;
 use crate::host::link::Head;
 
@@ -190,8 +190,8 @@ impl Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::DType;
-    use crate::random::Random;
+    use crate::base::random::Random;
+    use crate::call::element::DType;
 
     fn examples() -> Vec<Frame> {
         let element = TypeTag::Scalar(DType::Bf16);

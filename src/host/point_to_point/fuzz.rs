@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use super::frame::{Frame, HEADER_BYTES};
 use super::{Connector, MessageError, Messages, Outcome, Ticket};
-use crate::element::{DType, TypeTag};
+use crate::call::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::script::Script;
 

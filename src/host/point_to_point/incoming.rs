@@ -6,9 +6,9 @@
 use std::io;
 use std::time::Duration;
 
-use crate::element::TypeTag;
+use crate::base::tuning::point_to_point::{AHEAD_BYTES, DIRECT_BYTES, DRAIN_READS, PASS_BYTES, PASS_FRAMES, PAST_CACHE_BYTES};
+use crate::call::element::TypeTag;
 use crate::host::link::ByteLink;
-use crate::tuning::point_to_point::{AHEAD_BYTES, DIRECT_BYTES, DRAIN_READS, PASS_BYTES, PASS_FRAMES, PAST_CACHE_BYTES};
 
 use super::frame::{Frame, HEADER_BYTES, IN_HEAD_BYTES};
 use super::matching_state::{MatchingState, PayloadTarget};

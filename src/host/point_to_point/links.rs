@@ -1,8 +1,8 @@
 //! Peers and their links: opened when needed, accepted when a peer opens one, closed when nothing more can come.
 
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::point_to_point::LAST_READS;
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::tuning::point_to_point::LAST_READS;
 
 use super::channel::{Channel, End, PeerState};
 use super::frame::Frame;
@@ -62,7 +62,7 @@ impl<C: Connector> Messages<C> {
             let is_welcome =
                 peer != self.rank && self.peers.get(peer).is_some_and(|state| state.accepted.is_none() && state.gone.is_none());
             if !is_welcome {
-                crate::event::warn!(peer, "a link for messages that was not to be expected from this rank is closed");
+                crate::base::event::warn!(peer, "a link for messages that was not to be expected from this rank is closed");
                 continue;
             }
             let number = self.add_channel(peer, link);

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::Envelope;
 use super::frame::CHUNK_BYTES;
-use crate::tuning::point_to_point::KEPT_BYTES;
+use crate::base::tuning::point_to_point::KEPT_BYTES;
 
 /// Where the bytes of a long message go.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ pub(super) fn part_of(kept: &mut Vec<u8>, part: Range<usize>) -> &mut [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::{DType, TypeTag};
+    use crate::call::element::{DType, TypeTag};
 
     fn message(bytes: usize) -> LongMessage {
         let envelope = Envelope { source: 1, tag: 2, element: TypeTag::Scalar(DType::U8), bytes };

@@ -134,7 +134,7 @@ impl<A> Matching<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::base::random::Random;
 
     /// The rules once more, over two plain lists.
     #[derive(Default)]

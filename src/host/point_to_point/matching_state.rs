@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::element::TypeTag;
+use crate::base::tuning::point_to_point::SPARE_BUFFERS;
+use crate::call::element::TypeTag;
 use crate::host::abort_reason::AbortReason;
-use crate::tuning::point_to_point::SPARE_BUFFERS;
 
 use super::frame::{EAGER_BYTES, Frame};
 use super::long_messages::{LongMessage, LongMessages, Place, part_of};

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::base::tuning::point_to_point::{ACCEPT_EVERY, UNEXPECTED_BYTES, UNEXPECTED_LEAST_BYTES};
+use crate::base::tuning::waiting::MESSAGES;
+use crate::call::element::TypeTag;
 use crate::config::Waiting;
-use crate::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::{Bell, ByteLink};
 use crate::host::waiting::{Patience, Pause, Sleep};
-use crate::tuning::point_to_point::{ACCEPT_EVERY, UNEXPECTED_BYTES, UNEXPECTED_LEAST_BYTES};
-use crate::tuning::waiting::MESSAGES;
 
 use super::channel::{Channel, PeerState};
 use super::frame::Frame;

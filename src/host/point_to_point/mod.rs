@@ -42,7 +42,7 @@ mod tests;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use crate::element::TypeTag;
+use crate::call::element::TypeTag;
 
 use super::abort_reason::{AbortReason, Interrupted};
 use super::link::ByteLink;

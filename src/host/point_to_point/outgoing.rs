@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-use crate::element::TypeTag;
+use crate::base::tuning::point_to_point::PASS_BYTES;
+use crate::call::element::TypeTag;
 use crate::host::link::ByteLink;
-use crate::tuning::point_to_point::PASS_BYTES;
 
 use super::frame::{CHUNK_BYTES, Frame, WHOLE_BYTES};
 use super::matching_state::{MatchingState, cost};

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::slice;
 
-use crate::element::TypeTag;
+use crate::call::element::TypeTag;
 use crate::host::bools;
 
 use super::{Envelope, Outcome, Ticket};

@@ -10,7 +10,7 @@ use std::{ptr, slice};
 
 use super::numeric::{Bf16, Bf16Pair, Numeric};
 use super::operation::{Both, Operation};
-use crate::tuning::reduce::BLOCK_BYTES;
+use crate::base::tuning::reduce::BLOCK_BYTES;
 
 /// What is folded: `count` elements of each input, from byte `start` on.
 #[derive(Clone, Copy)]

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::{ptr, slice};
 
 use super::block::Scratch;
-use crate::element::{AnyElement, Data, Element, TypeTag};
+use crate::call::element::{AnyElement, Data, Element, TypeTag};
+use crate::call::op::{CustomOp, ErasedFold, ErasedOp, Function, Reduction, ReductionKind};
 use crate::host::bools;
-use crate::op::{CustomOp, ErasedFold, ErasedOp, Function, Reduction, ReductionKind};
 
 /// A caller's function.
 struct CustomFold<T>(Arc<Function<T>>);

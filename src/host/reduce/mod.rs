@@ -34,10 +34,12 @@ use self::level::Level;
 use self::table::Functions;
 use super::copy::Copy;
 use super::fold::{self, Fold};
-use crate::element::TypeTag;
-use crate::op::{ErasedFold, ReductionKind};
-use crate::tuning::reduce::TWICE_READ_BYTES;
-use crate::{DType, Error, ReduceOp, Reduction, Result};
+use crate::base::tuning::reduce::TWICE_READ_BYTES;
+use crate::call::element::DType;
+use crate::call::element::TypeTag;
+use crate::call::op::{ErasedFold, ReductionKind};
+use crate::call::op::{ReduceOp, Reduction};
+use crate::error::{Error, Result};
 
 pub(crate) use self::table::premultiply;
 

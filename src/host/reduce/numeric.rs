@@ -5,8 +5,8 @@
 //! that a loop over it vectorises.
 
 use super::operation::Pair;
-use crate::F8E4M3;
-use crate::float8::{expand, round};
+use crate::call::element::F8E4M3;
+use crate::call::float8::{expand, round};
 
 /// One element type as the loops see it.
 pub(super) trait Numeric: 'static {

@@ -10,9 +10,11 @@ use super::block::Inputs;
 use super::level::{FoldFunction, Level};
 use super::numeric::{Bf16, Bool, F16, Numeric, Plain, SmallE4M3, SmallE5M2};
 use super::operation::{And, Greatest, Least, Mean, MeanByShift, Operation, Or, Product, Sum, Xor};
-use crate::element::{Data, Element};
-use crate::op::ReductionKind;
-use crate::{DType, ReduceOp, Reduction, Result};
+use crate::call::element::DType;
+use crate::call::element::{Data, Element};
+use crate::call::op::ReductionKind;
+use crate::call::op::{ReduceOp, Reduction};
+use crate::error::Result;
 
 /// The loops of one reduction.
 #[derive(Debug, Clone, Copy)]

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use super::layout::{HEAD_BYTES, LINES_BYTES};
-use crate::algorithm::Algorithm;
+use crate::base::tuning::shm::{FOLDED_LINES_BYTES, LEAST_STEP_BYTES, SHARES_FROM_BYTES, SMALL_BLOCK_BYTES, STREAM_FROM_BYTES};
 use crate::call::Collective;
-use crate::tuning::shm::{FOLDED_LINES_BYTES, LEAST_STEP_BYTES, SHARES_FROM_BYTES, SMALL_BLOCK_BYTES, STREAM_FROM_BYTES};
+use crate::call::algorithm::Algorithm;
 
 /// Which of a rank's areas holds the payload of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use crate::base::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence};
+use crate::base::tuning::waiting::LIGHT_FOR;
 use crate::host::abort_reason::AbortReason;
 use crate::host::processors::{Processors, WORDS};
-use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence};
-use crate::tuning::waiting::LIGHT_FOR;
 
 /// A value on cache lines of its own.
 #[repr(C, align(128))]

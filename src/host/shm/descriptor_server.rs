@@ -18,9 +18,9 @@ use rustix::net::{
     Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::{admission, net::BACKLOG};
 use crate::proof::{self, Admission, Initiator, Purpose, Reason, Responder, Secret, Spare, Step, Unproven};
-use crate::tuning::{admission, net::BACKLOG};
 
 /// The leader's listening socket.
 pub(super) struct DescriptorServer {
@@ -96,7 +96,7 @@ impl DescriptorServer {
             if !clients.lacks(now) {
                 break;
             }
-            let Some(connection) = crate::event::lock(&self.spare).accept(accept) else { break };
+            let Some(connection) = crate::base::event::lock(&self.spare).accept(accept) else { break };
             let _ = send(&connection, &Reason::Starved.to_reply());
             refuse(clients, "there is no descriptor left for it");
         }
@@ -154,7 +154,7 @@ fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
 /// Reports that a client was refused.
 fn refuse(clients: &mut Admission<Client>, why: &str) {
     if let Some(number) = clients.refuse() {
-        crate::event::warn!(number, "a process that asked for shared memory was refused: {why}");
+        crate::base::event::warn!(number, "a process that asked for shared memory was refused: {why}");
     }
 }
 
@@ -184,7 +184,7 @@ fn hand_over(client: &OwnedFd, file: BorrowedFd<'_>) {
     let files = [file];
     control.push(SendAncillaryMessage::ScmRights(&files));
     if let Err(error) = rustix::net::sendmsg(client, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
-        crate::event::debug!(%error, "a client left before it had the shared memory");
+        crate::base::event::debug!(%error, "a client left before it had the shared memory");
     }
 }
 

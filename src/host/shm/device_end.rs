@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::region::Region;
+use crate::base::sync::{Ordering, fence};
 use crate::host::abort_reason::AbortReason;
-use crate::sync::{Ordering, fence};
 
 /// The word, and the memory that it lies in.
 #[derive(Clone)]

@@ -12,9 +12,9 @@ use super::group::{CallContext, Group};
 use super::lent::Lent;
 use super::moves::{Blocks, Memory, copy_out};
 use super::window::{Offer, Side};
+use crate::base::tuning::shm::TURN_BYTES;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::fold::Fold;
-use crate::tuning::shm::TURN_BYTES;
 
 /// A rank's buffers, as lengths in bytes; 0 for one that the call does not need.
 #[derive(Debug, Clone, Copy)]

@@ -12,7 +12,7 @@
 //! chain "read, then set the own flag" and "see that flag, then write" orders the reads before the overwriting as well. On x86
 //! both are plain moves; no fence is needed anywhere.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::base::sync::{AtomicU64, Ordering};
 
 /// The number of the last step for which its owner has published an area.
 #[repr(transparent)]

@@ -9,10 +9,10 @@ use super::chunking::{Area, Chunking, Shares, in_shares, streams};
 use super::group::{CallContext, Group};
 use super::layout::MAX_ELEMENT_BYTES;
 use super::moves::{Blocks, Memory, copy_out, is_large, within};
+use crate::base::tuning::shm::DIRECT_FROM_BYTES;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::copy::copy;
 use crate::host::fold::Fold;
-use crate::tuning::shm::DIRECT_FROM_BYTES;
 
 // Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the chunking says and
 // aligned to the element, or to 64 bytes where that is less (tested in `chunking`). A rank writes its own area before it publishes the step,
@@ -270,7 +270,7 @@ impl Group {
         if element_bytes <= MAX_ELEMENT_BYTES {
             return Ok(());
         }
-        crate::event::error!(element_bytes, limit = MAX_ELEMENT_BYTES, "an element is too large to be folded in shared memory");
+        crate::base::event::error!(element_bytes, limit = MAX_ELEMENT_BYTES, "an element is too large to be folded in shared memory");
         let stop = AbortReason::Failed { rank: self.globals[self.me] }.into();
         Err(self.fail(stop, context.call.fingerprint(), context))
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::layout::{CURSORS_BYTES, MAX_RANKS, RegionLayout};
 use super::ring_end::{End, Peeked};
 use super::shared_file::{ShareError, SharedFile};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
 use crate::error::Result;
 use crate::host::copy::copy;
 use crate::host::exchange::Exchange;

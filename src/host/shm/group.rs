@@ -12,19 +12,19 @@ use super::shared_file::{self, ShareError, ShareResult, SharedFile, Verdicts};
 use super::slot_ring::SlotRing;
 use super::stores::Stores;
 use super::window::{Offer, Segment, Site, WindowOffset, Windows};
-use crate::algorithm::Algorithm;
+use crate::base::deadline::Deadline;
+use crate::base::fork::Process;
+use crate::base::tuning::waiting::SHARED_MEMORY;
+use crate::call::algorithm::Algorithm;
 use crate::call::{Call, Collective};
 use crate::config::Waiting;
-use crate::deadline::Deadline;
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
-use crate::fork::Process;
 use crate::host::abort_reason::AbortReason;
 use crate::host::exchange::Exchange;
 use crate::host::health::Health;
 use crate::host::waiting::Patience;
 use crate::proof::Secret;
-use crate::tuning::waiting::SHARED_MEMORY;
 
 /// A call's fingerprint in words.
 pub(super) type Fingerprint = [u64; 4];

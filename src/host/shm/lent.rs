@@ -28,8 +28,8 @@ use std::time::Instant;
 
 use super::group::{CallContext, Fingerprint, Group, GroupState};
 use super::window::Offer;
+use crate::base::tuning::shm::{READERS_INTERVAL, READERS_LEAVE_WITHIN};
 use crate::host::abort_reason::{AbortReason, Interrupted};
-use crate::tuning::shm::{READERS_INTERVAL, READERS_LEAVE_WITHIN};
 
 /// A call for which this rank has lent its buffers. Its drop takes them back, unless nobody reads them any more.
 pub(super) struct Lent<'a> {
@@ -83,7 +83,7 @@ impl<'a> Lent<'a> {
         self.region.member(self.me).leave_at(self.step);
         for window in self.offers[self.me].windows() {
             if let Err(error) = self.windows.keep_own(window) {
-                crate::event::debug!(%error, window, "a shared buffer could not be made this rank's own");
+                crate::base::event::debug!(%error, window, "a shared buffer could not be made this rank's own");
                 self.await_readers(&error);
             }
         }

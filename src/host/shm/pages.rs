@@ -212,7 +212,7 @@ impl Pages {
         // those who ask for them answer for (`Segment`): removal, after which they are zeros for all, and what a part of this mapping's
         // own is not needed for any more.
         if let Err(error) = unsafe { rustix::mm::madvise(self.at(offset).cast(), bytes, advice) } {
-            crate::event::debug!(%error, ?advice, bytes, "advice was refused");
+            crate::base::event::debug!(%error, ?advice, bytes, "advice was refused");
         }
     }
 }

@@ -16,10 +16,10 @@ use super::control::{Control, Lightness, Member};
 use super::flags::Flag;
 use super::layout::RegionLayout;
 use super::pages::{Pages, alignment};
+use crate::base::tuning::shm::{LAP_CACHES, LEAST_LAP_BYTES, USUAL_LAP_BYTES};
 use crate::host::abort_reason::AbortReason;
 use crate::host::caches::Caches;
 use crate::host::processors::{self, Processors};
-use crate::tuning::shm::{LAP_CACHES, LEAST_LAP_BYTES, USUAL_LAP_BYTES};
 
 /// One rank's mapping of the region, its lock on it, and where everything lies.
 pub(super) struct Region {
@@ -237,7 +237,7 @@ impl Presence {
             // It is passing, and says nothing of /proc.
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error.into()),
             Err(error) => {
-                crate::event::warn!(%error, "without /proc the other ranks of this host notice only by their deadlines that this process is gone");
+                crate::base::event::warn!(%error, "without /proc the other ranks of this host notice only by their deadlines that this process is gone");
                 return Ok(Self { file: received, locked: false });
             }
         };

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::region::Region;
 use super::ring_end::{End, Peeked};
+use crate::base::tuning::shm::{LIVENESS_INTERVAL, RING_TRIES_PER_LOOK};
 use crate::host::copy::{Copy, copy, copy_streaming};
 use crate::host::link::{Bell, ByteLink, Head, Heard};
 use crate::host::waiting::Interval;
-use crate::tuning::shm::{LIVENESS_INTERVAL, RING_TRIES_PER_LOOK};
 
 /// Which of the streams between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,9 +180,9 @@ pub(in crate::host) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::base::random::Random;
     use crate::host::shm::region::tests::regions;
     use crate::meeting::wait_until;
-    use crate::random::Random;
 
     /// By how much less goes through the rings under Miri.
     const LESS: usize = if cfg!(miri) { 100 } else { 1 };

@@ -14,10 +14,10 @@ use std::ptr;
 
 use super::layout::CURSORS_BYTES;
 use super::stores::Stores;
+use crate::base::sync::{AtomicU64, Ordering, fence};
+use crate::base::tuning::shm::{RING_CHUNK_BYTES, RING_LONG_BYTES, RING_LONG_CHUNK_BYTES};
 use crate::host::copy::{Copy, copy, prefetch_for_writing};
 use crate::host::link::Head;
-use crate::sync::{AtomicU64, Ordering, fence};
-use crate::tuning::shm::{RING_CHUNK_BYTES, RING_LONG_BYTES, RING_LONG_CHUNK_BYTES};
 
 /// How much of so many bytes is copied before the other end is told.
 #[inline]

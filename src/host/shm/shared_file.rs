@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
 use super::descriptor_server::{self, DescriptorServer};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::exchange::Exchange;
 use crate::proof::{self, Secret};

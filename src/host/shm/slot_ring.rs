@@ -55,7 +55,7 @@ impl SlotRing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::base::random::Random;
 
     #[test]
     fn a_payload_shares_no_byte_with_the_one_before() {

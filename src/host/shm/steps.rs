@@ -22,10 +22,10 @@ use super::chunking::{Area, Chunking};
 use super::control::Control;
 use super::flags::parity;
 use super::group::{CallContext, Fingerprint, Group, GroupState};
+use crate::base::tuning::shm::LIVENESS_INTERVAL;
 use crate::call::{Call, Collective};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::waiting::{Interval, Pause, Sleep};
-use crate::tuning::shm::LIVENESS_INTERVAL;
 
 /// Where the fingerprint lies in a mailbox: after the flag.
 const FINGERPRINT_AT: usize = 8;

@@ -12,8 +12,8 @@
 use std::fmt;
 use std::time::Instant;
 
+use crate::base::tuning::shm::{PASSING_LEAST_BYTES, STORE_TRIALS, STORE_TRIALS_EVERY_BYTES};
 use crate::host::copy::{Copy, copy, copy_streaming};
-use crate::tuning::shm::{PASSING_LEAST_BYTES, STORE_TRIALS, STORE_TRIALS_EVERY_BYTES};
 
 /// The choice of one writer.
 #[derive(Debug)]

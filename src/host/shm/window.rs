@@ -29,9 +29,9 @@ use super::layout::HEAD_BYTES;
 use super::pages::{self, Pages, PrivateView};
 use super::region;
 use super::shared_file::{self, ShareResult, SharedFile};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::fork::Process;
 use crate::error::Error;
-use crate::fork::Process;
 use crate::host::exchange::Exchange;
 use crate::proof::Secret;
 

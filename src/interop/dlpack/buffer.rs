@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::import::Tensor;
 use super::refused;
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
-use crate::element::AnyElement;
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
+use crate::call::element::AnyElement;
 use crate::error::Result;
 
 /// A tensor as a buffer for any call: its type is known at run time, as that of [`TypedBytes`](crate::TypedBytes). Made by [`Tensor::as_buffer`] and its kin.

@@ -10,7 +10,7 @@ use cudarc::driver::CudaContext;
 use super::import::Tensor;
 use super::on_gpu::{Bytes, Place};
 use super::refused;
-use crate::element::Element;
+use crate::call::element::Element;
 use crate::error::Result;
 use crate::interop::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer};
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DriverError};
 
 use super::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor, K_DL_CPU, VERSION};
-use crate::buffer::{BufferMut, Memory, MemoryMut};
-use crate::element::Element;
+use crate::call::buffer::{BufferMut, Memory, MemoryMut};
+use crate::call::element::Element;
 use crate::error::{Error, Result};
 
 /// Hands a buffer in host memory over as a tensor of DLPack 1.x: vectors, boxed slices, arrays, what

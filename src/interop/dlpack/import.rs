@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 #[cfg(feature = "cuda")]
 use super::on_gpu::OnGpu;
 use super::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_READ_ONLY, DLTensor, TensorLayout, VERSION, refused};
-use crate::element::{DType, Element};
+use crate::call::element::{DType, Element};
 use crate::error::Result;
 
 /// What the deleter is called with.

@@ -33,7 +33,7 @@ mod tests;
 
 use std::ffi::c_void;
 
-use crate::element::DType;
+use crate::call::element::DType;
 use crate::error::{Error, Result};
 
 pub use buffer::TensorBuffer;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::ReduceOp;
-use crate::buffer::Buffer;
-use crate::element::{DType, Element, F8E4M3, F8E5M2, TypeTag};
+use crate::call::buffer::Buffer;
+use crate::call::element::{DType, Element, F8E4M3, F8E5M2, TypeTag};
+use crate::call::op::ReduceOp;
 use crate::error::Error;
 use half::{bf16, f16};
 
@@ -93,7 +93,7 @@ impl Producer {
 }
 
 /// Takes a tensor in its newer form.
-fn take(producer: Producer) -> (crate::Result<Tensor>, *mut DLManagedTensorVersioned, Arc<AtomicUsize>) {
+fn take(producer: Producer) -> (crate::error::Result<Tensor>, *mut DLManagedTensorVersioned, Arc<AtomicUsize>) {
     let (managed, deleted) = producer.versioned();
     // SAFETY: made by hand above, and used by nobody else.
     (unsafe { Tensor::from_versioned(managed) }, managed, deleted)
@@ -265,7 +265,7 @@ fn malformed_tensors_are_refused_in_words() {
 
 #[test]
 fn a_tensor_is_a_buffer_whatever_its_type() {
-    let comm = crate::Communicator::local(1).unwrap().remove(0);
+    let comm = crate::communicator::Communicator::local(1).unwrap().remove(0);
     for dtype in DType::ALL {
         let make =
             || take(Producer::new(&[2, 2]).with(|p| (p.dtype, p.data[0], p.byte_offset) = (dtype.into(), 1 << 56 | 1, 0))).0.unwrap();
@@ -282,10 +282,10 @@ fn a_tensor_is_a_buffer_whatever_its_type() {
     // Each goes back to its library once, also the ones that calls owned or shared.
     let (tensor, _, deleted) = take(Producer::new(&[24]));
     let source = tensor.unwrap().into_source().unwrap();
-    let works = [1, 2].map(|tag| comm.start_send(source.clone(), crate::Envelope::rank(0).tag(tag)).unwrap());
+    let works = [1, 2].map(|tag| comm.start_send(source.clone(), crate::communicator::Envelope::rank(0).tag(tag)).unwrap());
     let mut received = [1.0_f32; 24];
     for tag in [1, 2] {
-        assert_eq!(comm.recv(&mut received, crate::Envelope::rank(0).tag(tag)).unwrap().count, 24);
+        assert_eq!(comm.recv(&mut received, crate::communicator::Envelope::rank(0).tag(tag)).unwrap().count, 24);
     }
     drop(source);
     assert_eq!((received, deleted.load(Ordering::SeqCst)), ([0.0; 24], 0));

@@ -12,13 +12,13 @@ use std::path::Path;
 
 use rustix::fs::FlockOperation;
 
-use crate::deadline::Deadline;
-use crate::regular_file;
+use crate::base::deadline::Deadline;
+use crate::base::regular_file;
+use crate::base::tuning::file_store::LOCK_PAUSES;
+use crate::error::{Error, Result};
 use crate::rendezvous::limits::TABLE_BYTES;
 use crate::rendezvous::store;
 use crate::rendezvous::tcp::Backoff;
-use crate::tuning::file_store::LOCK_PAUSES;
-use crate::{Error, Result};
 
 /// What the file is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,10 +14,10 @@ use super::limits::{VALUE_BYTES, check_key, check_keys, check_pair};
 use super::store::{self, Store};
 use super::table::{Refusal, parse_number};
 use super::tcp::Backoff;
-use crate::deadline::Deadline;
-use crate::event;
-use crate::tuning::file_store::{CLOSING, KEY_PAUSES};
-use crate::{Error, Result};
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::tuning::file_store::{CLOSING, KEY_PAUSES};
+use crate::error::{Error, Result};
 
 /// Before the keys of users.
 const USER: &str = "/";

@@ -24,7 +24,7 @@
 mod tests;
 
 use super::url::{self, DEFAULT_PORT};
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The first port that is made from a job's name.
 const FIRST_PORT: u64 = 20_000;

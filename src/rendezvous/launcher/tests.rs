@@ -1,7 +1,7 @@
 //! Variables as real launchers set them.
 
 use super::*;
-use crate::Error;
+use crate::error::Error;
 
 const PARENT: u32 = 4711;
 

@@ -1,7 +1,7 @@
 //! Bytes written out by hand, split everywhere, and bytes made at random.
 
 use super::*;
-use crate::random::Random;
+use crate::base::random::Random;
 use crate::rendezvous::limits::{KEY_BYTES, KEYS, MESSAGE_BYTES, VALUE_BYTES};
 
 /// A length or count as eight bytes.

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::limits::MESSAGE_BYTES;
 use super::protocol::{NOT_READY, READY, RequestDecoder, STOP_WAITING, StoreRequest, WAIT_CANCELED, push_bytes, query};
 use super::table::{Key, Refusal, Table};
+use crate::base::tuning::service::{SEALED_BYTES, UNREAD_BYTES, UNSENT_BYTES};
 use crate::proof::record::Records;
 use crate::proof::{self, Purpose, Reason, Responder, Secret, Unproven};
-use crate::tuning::service::{SEALED_BYTES, UNREAD_BYTES, UNSENT_BYTES};
 
 /// Tells clients apart.
 pub(super) type ClientId = u64;

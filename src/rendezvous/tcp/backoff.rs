@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
 
 /// The pauses between attempts.
 #[derive(Debug)]

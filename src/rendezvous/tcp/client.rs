@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::connection::{Connection, Failure};
-use crate::deadline::Deadline;
-use crate::event;
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::tuning::store::{ASKING, CANCEL, QUESTIONS};
+use crate::error::{Error, Result};
 use crate::proof::Secret;
 use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair};
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
 use crate::rendezvous::store::{self, Store};
-use crate::tuning::store::{ASKING, CANCEL, QUESTIONS};
-use crate::{Error, Result};
 
 /// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer), or of PyTorch's `TCPStore`: 2.6 and later for most calls, 2.8 for queues,
 /// 2.15 for [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier), which an older server answers by closing the connection.

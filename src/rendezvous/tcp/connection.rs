@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Attempts, Backoff};
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::store::{ATTEMPT, CLOSING_GRACE, FIRST_PAUSE, LEAST_RESOLVE, LONGEST_PAUSE, LONGEST_POLL, REPORT_AFTER};
+use crate::error::{Error, Result};
 use crate::proof::record::Records;
 use crate::proof::{self, Initiator, Purpose, Reason, Secret, Step, Unproven};
 use crate::rendezvous::protocol::{Expect, MAGIC, Reply, ReplyDecoder, query};
 use crate::rendezvous::store;
-use crate::tuning::store::{ATTEMPT, CLOSING_GRACE, FIRST_PAUSE, LEAST_RESOLVE, LONGEST_PAUSE, LONGEST_POLL, REPORT_AFTER};
-use crate::{Error, Result};
 
 /// Why bytes do not move.
 #[derive(Debug)]
@@ -116,8 +116,8 @@ impl Connection {
                 report_after *= 2;
                 let (host, problem) = (host.to_owned(), problem.to_string());
                 let line = format!("still trying to connect to the store at {host}:{port}: {problem}");
-                crate::event::tell_aloud(Some(line), move || {
-                    crate::event::warn!(host, port, %problem, "still trying to connect to the store");
+                crate::base::event::tell_aloud(Some(line), move || {
+                    crate::base::event::warn!(host, port, %problem, "still trying to connect to the store");
                 });
             }
             backoff.pause(deadline);

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
-use crate::Error;
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::base::tuning::admission::{BATCH, Limits, STORE};
+use crate::base::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
+use crate::error::Error;
 use crate::proof::{Admission, Reason, Secret, Spare};
 use crate::rendezvous::service::{ClientId, Service};
-use crate::tuning::admission::{BATCH, Limits, STORE};
-use crate::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
 
 /// What the wake-up event counts when the server is to end once its clients have left, for which it waits so long at most.
 pub(super) fn last_word(linger: Duration) -> u64 {
@@ -195,7 +195,7 @@ impl Daemon {
         if let Some(events) = self.fresh.watch_change().map(|watch| if watch { EventFlags::IN } else { EventFlags::empty() })
             && let Err(error) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), events)
         {
-            crate::event::warn!(%error, "the store server cannot watch its listener");
+            crate::base::event::warn!(%error, "the store server cannot watch its listener");
         }
     }
 
@@ -208,7 +208,7 @@ impl Daemon {
         let id = self.next;
         let interest = EventFlags::IN;
         if let Err(error) = epoll::add(&self.epoll, &stream, EventData::new_u64(id), interest) {
-            return crate::event::warn!(%error, clients = self.clients.len(), "the store server cannot watch one more client");
+            return crate::base::event::warn!(%error, clients = self.clients.len(), "the store server cannot watch one more client");
         }
         self.next += 1;
         self.service.connect(id);
@@ -266,7 +266,7 @@ impl Daemon {
         if let Some(reason) = self.service.refusal(id) {
             if let Some(number) = self.fresh.refuse() {
                 let peer = client.stream.peer_addr().map_or_else(|_| "gone".to_owned(), |peer| peer.to_string());
-                crate::event::warn!(%peer, %reason, number, "the store server drops a client");
+                crate::base::event::warn!(%peer, %reason, number, "the store server drops a client");
             }
             self.drop_client(id);
         } else if client.finished && !owed {
@@ -285,7 +285,7 @@ impl Daemon {
         if interest != client.interest {
             client.interest = interest;
             if let Err(error) = epoll::modify(&self.epoll, &client.stream, EventData::new_u64(id), interest) {
-                crate::event::warn!(%error, "the store server loses sight of a client and drops it");
+                crate::base::event::warn!(%error, "the store server loses sight of a client and drops it");
                 self.drop_client(id);
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::Error;
+use crate::error::Error;
 use crate::meeting::Meeting;
 use crate::proof::{Initiator, Purpose, Secret};
 use crate::rendezvous::Store;

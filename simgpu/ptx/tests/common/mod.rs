@@ -1,7 +1,7 @@
 //! Device memory for tests, and short ways to run a kernel on it.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-#[path = "../../../../src/random.rs"]
+#[path = "../../../../src/base/random.rs"]
 mod random;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
+use crate::base::ticket_lock::{NoTurn, Turn};
 use crate::communicator::Communicator;
 use crate::communicator::device::call::{DeviceCall, Guards, Hold, ordered};
 use crate::communicator::device::compare::{self, Said};
@@ -16,7 +17,6 @@ use crate::communicator::device::queue::Pledge;
 use crate::device::{self, DevicePlane, Job, NcclCommunicator, WORDS_BYTES, Words};
 use crate::error::{Error, Peer, Result};
 use crate::host::health::forked;
-use crate::ticket_lock::{NoTurn, Turn};
 
 /// Where the terms of the plane begin in what a rank tells, and where the flag is that says that a kernel is missing.
 const TERMS_AT: usize = size_of::<Said>();

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use super::messages::HOST_MEMORY;
-use crate::buffer::device::{DeviceMemory, DeviceMemoryMut};
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::Collective;
+use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut};
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::element::Data;
+use crate::call::op::Reduction;
 use crate::communicator::device::call::{DeviceCall, device_reduction};
 use crate::communicator::prepare::{Source, agreed};
 use crate::device::{Arguments, NcclCommunicator};
-use crate::element::Data;
 use crate::error::{Error, Result};
-use crate::op::Reduction;
 
 /// Device memory that a call reads.
 fn readable<T>(kind: Collective, memory: Memory<'_, T>) -> Result<DeviceMemory<'_, T>> {

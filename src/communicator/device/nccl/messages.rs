@@ -13,14 +13,14 @@ use cudarc::driver::CudaStream;
 use sha2::{Digest, Sha256};
 
 use super::agreement::refuse_capture;
-use crate::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::element::TypeTag;
 use crate::communicator::Communicator;
 use crate::communicator::device::batch::Batch;
 use crate::communicator::device::call::Hold;
 use crate::communicator::device::queue::Pledge;
 use crate::communicator::prepare::element;
 use crate::device::{DevicePlane, Message, NcclCommunicator, Words};
-use crate::element::TypeTag;
 use crate::error::{Error, Peer, Result};
 
 /// What a rank is told whose buffer is in host memory.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 use nccl_sys::ncclUniqueId;
 
+use crate::base::deadline::Deadline;
 use crate::config::Config;
-use crate::deadline::Deadline;
 use crate::device::{self, NcclComm, NcclCommunicator, Setup, UniqueId, WORDS_BYTES, Words};
 use crate::error::{Error, Peer, Result};
 

@@ -3,9 +3,9 @@
 
 #![expect(unsafe_code, reason = "how windows are used in later calls cannot be checked")]
 
-use crate::deadline::Deadline;
+use crate::base::deadline::Deadline;
+use crate::call::element::Data;
 use crate::device::{NcclCommunicator, Registrable, Window, Words, suits_window};
-use crate::element::Data;
 use crate::error::{Error, Peer, Result};
 
 const CALL: &str = "window";

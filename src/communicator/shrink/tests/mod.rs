@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::protocol::{Given, Shrinking};
+use crate::base::random::Random;
 use crate::error::{Error, Result};
-use crate::random::Random;
 use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario, play};
 
 /// How many orders are tried where the environment (`COLLECTIVES_SHRINKS`) does not say.

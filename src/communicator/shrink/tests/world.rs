@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::super::protocol::{GroupSetup, World};
+use crate::base::deadline::simulated;
+use crate::base::random::Random;
+use crate::base::tuning::recovery::ANSWER;
 use crate::communicator::bootstrap::{PeerWatch, StoreExchange};
 use crate::communicator::shrink::recovery::Probe;
-use crate::deadline::simulated;
 use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
-use crate::random::Random;
 use crate::rendezvous::{MemoryStore, Store};
-use crate::tuning::recovery::ANSWER;
 
 /// As the real recovery listeners have them.
 const SILENCE: Duration = Duration::from_millis(500);

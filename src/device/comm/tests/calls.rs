@@ -5,9 +5,9 @@ use std::time::Instant;
 use simgpu::nccl;
 
 use super::*;
-use crate::DType;
+use crate::call::element::DType;
+use crate::call::element::TypeTag;
 use crate::call::{Call, Collective};
-use crate::element::TypeTag;
 use crate::flight::{Flight, Orders, State};
 
 #[test]
@@ -175,7 +175,7 @@ fn scalars_multiply_before_the_sum() {
             // SAFETY: the vector is alive until the stream has been waited for below.
             let done = unsafe {
                 rank.comm.enqueue(&|| "all_reduce".to_owned(), &rank.stream, LONG, |raw| {
-                    let op = raw.pre_mul_sum(own as f64 + 2.0, crate::DType::F32)?;
+                    let op = raw.pre_mul_sum(own as f64 + 2.0, crate::call::element::DType::F32)?;
                     raw.all_reduce(address, address, len, ncclDataType_t::ncclFloat32, op, stream)?;
                     raw.destroy_op(op)
                 })

@@ -34,7 +34,7 @@ fn a_rank_that_does_not_call_is_noticed_by_the_watchdog() {
         let call = Call {
             kind: Collective::AllReduce,
             op: 1,
-            element: crate::element::TypeTag::Scalar(crate::DType::F32),
+            element: crate::call::element::TypeTag::Scalar(crate::call::element::DType::F32),
             count: 100,
             root: None,
             counts_hash: 0,

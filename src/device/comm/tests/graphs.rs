@@ -124,7 +124,7 @@ fn a_launch_that_waits_in_vain_ends_the_communicator() {
         let call = Call {
             kind: Collective::AllReduce,
             op: 1,
-            element: crate::element::TypeTag::Scalar(crate::DType::F32),
+            element: crate::call::element::TypeTag::Scalar(crate::call::element::DType::F32),
             count: 100,
             root: None,
             counts_hash: 0,
@@ -197,7 +197,7 @@ fn a_page_gives_each_word_away_once() {
     ranks(1, |rank| {
         let page = Page::new(&rank.gpu.context).unwrap();
         let words: Vec<_> = std::iter::from_fn(|| page.word()).collect();
-        assert_eq!(words.len(), crate::tuning::device::GRAPH_WORDS);
+        assert_eq!(words.len(), crate::base::tuning::device::GRAPH_WORDS);
         words.iter().zip(1..).for_each(|(word, number)| word.value().store(number, Ordering::Release));
         assert!(words.iter().zip(1..).all(|(word, number)| word.value().load(Ordering::Acquire) == number));
         assert_eq!(simgpu::counts().host_allocations, 1);

@@ -17,10 +17,10 @@ use nccl_sys::{Library, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use simgpu::nccl;
 
 use super::*;
+use crate::config::nccl::NcclConfig;
 use crate::device::driver::{self, Gpu};
 use crate::device::memory::{NcclBuffer, Registration, Window};
 use crate::meeting::{Meeting, wait_until};
-use crate::nccl_config::NcclConfig;
 
 /// Long enough for a machine that is busy with other tests.
 const LONG: Duration = Duration::from_secs(60);

@@ -22,11 +22,12 @@ use super::Job;
 use super::algorithm::FoldOp;
 use super::slabs::{ALIGNMENT, Region, Slabs, unit};
 use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
+use crate::base::tuning::device_folds::{SMALL_BYTES, STAGED_BYTES};
+use crate::call::element::DType;
+use crate::call::job::Operands;
 use crate::call::{BlockLayout, Collective};
 use crate::error::Error;
-use crate::job::Operands;
-use crate::tuning::device_folds::{SMALL_BYTES, STAGED_BYTES};
-use crate::{DType, Result};
+use crate::error::Result;
 
 /// How elements are folded.
 #[derive(Debug, Clone, Copy, PartialEq)]

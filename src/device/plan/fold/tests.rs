@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
-use crate::Config;
+use crate::base::random::Random;
+use crate::config::Config;
 use crate::device::plan::cases::Case;
 use crate::device::plan::combine;
 use crate::device::plan::model::everyone;
-use crate::random::Random;
 
 const REDUCING: [Collective; 4] = [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter, Collective::ReduceScatterV];
 

@@ -3,7 +3,7 @@
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use super::*;
-use crate::tuning::device_folds::{FIRST_SCRATCH_BYTES, STAGED_BYTES};
+use crate::base::tuning::device_folds::{FIRST_SCRATCH_BYTES, STAGED_BYTES};
 
 /// Where source and destination begin behind a multiple of 16: each remainder of either, together and apart.
 fn shifts(size: usize) -> impl Iterator<Item = (usize, usize)> {

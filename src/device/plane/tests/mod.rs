@@ -12,16 +12,17 @@ use std::time::Duration;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut};
 
 use super::*;
+use crate::base::random::Random;
 use crate::call::Collective;
+use crate::call::element::{Element, F8E4M3, F8E5M2};
+use crate::config::nccl::NcclConfig;
 use crate::device::comm::{Setup, unique_id};
 use crate::device::nccl;
 use crate::device::plan::cases::Case;
 use crate::device::plan::model::BASE;
 use crate::host::fold::Fold;
 use crate::host::reduce::{Kernel, premultiply};
-use crate::nccl_config::NcclConfig;
-use crate::random::Random;
-use crate::{Element, F8E4M3, F8E5M2, bf16, f16};
+use half::{bf16, f16};
 
 /// Long enough for a machine that is busy with other tests.
 const LONG: Duration = Duration::from_secs(120);
@@ -233,7 +234,7 @@ fn inexact(op: ReduceOp, dtype: DType, random: &mut Random) -> Vec<u8> {
 
 /// The fold of the host, in rank order.
 fn folded<T: Element>(op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
-    let reduction = crate::Reduction::<T>::from(op);
+    let reduction = crate::call::op::Reduction::<T>::from(op);
     let kernel = Kernel::of(&reduction, TypeTag::of::<T>(), inputs.len()).unwrap();
     let elements = |bytes: &Vec<u8>| -> Vec<T> {
         let mut elements = vec![T::default(); bytes.len() / size_of::<T>()];

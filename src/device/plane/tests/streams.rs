@@ -4,7 +4,7 @@ use cudarc::driver::sys::CUstreamCaptureMode;
 
 use super::*;
 use crate::call::Collective;
-use crate::op::DeviceCode;
+use crate::call::op::DeviceCode;
 
 /// A bitwise all-reduce in place, which goes through the plane's memory in slabs.
 fn large(n: usize) -> Case {

@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use self::links::{Counting, Mesh, chaos, meshes, sockets};
 use super::{CheckedPlan, Engine, Execution, Memory};
+use crate::base::deadline::Deadline;
+use crate::base::random::Random;
+use crate::call::element::{DType, TypeTag};
 use crate::call::{Call, Collective};
-use crate::deadline::Deadline;
-use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::fold::Fold;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::host::plan::{Action, Plan};
-use crate::random::Random;
 
 /// A call like any other.
 pub(crate) fn call(sequence: u64) -> Call {

@@ -9,9 +9,9 @@ use super::builder::{Builder, barrier};
 use super::reduce::{all_reduce, reduce, reduce_scatter};
 use super::rooted::{broadcast, gather, scatter};
 use super::{Action, Blocks, Plan};
-use crate::algorithm::Algorithm;
-use crate::random::Random;
-use crate::tuning::plan::{CARRIED_BYTES, EXCHANGES_IN_FLIGHT, FLAT_BYTES, RING_IN_FLIGHT, STAR_BYTES};
+use crate::base::random::Random;
+use crate::base::tuning::plan::{CARRIED_BYTES, EXCHANGES_IN_FLIGHT, FLAT_BYTES, RING_IN_FLIGHT, STAR_BYTES};
+use crate::call::algorithm::Algorithm;
 use proof::{Claims, prove, sent_bytes};
 use simulator::{Op, Rank, simulate};
 

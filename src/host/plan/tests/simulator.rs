@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use crate::base::random::Random;
 use crate::host::plan::{Action, Plan, Space, Span};
-use crate::random::Random;
 
 /// One rank: its plan, what it contributes, and where its destination lies.
 pub(super) struct Rank {

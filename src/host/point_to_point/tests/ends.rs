@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::{MemoryLink, Random, SocketLink, Talk, TestNetwork, Wire, pattern, pump, soon};
-use crate::deadline::Deadline;
-use crate::element::TypeTag;
+use crate::base::deadline::Deadline;
+use crate::call::element::TypeTag;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES, Frame};

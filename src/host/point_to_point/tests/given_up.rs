@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{BYTES, MemoryLink, Messages, RingLink, SocketLink, Talk, TestNetwork, Usher, Wire, pattern, pump};
-use crate::element::{DType, TypeTag};
+use crate::call::element::{DType, TypeTag};
 use crate::host::abort_reason::AbortReason;
 use crate::host::point_to_point::frame::CHUNK_BYTES;
 use crate::host::point_to_point::{GivenUp, MessageError, Ticket};

@@ -21,12 +21,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::requests::Request;
 use super::{Connector, Envelope, MessageError, Messages, Outcome, Ticket};
-use crate::deadline::Deadline;
-use crate::element::{DType, TypeTag};
+use crate::base::deadline::Deadline;
+use crate::base::random::Random;
+use crate::call::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
 use crate::host::shm::{RingLink, ring_pair};
-use crate::random::Random;
 
 /// Every byte is an element.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);

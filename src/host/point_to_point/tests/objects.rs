@@ -1,7 +1,7 @@
 //! Objects: receives that make their memory when they meet a message.
 
 use super::{BYTES, MemoryLink, SocketLink, Talk, TestNetwork, Wire, pattern, pump};
-use crate::element::TypeTag;
+use crate::call::element::TypeTag;
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Envelope, MessageError};
 

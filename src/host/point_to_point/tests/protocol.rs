@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{BYTES, MemoryLink, RingLink, SocketLink, Talk, TestNetwork, Wire, pattern, pump};
-use crate::element::{DType, TypeTag};
+use crate::call::element::{DType, TypeTag};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Envelope, GivenUp, MessageError};
 

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{BYTES, MemoryLink, Random, RingLink, SocketLink, Talk, TestNetwork, Usher, Wire, pattern, pump, ranks};
-use crate::element::{DType, TypeTag};
+use crate::call::element::{DType, TypeTag};
 use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Attempt, MessageError, Messages, Ticket};
 use crate::meeting::wait_until;

@@ -2,9 +2,10 @@
 
 use super::oracle::{expected, random_elements};
 use super::{Fold, Kernel, Random, fold, levels, pairs};
-use crate::element::TypeTag;
+use crate::call::element::DType;
+use crate::call::element::TypeTag;
+use crate::call::op::{CustomOp, ReduceOp, Reduction};
 use crate::host::reduce::level::Level;
-use crate::{CustomOp, DType, ReduceOp, Reduction};
 
 /// How many elements, and of how many inputs.
 const COUNTS: &[usize] = if cfg!(miri) { &[3, 20] } else { &[0, 1, 2, 3, 7, 31, 64, 257, 1000, 4097] };

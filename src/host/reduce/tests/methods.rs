@@ -5,8 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::oracle::{expected, random_elements};
 use super::{Buffer, Fold, Kernel, Random, levels, pairs};
-use crate::element::TypeTag;
-use crate::{CustomOp, DType, Data, ReduceOp, Reduction};
+use crate::call::element::TypeTag;
+use crate::call::element::{DType, Data};
+use crate::call::op::{CustomOp, ReduceOp, Reduction};
 
 /// Elements and inputs: nothing, less than a vector, odd lengths around blocks, inputs up to many.
 const SHAPES: &[(usize, usize)] = if cfg!(miri) {

@@ -11,8 +11,9 @@ mod special;
 use super::super::fold::Fold;
 use super::Kernel;
 use super::level::Level;
-use crate::random::Random;
-use crate::{DType, ReduceOp};
+use crate::base::random::Random;
+use crate::call::element::DType;
+use crate::call::op::ReduceOp;
 
 /// The levels that this processor has.
 fn levels() -> impl Iterator<Item = Level> {

@@ -4,7 +4,8 @@
 use half::{bf16, f16};
 
 use super::Random;
-use crate::{DType, F8E4M3, F8E5M2, ReduceOp};
+use crate::call::element::{DType, F8E4M3, F8E5M2};
+use crate::call::op::ReduceOp;
 
 /// One float element as `f64`.
 pub(super) fn read_float(dtype: DType, bytes: &[u8]) -> f64 {

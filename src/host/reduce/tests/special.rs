@@ -5,10 +5,12 @@ use half::f16;
 
 use super::oracle::{expected, random_elements, read_float, special_elements, write_float};
 use super::{Kernel, Random, fold, levels};
-use crate::element::TypeTag;
+use crate::call::element::TypeTag;
+use crate::call::element::{DType, F8E4M3, F8E5M2};
+use crate::call::op::{ReduceOp, Reduction};
 use crate::host::reduce::premultiply;
 use crate::host::reduce::table::scaled_at;
-use crate::{DType, F8E4M3, F8E5M2, ReduceOp, Reduction, bf16};
+use half::bf16;
 
 /// The six float types.
 fn floats() -> impl Iterator<Item = DType> {
@@ -124,7 +126,7 @@ fn elements<T: Copy>(bytes: &[u8]) -> Vec<T> {
 }
 
 /// The products at every level, against the oracle.
-fn check_scalar<T: crate::Element>(dtype: DType, scalar: f64, seed: u64) {
+fn check_scalar<T: crate::call::element::Element>(dtype: DType, scalar: f64, seed: u64) {
     let size = size_of::<T>();
     let bytes = random_elements(&mut Random(seed), dtype, if cfg!(miri) { 20 } else { 777 });
     let mut expected = Vec::new();

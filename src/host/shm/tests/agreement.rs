@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{PATIENCE, Rank, call, on_threads};
+use crate::base::deadline::Deadline;
 use crate::call::{Call, Collective};
-use crate::deadline::Deadline;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::exchange::Exchange;
 use crate::host::exchange::local::exchanges;
@@ -118,7 +118,7 @@ fn calls_that_differ_in_one_field_differ() {
         Call { op: 9 << 40, ..base },
         Call { kind: Collective::AllGatherV, counts_hash: 1 << 119, ..base },
         Call { sequence: 2, ..base },
-        Call { element: crate::element::TypeTag::Plain(1), ..base },
+        Call { element: crate::call::element::TypeTag::Plain(1), ..base },
     ];
     for other in others {
         on_threads(2, |mut rank| {
@@ -301,7 +301,7 @@ fn two_hosts_make_two_groups() {
 struct Scripted(Vec<Vec<Vec<u8>>>);
 
 impl Exchange for Scripted {
-    fn all_gather(&mut self, _mine: &[u8], _deadline: &Deadline) -> crate::Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, _mine: &[u8], _deadline: &Deadline) -> crate::error::Result<Vec<Vec<u8>>> {
         Ok(self.0.remove(0))
     }
 }

@@ -11,15 +11,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Blocks, CallContext, Channel, Group, Memory};
+use crate::base::deadline::Deadline;
+use crate::base::random::Random;
+use crate::call::element::{DType, TypeTag};
 use crate::call::{Call, Collective};
-use crate::deadline::Deadline;
-use crate::element::{DType, TypeTag};
 use crate::host::abort_reason::AbortReason;
 use crate::host::exchange::Exchange;
 use crate::host::exchange::local::exchanges;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
-use crate::random::Random;
 
 /// How long a test may take that is not stuck; longer where the thread sanitizer looks on.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(one_mapping) { 600 } else { 60 });
@@ -80,7 +80,7 @@ struct Files {
 }
 
 impl Exchange for Files {
-    fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> crate::Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> crate::error::Result<Vec<Vec<u8>>> {
         let path = |rank: usize, ending: &str| self.directory.join(format!("{}-{rank}{ending}", self.round));
         std::fs::write(path(self.rank, ".part"), mine).unwrap();
         std::fs::rename(path(self.rank, ".part"), path(self.rank, "")).unwrap();

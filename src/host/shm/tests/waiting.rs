@@ -51,7 +51,7 @@ fn ranks_that_never_sleep_look_at_deadlines_and_at_what_ends_the_group() {
 fn the_others_look_for_a_sleeper_until_it_has_not_slept_for_long() {
     let has_looked = Meeting::new(2);
     on_threads(2, |mut rank| {
-        let publishes = crate::tuning::waiting::LIGHT_FOR;
+        let publishes = crate::base::tuning::waiting::LIGHT_FOR;
         // The other one does not wait meanwhile: it would sleep.
         if rank.index == 0 {
             assert!(rank.group.region.sleeps_lightly(), "the others did not know");

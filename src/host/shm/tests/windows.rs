@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{PATIENCE, Random, call};
+use crate::base::deadline::Deadline;
 use crate::call::Collective;
-use crate::deadline::Deadline;
 use crate::host::abort_reason::AbortReason;
 use crate::host::exchange::local::{LocalExchange, exchanges};
 use crate::host::fold::Fold;

@@ -18,10 +18,10 @@ use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
-use crate::fork::Process;
-use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, UnsafeCell, doze, thread_key};
-use crate::tuning::ticket_lock::{FIRST_NAP, LOOKS, NAP};
+use crate::base::deadline::Deadline;
+use crate::base::fork::Process;
+use crate::base::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, UnsafeCell, doze, thread_key};
+use crate::base::tuning::ticket_lock::{FIRST_NAP, LOOKS, NAP};
 
 /// Set beside a thread's key while it uses the value.
 const USED: usize = 1;

@@ -5,7 +5,7 @@
 use half::{bf16, f16};
 
 use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
-use crate::element::{F8E4M3, F8E5M2};
+use crate::call::element::{F8E4M3, F8E5M2};
 
 macro_rules! single_elements {
     ($($element:ty),* $(,)?) => {$(

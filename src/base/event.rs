@@ -218,51 +218,51 @@ owned!(String, bool, u16, u32, u64, usize, i32, i64, f64);
 
 /// An event, as `tracing::event!` takes it, but for the level, which comes first and bare, and for names of fields, which have no dots.
 macro_rules! event {
-    ($level:ident, target: $target:expr, $($rest:tt)+) => { $crate::event::event!(@ $level, $target, [], $($rest)+) };
+    ($level:ident, target: $target:expr, $($rest:tt)+) => { $crate::base::event::event!(@ $level, $target, [], $($rest)+) };
     (@ $level:ident, $target:expr, [$($field:tt)*], % $name:ident, $($rest:tt)+) => {
-        $crate::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display($name.to_string()))], $($rest)+)
+        $crate::base::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display($name.to_string()))], $($rest)+)
     };
     (@ $level:ident, $target:expr, [$($field:tt)*], ? $name:ident, $($rest:tt)+) => {
-        $crate::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display(format!("{:?}", $name)))], $($rest)+)
+        $crate::base::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display(format!("{:?}", $name)))], $($rest)+)
     };
     (@ $level:ident, $target:expr, [$($field:tt)*], $name:ident = % $value:expr, $($rest:tt)+) => {
-        $crate::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display($value.to_string()))], $($rest)+)
+        $crate::base::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display($value.to_string()))], $($rest)+)
     };
     (@ $level:ident, $target:expr, [$($field:tt)*], $name:ident = ? $value:expr, $($rest:tt)+) => {
-        $crate::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display(format!("{:?}", $value)))], $($rest)+)
+        $crate::base::event::event!(@ $level, $target, [$($field)* ($name, tracing::field::display(format!("{:?}", $value)))], $($rest)+)
     };
     (@ $level:ident, $target:expr, [$($field:tt)*], $name:ident = $value:expr, $($rest:tt)+) => {
-        $crate::event::event!(@ $level, $target, [$($field)* ($name, $crate::event::Own::own($value))], $($rest)+)
+        $crate::base::event::event!(@ $level, $target, [$($field)* ($name, $crate::base::event::Own::own($value))], $($rest)+)
     };
     (@ $level:ident, $target:expr, [$($field:tt)*], $name:ident, $($rest:tt)+) => {
-        $crate::event::event!(@ $level, $target, [$($field)* ($name, $crate::event::Own::own($name))], $($rest)+)
+        $crate::base::event::event!(@ $level, $target, [$($field)* ($name, $crate::base::event::Own::own($name))], $($rest)+)
     };
     (@ $level:ident, $target:expr, [$(($name:ident, $value:expr))*], $message:literal $(, $argument:expr)* $(,)?) => {
         if tracing::Level::$level <= tracing::level_filters::LevelFilter::current() {
             let message = format!($message $(, $argument)*);
             $(let $name = $value;)*
-            $crate::event::tell($crate::event::SUBSCRIBER, move || {
+            $crate::base::event::tell($crate::base::event::SUBSCRIBER, move || {
                 tracing::event!(target: $target, tracing::Level::$level, $($name,)* "{message}");
             });
         }
     };
-    ($level:ident, $($rest:tt)+) => { $crate::event::event!(@ $level, module_path!(), [], $($rest)+) };
+    ($level:ident, $($rest:tt)+) => { $crate::base::event::event!(@ $level, module_path!(), [], $($rest)+) };
 }
 
 macro_rules! error {
-    ($($rest:tt)+) => { $crate::event::event!(ERROR, $($rest)+) };
+    ($($rest:tt)+) => { $crate::base::event::event!(ERROR, $($rest)+) };
 }
 
 macro_rules! warning {
-    ($($rest:tt)+) => { $crate::event::event!(WARN, $($rest)+) };
+    ($($rest:tt)+) => { $crate::base::event::event!(WARN, $($rest)+) };
 }
 
 macro_rules! info {
-    ($($rest:tt)+) => { $crate::event::event!(INFO, $($rest)+) };
+    ($($rest:tt)+) => { $crate::base::event::event!(INFO, $($rest)+) };
 }
 
 macro_rules! debug {
-    ($($rest:tt)+) => { $crate::event::event!(DEBUG, $($rest)+) };
+    ($($rest:tt)+) => { $crate::base::event::event!(DEBUG, $($rest)+) };
 }
 
 pub(crate) use {debug, error, event, info, warning as warn};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use crate::element::{AnyElement, DType, Data, Element, TypeTag};
-use crate::{Error, Result};
+use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
+use crate::error::{Error, Result};
 
 /// How the elements of all ranks become one.
 ///

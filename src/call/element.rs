@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use half::{bf16, f16};
 
-use crate::Error;
-use crate::float8::narrow_to_odd;
-pub use crate::float8::{F8E4M3, F8E5M2};
+use crate::call::float8::narrow_to_odd;
+pub use crate::call::float8::{F8E4M3, F8E5M2};
+use crate::error::Error;
 
 /// The element types that reductions know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -169,7 +169,7 @@ impl FromStr for DType {
 ///   one process only.
 /// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types of the same size, not
 ///   the same type.
-/// - The constants are left at their defaults by every implementation outside this crate, but for those of [`element!`](macro@crate::element).
+/// - The constants are left at their defaults by every implementation outside this crate, but for those of [`element!`](macro@crate::call::element).
 pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// Names the element type, where reductions know it.
     const DTYPE: Option<DType> = None;
@@ -214,7 +214,7 @@ impl AnyElement {
     }
 }
 
-/// The element types that the built-in reductions work on, and wrappers of them: [`element!`](macro@crate::element) makes your own struct one, in
+/// The element types that the built-in reductions work on, and wrappers of them: [`element!`](macro@crate::call::element) makes your own struct one, in
 /// safe code. With the feature `float8` those of the crate of that name are, too.
 ///
 /// # Safety

@@ -4,7 +4,7 @@
 
 #[cfg(feature = "cuda")]
 use super::device::{DeviceMemory, DeviceMemoryMut};
-use crate::element::{AnyElement, DType, Data, Element, TypeTag};
+use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
 
 /// Memory that a call reads, and the plane that reads it.
 #[derive(Debug)]

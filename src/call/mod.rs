@@ -1,13 +1,20 @@
 //! One checked call, how its buffers are shared out, and the 32 bytes by which ranks agree that they make the same one.
 
+pub(crate) mod algorithm;
+pub(crate) mod buffer;
+pub(crate) mod element;
+pub(crate) mod float8;
+pub(crate) mod job;
+pub(crate) mod op;
+
 use std::fmt;
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-use crate::element::TypeTag;
+use crate::call::element::TypeTag;
+use crate::call::op::ReduceOp;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 
 /// A collective. Its forms (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) are one; `gather_list` is `GatherV`, `scatter_list` `ScatterV`,
 /// `all_to_all_list` `AllToAllV`.
@@ -459,7 +466,7 @@ impl fmt::Display for Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::DType;
+    use crate::call::element::DType;
 
     fn example() -> Call {
         Call {

@@ -7,10 +7,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::base::event;
+use crate::base::regular_file;
 use crate::config;
-use crate::event;
 use crate::flight::Json;
-use crate::regular_file;
 
 /// Runs a rank's program, and where it fails writes why into the file that the launcher names, so that the launcher can say it when the
 /// job has ended: `collrun` and torchrun's agent name one in `TORCHELASTIC_ERROR_FILE`, and read what PyTorch's `@record` writes there, which

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, Thread};
 use std::time::Duration;
 
-use crate::sync::thread_key;
+use crate::base::sync::thread_key;
 
 thread_local! {
     static IS_OWN: Cell<bool> = const { Cell::new(false) };

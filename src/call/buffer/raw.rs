@@ -5,7 +5,7 @@
 use std::ptr::NonNull;
 
 use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
-use crate::element::Data;
+use crate::call::element::Data;
 use crate::error::{Error, Result};
 
 /// Elements in ordinary memory that other code owns: what a binding for Python or C gives to calls, blocking and started alike.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub use self::memory::{HostMemory, HostMemoryMut, Memory, MemoryMut};
 pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
-use crate::element::Data;
+use crate::call::element::Data;
 
 /// Promises that a buffer's memory stays the same, and at the same address, while a call uses it. A type of your own needs it to be a [`Buffer`],
 /// such as one that holds one of two buffers.
@@ -33,7 +33,7 @@ pub unsafe trait StableMemory {}
 /// whose type is known at run time ([`TypedBytes`]); and views over raw addresses.
 ///
 /// Memory stays what and where it is while a call uses it, which no check could tell of a foreign type: [`StableMemory`]
-/// promises it, and [`element!`](macro@crate::element) does so for your own element.
+/// promises it, and [`element!`](macro@crate::call::element) does so for your own element.
 pub trait Buffer: StableMemory {
     /// What it holds.
     type Element: Data;

@@ -9,28 +9,28 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 
 use super::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Ordered, write_slice_in_order};
 use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
-use crate::element::Data;
+use crate::call::element::Data;
 
 /// Makes buffers of what cudarc can read.
 macro_rules! readable {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
-        impl<$($generics)*> $crate::buffer::device::DeviceRead for $buffer {
+        impl<$($generics)*> $crate::call::buffer::device::DeviceRead for $buffer {
             fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
                 ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
             }
             fn owner(&self) -> Option<&::std::sync::Arc<::cudarc::driver::CudaStream>> {
                 Some(::cudarc::driver::DeviceSlice::<T>::stream(self))
             }
-            fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
-                $crate::buffer::device::read_in_order::<T, Self>(self, stream)
+            fn read<'a>(&'a self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::call::buffer::device::Ordered<'a>) {
+                $crate::call::buffer::device::read_in_order::<T, Self>(self, stream)
             }
         }
         // SAFETY: cudarc's memory, which lies where it does until it is dropped.
-        unsafe impl<$($generics)*> $crate::buffer::StableMemory for $buffer {}
-        impl<$($generics)*> $crate::buffer::Buffer for $buffer {
+        unsafe impl<$($generics)*> $crate::call::buffer::StableMemory for $buffer {}
+        impl<$($generics)*> $crate::call::buffer::Buffer for $buffer {
             type Element = T;
-            fn memory(&self) -> $crate::buffer::Memory<'_, T> {
-                $crate::buffer::Memory::Device($crate::buffer::device::DeviceMemory::new(self, ::cudarc::driver::DeviceSlice::<T>::len(self)))
+            fn memory(&self) -> $crate::call::buffer::Memory<'_, T> {
+                $crate::call::buffer::Memory::Device($crate::call::buffer::device::DeviceMemory::new(self, ::cudarc::driver::DeviceSlice::<T>::len(self)))
             }
         }
     )*};
@@ -39,21 +39,21 @@ macro_rules! readable {
 /// Makes buffers to write to of what cudarc can write; by a function that orders the write, where it is not cudarc's way.
 macro_rules! writable {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
-        $crate::buffer::device_buffers::writable!($crate::buffer::device::write_in_order; [$($generics)*] $buffer);
+        $crate::call::buffer::device_buffers::writable!($crate::call::buffer::device::write_in_order; [$($generics)*] $buffer);
     )*};
     ($write:path; $([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
-        impl<$($generics)*> $crate::buffer::device::DeviceWrite for $buffer {
+        impl<$($generics)*> $crate::call::buffer::device::DeviceWrite for $buffer {
             fn context(&self) -> &::std::sync::Arc<::cudarc::driver::CudaContext> {
                 ::cudarc::driver::DeviceSlice::<T>::stream(self).context()
             }
-            fn write<'a>(&'a mut self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::buffer::device::Ordered<'a>) {
+            fn write<'a>(&'a mut self, stream: &'a ::cudarc::driver::CudaStream) -> (u64, $crate::call::buffer::device::Ordered<'a>) {
                 $write(self, stream)
             }
         }
-        impl<$($generics)*> $crate::buffer::BufferMut for $buffer {
-            fn memory_mut(&mut self) -> $crate::buffer::MemoryMut<'_, T> {
+        impl<$($generics)*> $crate::call::buffer::BufferMut for $buffer {
+            fn memory_mut(&mut self) -> $crate::call::buffer::MemoryMut<'_, T> {
                 let length = ::cudarc::driver::DeviceSlice::<T>::len(self);
-                $crate::buffer::MemoryMut::Device($crate::buffer::device::DeviceMemoryMut::new(self, length))
+                $crate::call::buffer::MemoryMut::Device($crate::call::buffer::device::DeviceMemoryMut::new(self, length))
             }
         }
     )*};

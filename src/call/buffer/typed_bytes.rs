@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
 
 use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
-use crate::element::{AnyElement, DType};
+use crate::call::element::{AnyElement, DType};
 use crate::error::{Error, Result};
 
 /// A buffer whose element type is known at run time: bytes, anywhere, and a [`DType`]. What bindings and engines with tensors of any type

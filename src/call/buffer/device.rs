@@ -9,7 +9,7 @@ use cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DriverError};
 
 use super::device_events::{MemoryEvent, SilentStream, Written};
-use crate::element::{AnyElement, DType, Data, TypeTag};
+use crate::call::element::{AnyElement, DType, Data, TypeTag};
 use crate::error::{Error, Result};
 
 /// Device memory that can be read, whatever its elements are.

@@ -1,0 +1,11 @@
+//! Deadlines, events, threads, locks and numbers that every other module stands on.
+
+pub(crate) mod deadline;
+pub(crate) mod event;
+pub(crate) mod fork;
+pub(crate) mod own_thread;
+pub(crate) mod random;
+pub(crate) mod regular_file;
+pub(crate) mod sync;
+pub(crate) mod ticket_lock;
+pub(crate) mod tuning;
