@@ -3,7 +3,7 @@
 //! Each can be changed without a change of what a call means. Those that ranks must agree on say so. Limits of protocols and formats stand
 //! where these are defined.
 
-/// Barriers (`communicator/barrier.rs`).
+/// Barriers (`communicator/forms/barrier.rs`).
 pub(crate) mod barrier {
     use std::time::Duration;
 
@@ -199,7 +199,7 @@ pub(crate) mod store {
     pub(crate) const LEAST_RESOLVE: Duration = Duration::from_millis(20);
 }
 
-/// Where survivors of a failure meet (`communicator/shrink/recovery.rs`).
+/// Where survivors of a failure meet (`communicator/recovery.rs`).
 pub(crate) mod recovery {
     use std::time::Duration;
 

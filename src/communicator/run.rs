@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use super::Communicator;
-use super::completion::State;
-#[cfg(feature = "cuda")]
-use super::device::{Hold, Queued};
-use super::pinned::PinnedBuffer;
-use super::prepare::Prepared;
-use super::work::{Turns, Work};
-use super::worker::{Started, Worker};
 use crate::base::deadline::Deadline;
 use crate::call::Call;
+use crate::communicator::Communicator;
+#[cfg(feature = "cuda")]
+use crate::communicator::device::Queued;
+use crate::communicator::handle::worker::{Started, Worker};
+#[cfg(feature = "cuda")]
+use crate::communicator::prepare::device_call::Hold;
+use crate::communicator::prepare::prepared::Prepared;
+use crate::communicator::work::completion::State;
+use crate::communicator::work::pinned::PinnedBuffer;
+use crate::communicator::work::{Turns, Work};
 use crate::error::Result;
 use crate::host::health::forked;
 use crate::host::plane::{HostPlane, Job, Jobs};

@@ -10,14 +10,14 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::Communicator;
-use super::message::{MessageBuffer, MessageContext};
-use super::prepare::{Prepared, Source};
 use crate::call::Collective;
 use crate::call::algorithm::Algorithm;
 use crate::call::buffer::{Memory, MemoryMut};
 use crate::call::element::{DType, TypeTag};
 use crate::call::op::{CustomOp, ReduceOp, Reduction};
 use crate::communicator::Envelope;
+use crate::communicator::prepare::prepared::{Prepared, Source};
+use crate::communicator::work::message::{MessageBuffer, MessageContext};
 use crate::config::Transport;
 use crate::error::Result;
 use crate::host::plane;

@@ -71,6 +71,21 @@ impl Sources {
     }
 }
 
+/// The arrows between files as arrows between what lies side by side in one folder: files and folders there.
+pub(crate) fn between_neighbours(arrows: &Arrows) -> Arrows {
+    let mut between = Arrows::new();
+    for (from, to) in arrows {
+        for (to, name) in to {
+            let shared = from.components().zip(to.components()).take_while(|(from, to)| from == to).count();
+            let neighbour = |file: &PathBuf| file.components().take(shared + 1).collect::<PathBuf>();
+            let name = format!("{name} ({} to {})", from.display(), to.display());
+            between.entry(neighbour(to)).or_default();
+            between.entry(neighbour(from)).or_default().entry(neighbour(to)).or_insert(name);
+        }
+    }
+    between
+}
+
 /// The files that are in circles, circle by circle (Tarjan's strongly connected components).
 pub(crate) fn circles(arrows: &Arrows) -> Vec<Vec<PathBuf>> {
     let mut search = Search { arrows, numbers: BTreeMap::new(), lowest: BTreeMap::new(), stack: Vec::new(), found: Vec::new() };

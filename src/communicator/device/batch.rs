@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::call::{DeviceCall, Guards, Hold, check_place, check_places, overlap, resolve};
 use super::headers::Headers;
 use super::queue::Pledge;
 use super::started::Queued;
@@ -15,7 +14,8 @@ use crate::base::ticket_lock::Turn;
 use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
 use crate::call::element::Data;
 use crate::communicator::Communicator;
-use crate::communicator::message::Received;
+use crate::communicator::prepare::device_call::{DeviceCall, Guards, Hold, check_place, check_places, overlap, resolve};
+use crate::communicator::work::message::Received;
 use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
 use crate::flight::{self, Message};

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::call::element::Data;
 use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
-use crate::communicator::prepare::{Prepared, Source};
+use crate::communicator::prepare::prepared::{Prepared, Source};
 use crate::device::{self, DevicePlane, Job};
 use crate::error::{Error, Peer, Result};
 use crate::host::plane;

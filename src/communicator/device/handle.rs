@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::call::{self, Guards, Hold};
 use crate::base::deadline::Deadline;
 use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut, Ordered};
 use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::element::{Data, TypeTag};
 use crate::communicator::Communicator;
+use crate::communicator::prepare::device_call::{self, Guards, Hold};
 use crate::device::{self, DevicePlane, NcclCommunicator};
 use crate::error::{Error, Result};
 use crate::interop::AsStream;
@@ -195,10 +195,10 @@ impl Communicator {
         let own = self.device_stream(plane);
         let refusal = |error| device::cuda_error(format!("{CALL}: ordering the streams"), error);
         let ordered = Ordered::after(&foreign, own);
-        call::check_ordering(context, own).map_err(refusal)?;
+        device_call::check_ordering(context, own).map_err(refusal)?;
         let result = calls(self);
         drop(ordered);
-        let parked = call::check_ordering(context, own).map_err(refusal);
+        let parked = device_call::check_ordering(context, own).map_err(refusal);
         result.and_then(|result| parked.map(|()| result))
     }
 }
@@ -254,8 +254,8 @@ impl Device {
         let element = buffer.element();
         let from = guards.read(pattern.inner, stream);
         let to = guards.write(buffer.inner, stream);
-        call::check_place("fill", "the buffer", element, to, bytes)?;
-        call::check_place("fill", "the pattern", element, from, pattern_bytes)?;
+        device_call::check_place("fill", "the buffer", element, to, bytes)?;
+        device_call::check_place("fill", "the pattern", element, from, pattern_bytes)?;
         // SAFETY: both are borrowed, on this device (checked by the caller), as long as they say; their events order what follows.
         let queued = unsafe { plane.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
         // The end of the plane waits for its own stream: its kernels are not taken away from under this.
@@ -292,8 +292,8 @@ impl Device {
         let mut guards = Guards::new(Hold::Borrowed);
         let (of, like) = (guards.read(buffer.inner, stream), guards.read(pattern.inner, stream));
         let wrong = guards.write(&mut counter, stream);
-        call::check_place(call, "the buffer", buffer.element(), of, buffer.bytes())?;
-        call::check_place(call, "the pattern", pattern.element(), like, pattern.bytes())?;
+        device_call::check_place(call, "the buffer", buffer.element(), of, buffer.bytes())?;
+        device_call::check_place(call, "the pattern", pattern.element(), like, pattern.bytes())?;
         // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and as long as they say; the
         // counter is an allocation of ours, aligned for its type; the events of all three order what follows.
         let queued = unsafe { plane.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };

@@ -12,7 +12,7 @@ use crate::base::deadline::Deadline;
 use crate::base::tuning::liveness::{ANSWERS, GRACE, LAST_LOOK, PATIENCE, PAUSE, SEARCH};
 use crate::communicator::Communicator;
 use crate::communicator::progress::ProgressEngine;
-use crate::communicator::shrink::recovery::{Probe, RecoveryListeners};
+use crate::communicator::recovery::{Probe, RecoveryListeners};
 use crate::device::LivenessProbe;
 use crate::error::{Error, Peer, Result};
 use crate::host::abort_reason::AbortReason;

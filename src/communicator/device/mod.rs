@@ -1,7 +1,6 @@
 //! The face of the device plane: calls on device buffers are checked, ordered by their buffers' events, and queued.
 
 mod batch;
-mod call;
 mod compare;
 mod end_notice;
 mod handle;
@@ -17,6 +16,5 @@ pub use nccl::NcclGroup;
 pub use setup::{DeviceChoice, device_count};
 
 pub(super) use batch::{Batch, untagged};
-pub(super) use call::{DeviceCall, DeviceLists, Hold, device_reduction};
 pub(super) use setup::DeviceRequest;
 pub(super) use started::Queued;

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::call::{DeviceCall, Guards, Hold, ordered};
 use super::headers::awaited_header;
 use super::started::Queued;
 use crate::base::deadline::Deadline;
 use crate::base::event;
 use crate::base::ticket_lock::{NoTurn, Turn};
 use crate::communicator::Communicator;
+use crate::communicator::prepare::device_call::{DeviceCall, Guards, Hold, ordered};
 use crate::device::{self, DevicePlane};
 use crate::error::{Error, Result};
 use crate::flight;

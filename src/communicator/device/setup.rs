@@ -11,7 +11,7 @@ use crate::base::deadline::Deadline;
 use crate::base::tuning::bootstrap::RANKS_PER_ROOT;
 use crate::base::tuning::device::AGREEMENT_WAIT;
 use crate::communicator::Communicator;
-use crate::communicator::message::INTERNAL_TAG;
+use crate::communicator::work::message::INTERNAL_TAG;
 use crate::config::NcclEnvironment;
 use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};

@@ -11,11 +11,11 @@ use crate::base::event;
 use crate::base::own_thread::{OwnThread, is_own};
 use crate::base::tuning::own_thread::LAST;
 use crate::base::tuning::progress::{FLUSH, IDLE, LEAVE, NAP, TURN};
-use crate::communicator::completion::{Finished, State};
-use crate::communicator::message::{MessageBuffer, MessageContext, Received};
-use crate::communicator::pinned::ErasedBuffer;
-use crate::communicator::thread;
 use crate::communicator::work::Drive;
+use crate::communicator::work::completion::{Finished, State};
+use crate::communicator::work::message::{MessageBuffer, MessageContext, Received};
+use crate::communicator::work::pinned::ErasedBuffer;
+use crate::communicator::work::thread;
 use crate::error::{Error, Result};
 
 /// Counts a caller as away until it is dropped, also by a panic.

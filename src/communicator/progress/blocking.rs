@@ -9,7 +9,7 @@ use super::{Inner, PendingMessage, ProgressEngine};
 use crate::base::deadline::Deadline;
 use crate::base::event::Locked;
 use crate::base::tuning::progress::DIRECT;
-use crate::communicator::message::{MessageBuffer, MessageContext, Received};
+use crate::communicator::work::message::{MessageBuffer, MessageContext, Received};
 use crate::error::{Error, Result};
 use crate::host::point_to_point::{Attempt, Ticket};
 use crate::observe::Track;
@@ -396,7 +396,7 @@ fn say_what_ended(error: &mut Error, posted: &Posteds<'_>) {
 mod tests {
     use super::*;
     use crate::call::element::{DType, TypeTag};
-    use crate::communicator::message::{receive_place, send_place};
+    use crate::communicator::work::message::{receive_place, send_place};
     use crate::communicator::{Communicator, Envelope};
 
     const BYTES: TypeTag = TypeTag::Scalar(DType::U8);

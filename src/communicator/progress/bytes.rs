@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use super::ProgressEngine;
 #[cfg(feature = "serde")]
-use crate::communicator::message::{MessageBuffer, send_place};
-use crate::communicator::message::{MessageContext, Received, receive_place};
+use crate::communicator::work::message::{MessageBuffer, send_place};
+use crate::communicator::work::message::{MessageContext, Received, receive_place};
 use crate::error::Result;
 #[cfg(feature = "serde")]
 use crate::flight;

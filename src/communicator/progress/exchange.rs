@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ProgressEngine;
-use crate::communicator::message::{MessageBuffer, MessageContext, Received};
+use crate::communicator::work::message::{MessageBuffer, MessageContext, Received};
 use crate::error::{Error, Result};
 use crate::host::point_to_point::Attempt;
 

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::completion::State;
-use super::message::{MessageBuffer, MessageContext};
-use super::pinned::ErasedBuffer;
 use crate::base::deadline::Deadline;
 use crate::base::event::{self, Locked};
 use crate::base::own_thread::OwnThread;
 use crate::base::tuning::progress::{HAND_OVER, LONE_TURN, TELLING, TURN};
+use crate::communicator::work::completion::State;
+use crate::communicator::work::message::{MessageBuffer, MessageContext};
+use crate::communicator::work::pinned::ErasedBuffer;
 use crate::error::{Error, Peer, Result};
 use crate::flight::{Flight, Message};
 use crate::host::abort_reason::Interrupted;

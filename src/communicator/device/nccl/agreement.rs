@@ -11,9 +11,9 @@ use cudarc::driver::CudaStream;
 
 use crate::base::ticket_lock::{NoTurn, Turn};
 use crate::communicator::Communicator;
-use crate::communicator::device::call::{DeviceCall, Guards, Hold, ordered};
 use crate::communicator::device::compare::{self, Said};
 use crate::communicator::device::queue::Pledge;
+use crate::communicator::prepare::device_call::{DeviceCall, Guards, Hold, ordered};
 use crate::device::{self, DevicePlane, Job, NcclCommunicator, WORDS_BYTES, Words};
 use crate::error::{Error, Peer, Result};
 use crate::host::health::forked;

@@ -10,8 +10,8 @@ use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut};
 use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::element::Data;
 use crate::call::op::Reduction;
-use crate::communicator::device::call::{DeviceCall, device_reduction};
-use crate::communicator::prepare::{Source, agreed};
+use crate::communicator::prepare::device_call::{DeviceCall, device_reduction};
+use crate::communicator::prepare::prepared::{Source, agreed};
 use crate::device::{Arguments, NcclCommunicator};
 use crate::error::{Error, Result};
 

@@ -17,9 +17,9 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::element::TypeTag;
 use crate::communicator::Communicator;
 use crate::communicator::device::batch::Batch;
-use crate::communicator::device::call::Hold;
 use crate::communicator::device::queue::Pledge;
-use crate::communicator::prepare::element;
+use crate::communicator::prepare::device_call::Hold;
+use crate::communicator::prepare::prepared::element;
 use crate::device::{DevicePlane, Message, NcclCommunicator, Words};
 use crate::error::{Error, Peer, Result};
 

@@ -1,0 +1,183 @@
+//! Barriers: the fast one, the one with a tag that runs beside collectives, and the one that says who is missing.
+
+use std::time::Duration;
+
+use crate::base::deadline::Deadline;
+use crate::base::tuning::barrier::VERDICT_PATIENCE;
+use crate::call::element::TypeTag;
+use crate::call::{BlockLayout, Collective};
+use crate::communicator::Communicator;
+use crate::communicator::handle::dissemination::Standing;
+use crate::communicator::prepare::prepared::{Prepared, Source};
+use crate::communicator::work::message::{BARRIER_TAG, INTERNAL_TAG, MessageContext};
+use crate::error::{Error, Peer, Result};
+
+/// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
+const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
+
+/// A tagged barrier, in words.
+fn tagged(tag: u32) -> String {
+    format!("tagged_barrier({tag})")
+}
+
+impl Communicator {
+    pub(in crate::communicator) fn prepare_barrier<'a>(&self) -> Result<Prepared<'a>> {
+        self.moving::<u8>(Collective::Barrier, None, 0, Source::Nothing, None, BlockLayout::Equal(0))
+    }
+
+    /// Waits until every rank has entered. Cost: log₂ n hops.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives. Where all ranks share a host, a deadline that passes leaves the communicator usable: the
+    /// next barrier takes this one up again. Between hosts it ends the communicator, as in every collective; use
+    /// [`monitored_barrier`](Self::monitored_barrier) where ranks may be late.
+    #[doc(alias = "MPI_Barrier")]
+    #[inline]
+    pub fn barrier(&self) -> Result<()> {
+        self.execute(self.prepare_barrier())
+    }
+
+    /// Waits until every rank has entered, for at most `limit`. Where the limit passes, every rank that came gets an error
+    /// naming all that did not, and so do the late ones when they come; the communicator stays usable on all of them.
+    ///
+    /// Cost: two messages between rank 0 and every other rank.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use std::time::Duration;
+    /// let comms = Communicator::local(2)?;
+    /// let error = comms[0].monitored_barrier(Duration::from_millis(20)).unwrap_err(); // rank 1 does not come
+    /// assert!(error.is_timeout() && error.to_string().contains("rank 1"), "{error}");
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Timeout` with the missing ranks, those that are gone among them; `PeerLost` where rank 0 is gone. Either leaves the
+    /// communicator usable.
+    pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
+        let number = self.core.monitored.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let tag = MONITORED_TAG | number & 0xffff_ffff;
+        let deadline = Deadline::after(limit);
+        // A rank that is late still finds the messages of this barrier.
+        let patience = limit.saturating_add(VERDICT_PATIENCE);
+        let keep = patience.max(self.timeout());
+        let missing = if self.rank() == 0 { self.supervise(tag, &deadline, keep)? } else { self.report_in(tag, patience, keep)? };
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (missing, arrived): (Vec<Peer>, Vec<Peer>) =
+            self.peers().iter().cloned().partition(|peer| missing.contains(&(peer.rank as u32)));
+        let (doing, elapsed) = (format!("monitored_barrier number {number}"), deadline.elapsed());
+        let error = Error::Timeout { doing, elapsed, missing, arrived, meanwhile: Vec::new() };
+        Err(self.core.shared.recorder.with_meanwhile(error))
+    }
+
+    /// Waits until every rank has entered a barrier under this tag. It is no collective: it runs beside the collectives of other threads and
+    /// the barriers of other tags, in any order, and no message of the program's meets it. Where several threads of a rank enter under one
+    /// tag, as many leave as have entered on every rank.
+    ///
+    /// Cost: log₂ n rounds of one message of 4 bytes sent, and one received.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// Communicator::run_local(3, |comm| {
+    ///     let saver = comm.clone();
+    ///     let saving = std::thread::spawn(move || saver.tagged_barrier(1)); // everyone's files are written
+    ///     comm.all_reduce(&mut [1_u32], ReduceOp::Sum)?; // meanwhile
+    ///     saving.join().unwrap()
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Timeout`: at least one of the ranks that it names as missing has not come, and those that it names as arrived have; of the rest it does
+    /// not know ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The communicator stays usable, and the next barrier of this
+    /// rank under the tag takes this one up again. `PeerLost` on every rank, where one is gone that had not come; messages between the others
+    /// go on.
+    pub fn tagged_barrier(&self, tag: u32) -> Result<()> {
+        let shared = &self.core.shared;
+        if let Some(refusal) = shared.health.refusal(|| tagged(tag), self.peers()) {
+            return Err(refusal);
+        }
+        let deadline = Deadline::after(self.timeout());
+        let mut standing = self.core.unfinished.take(tag);
+        while standing.distance < self.world_size() {
+            match self.next_round(tag, &mut standing, &deadline) {
+                Ok(()) => {}
+                Err(error) => {
+                    self.core.unfinished.keep(tag, standing);
+                    return Err(if matches!(error, Error::Timeout { .. }) { self.late_at(tag, &standing, &deadline) } else { error });
+                }
+            }
+        }
+        let Some(lost) = standing.lost else { return Ok(()) };
+        let peer = self.peers().get(lost as usize).cloned().unwrap_or_else(|| Peer::unknown(lost as usize));
+        let reason = "it ended or closed its communicator before it had come".to_owned();
+        Err(Error::PeerLost { doing: tagged(tag), peer, elapsed: deadline.elapsed(), reason })
+    }
+
+    /// Tells the rank ahead, and hears from the one behind. What was sent is not taken back: the rank ahead will count it.
+    fn next_round(&self, tag: u32, standing: &mut Standing, deadline: &Deadline) -> Result<()> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let [ahead, behind] = [standing.distance, world_size - standing.distance].map(|distance| (rank + distance) % world_size);
+        let tag = BARRIER_TAG | u64::from(tag);
+        if !standing.has_told {
+            match self.post_internal_send(ahead, tag, standing.told().to_vec(), Duration::MAX) {
+                // One that is gone cannot be told. Who waits for it finds that out.
+                Ok(_) | Err(Error::PeerLost { .. }) => standing.has_told = true,
+                Err(error) => return Err(error),
+            }
+        }
+        let context = MessageContext { peer: Some(behind), tag, element: TypeTag::of::<u8>(), element_bytes: 1 };
+        let mut told = [0; 4];
+        match self.core.shared.progress.receive_bytes(&context, &mut told, deadline.remaining()) {
+            Ok(_) => standing.hear(told),
+            Err(Error::PeerLost { peer, .. }) => standing.lose(peer.rank),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// The error of a tagged barrier whose deadline has passed.
+    #[cold]
+    fn late_at(&self, tag: u32, standing: &Standing, deadline: &Deadline) -> Error {
+        let (arrived, missing) = standing.known(self.rank(), self.world_size());
+        let peers = |ranks: Vec<usize>| ranks.into_iter().map(|rank| self.peers()[rank].clone()).collect();
+        let (missing, arrived) = (peers(missing), peers(arrived));
+        let late = Error::Timeout { doing: tagged(tag), elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() };
+        self.core.shared.recorder.with_meanwhile(late)
+    }
+
+    /// Rank 0: hears from everyone until the deadline, then tells everyone, the missing too, who was missing.
+    fn supervise(&self, tag: u64, deadline: &Deadline, keep: Duration) -> Result<Vec<u32>> {
+        let expect = |rank| (rank, self.post_internal_receive(rank, tag, vec![0_u8; 1], keep));
+        let arrivals: Vec<_> = (1..self.world_size()).map(expect).collect();
+        let mut missing = Vec::new();
+        for (rank, arrival) in arrivals {
+            match arrival.and_then(|mut arrival| arrival.wait_deadline(deadline.remaining())) {
+                Ok(Some(_)) => {}
+                Ok(None) => missing.push(rank as u32),
+                Err(error) if error.is_peer_lost() => missing.push(rank as u32),
+                Err(error) => return Err(error),
+            }
+        }
+        let verdict: Vec<u8> = missing.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+        for rank in 1..self.world_size() {
+            // A rank that is gone cannot be told, and is in the list.
+            let _ = self.post_internal_send(rank, tag, verdict.clone(), keep);
+        }
+        Ok(missing)
+    }
+
+    /// The others: report to rank 0 and wait for its verdict, a little longer than it waits for the rest.
+    fn report_in(&self, tag: u64, patience: Duration, keep: Duration) -> Result<Vec<u32>> {
+        let room = vec![0_u8; 4 * self.world_size()];
+        let mut verdict = self.post_internal_receive(0, tag, room, keep)?;
+        let _sent = self.post_internal_send(0, tag, vec![1], keep)?;
+        let Some((bytes, received)) = verdict.wait_deadline(patience)? else { return Ok(vec![0]) };
+        Ok(bytes[..received.count].as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    }
+}

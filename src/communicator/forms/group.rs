@@ -1,0 +1,569 @@
+//! Groups: calls that are recorded first and launched together.
+
+#![expect(unsafe_code, reason = "posting recorded places to the progress engine")]
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::op::Reduction;
+use crate::communicator::Communicator;
+#[cfg(feature = "cuda")]
+use crate::communicator::device::{Batch, untagged};
+#[cfg(feature = "cuda")]
+use crate::communicator::prepare::device_call::Hold;
+use crate::communicator::prepare::prepared::{Prepared, Source, held};
+use crate::communicator::work::message::{Envelope, MessageBuffer, MessageContext, Received, receive_place, send_place};
+use crate::error::{Error, Result};
+use crate::host::plane::Jobs;
+
+/// Calls recorded by [`Communicator::group`]; their buffers are borrowed until the group has been launched and, on the host, has
+/// ended.
+pub struct Group<'buffers, 'comm> {
+    pub(in crate::communicator) comm: &'comm Communicator,
+    messages: Vec<(MessageContext, MessageBuffer)>,
+    collectives: Vec<Jobs>,
+    #[cfg(feature = "cuda")]
+    device: Batch<'buffers>,
+    /// For each receive, what a device's will get; a host's is known when it has ended.
+    receives: Vec<Option<Received>>,
+    /// Invariant: the borrows last for exactly `'buffers`.
+    buffers: PhantomData<std::cell::Cell<&'buffers mut ()>>,
+}
+
+impl fmt::Debug for Group<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { comm, messages, collectives, .. } = self;
+        write!(f, "Group({comm:?}, {} messages, {} collectives)", messages.len(), collectives.len())
+    }
+}
+
+impl Communicator {
+    /// Records calls and launches them together: all messages are on their way at once, so opposite sends and receives do not
+    /// wait for each other; collectives run in the order in which they were recorded. Nothing is sent before the closure has
+    /// returned `Ok`; where it fails or panics, nothing has happened.
+    ///
+    /// Returns what the receives got, in the order in which they were recorded.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+    ///     let (mine, mut theirs) = ([comm.rank() as u64], [0u64]);
+    ///     comm.group(|group| {
+    ///         group.send(&mine, next)?;
+    ///         group.recv(&mut theirs, previous)
+    ///     })?;
+    ///     Ok(theirs[0])
+    /// })?;
+    /// assert_eq!(got, [2, 0, 1]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The closure's own, and those of the recorded calls.
+    #[doc(alias("ncclGroupStart", "ncclGroupEnd", "batch_isend_irecv"))]
+    pub fn group<'buffers>(&self, record: impl FnOnce(&mut Group<'buffers, '_>) -> Result<()>) -> Result<Vec<Received>> {
+        let mut group = Group::new(self);
+        record(&mut group)?;
+        group.have_thread()?;
+        #[cfg(feature = "cuda")]
+        if !group.device.is_empty() {
+            // Its own: safe code can swap it with the group of another communicator.
+            group.comm.queue_batch(std::mem::take(&mut group.device), Hold::Borrowed)?;
+        }
+        group.run_on_host()
+    }
+
+    /// As [`group`](Self::group), for several communicators of this thread at once: `record` gets a group for each, in the same
+    /// order. So one thread can drive several GPUs, each with a communicator of its own. Device buffers only: on host memory each
+    /// rank needs a thread of its own. A custom op is used outside of such a group first: the ranks then agree that all can do it. What one
+    /// rank makes in such a group, all ranks of its communicator do: ranks compare these calls by messages, n - 1 for each, and not in
+    /// a collective. Where they differ, all communicators of the group are ended.
+    ///
+    /// Returns what the receives of each communicator got.
+    ///
+    /// # Errors
+    ///
+    /// The closure's own, those of the recorded calls, and `Unsupported` where host buffers were recorded.
+    #[cfg(feature = "cuda")]
+    pub fn group_across<'buffers, 'comm>(
+        comms: &[&'comm Self],
+        record: impl FnOnce(&mut [Group<'buffers, 'comm>]) -> Result<()>,
+    ) -> Result<Vec<Vec<Received>>> {
+        let mut groups: Vec<_> = comms.iter().map(|comm| Group::new(comm)).collect();
+        record(&mut groups)?;
+        if groups.iter().any(|group| !group.messages.is_empty() || !group.collectives.is_empty()) {
+            return Err(Error::unsupported("a group of several communicators on host memory", "give each rank a thread of its own"));
+        }
+        let received = groups.iter().map(|group| group.receives.iter().flatten().copied().collect()).collect();
+        let mut parts: Vec<_> = groups.into_iter().map(|group| (group.comm, group.device)).filter(|(_, batch)| !batch.is_empty()).collect();
+        if !parts.is_empty() {
+            Self::queue_across(&mut parts)?;
+        }
+        Ok(received)
+    }
+}
+
+impl<'comm> Group<'_, 'comm> {
+    /// Nothing recorded yet.
+    fn new(comm: &'comm Communicator) -> Self {
+        Self {
+            comm,
+            messages: Vec::new(),
+            collectives: Vec::new(),
+            #[cfg(feature = "cuda")]
+            device: Batch::default(),
+            receives: Vec::new(),
+            buffers: PhantomData,
+        }
+    }
+
+    /// Has the thread that moves messages on while collectives run, before anything is begun.
+    fn have_thread(&self) -> Result<()> {
+        if self.messages.is_empty() || self.collectives.is_empty() {
+            return Ok(());
+        }
+        let shared = &self.comm.core.shared;
+        // In a forked process the thread is the parent's.
+        shared.health.refusal(|| "group".to_owned(), self.comm.peers()).map_or(Ok(()), Err)?;
+        shared.progress.start_background()
+    }
+
+    /// Runs what was recorded on host memory; what every receive got, in the order in which they were recorded.
+    fn run_on_host(self) -> Result<Vec<Received>> {
+        let Self { comm, messages, collectives, receives, .. } = self;
+        let run = || collectives.iter().try_for_each(|jobs| comm.run_all(jobs));
+        let progress = &comm.core.shared.progress;
+        // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call: those that are
+        // written by nobody else meanwhile, the jobs that run here included, since their borrows are exclusive.
+        let ended = unsafe {
+            match (messages.is_empty(), collectives.is_empty()) {
+                (_, true) => progress.transfer(&messages, comm.timeout()),
+                (true, false) => run().map(|()| Vec::new()),
+                (false, false) => progress.transfer_while(&messages, comm.timeout(), || progress.while_away(run)),
+            }
+        }?;
+        let is_receive = |(_, memory): &(MessageContext, MessageBuffer)| matches!(memory, MessageBuffer::Receive { .. });
+        let mut ended = ended.into_iter().zip(&messages).filter(|(_, message)| is_receive(message)).map(|(received, _)| received);
+        Ok(receives.into_iter().filter_map(|device| device.or_else(|| ended.next())).collect())
+    }
+}
+
+impl<'buffers> Group<'buffers, '_> {
+    /// Records a collective for the plane that runs it.
+    pub(in crate::communicator) fn record(&mut self, prepared: Prepared<'buffers>) {
+        match prepared {
+            Prepared::Host(job, _) => self.collectives.push(job.into()),
+            Prepared::HostMany(jobs, _) => self.collectives.push(jobs),
+            #[cfg(feature = "cuda")]
+            Prepared::Device(call) => self.device.call(call),
+            #[cfg(feature = "cuda")]
+            Prepared::DeviceMany(calls) => calls.into_iter().for_each(|call| self.device.call(call)),
+        }
+    }
+
+    /// Records a [`send`](Communicator::send). The group has one timeout for all: an envelope's own is refused.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn send<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: impl Into<Envelope>) -> Result<()> {
+        let to = Self::untimed("send", to.into())?;
+        let memory = buffer.memory();
+        let context = self.comm.context("send", &to, held::<B::Element>("send", "the buffer", memory.element(), memory.misplaced())?)?;
+        Communicator::destination("send", &to)?;
+        match memory {
+            Memory::Host(memory) => self.messages.push((context, send_place(memory))),
+            #[cfg(feature = "cuda")]
+            Memory::Device(memory) => {
+                untagged("send", to.tag)?;
+                self.device.send(memory, Communicator::destination("send", &to)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records a [`recv`](Communicator::recv). The group has one timeout for all: an envelope's own is refused.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn recv<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: impl Into<Envelope>) -> Result<()> {
+        let from = Self::untimed("recv", from.into())?;
+        let memory = buffer.memory_mut();
+        let context = self.comm.context("recv", &from, held::<B::Element>("recv", "the buffer", memory.element(), memory.misplaced())?)?;
+        match memory {
+            MemoryMut::Host(memory) => {
+                self.receives.push(None);
+                self.messages.push((context, receive_place(memory)));
+            }
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => {
+                untagged("recv", from.tag)?;
+                let rank = Communicator::device_source("recv", &from)?;
+                self.receives.push(Some(self.device.receive(memory, rank)));
+            }
+        }
+        Ok(())
+    }
+
+    fn untimed(call: &'static str, envelope: Envelope) -> Result<Envelope> {
+        match envelope.timeout {
+            None => Ok(envelope),
+            Some(_) => Err(Error::argument(call, "a message of a group has no timeout of its own; give the group one with with_timeout")),
+        }
+    }
+
+    /// Records an [`all_reduce`](Communicator::all_reduce).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn all_reduce<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
+        let prepared = self.comm.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce`](Communicator::reduce).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce<B: BufferMut + ?Sized>(
+        &mut self,
+        buffer: &'buffers mut B,
+        root: usize,
+        op: impl Into<Reduction<B::Element>>,
+    ) -> Result<()> {
+        let buffer = buffer.memory_mut();
+        let count = buffer.len();
+        let prepared = self.comm.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`broadcast`](Communicator::broadcast).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn broadcast<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
+        let source = if self.comm.rank() == root { Source::InPlace } else { Source::Nothing };
+        let prepared = self.comm.prepare_broadcast(source, buffer.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_gather_into`](Communicator::all_gather_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_gather_into<S, D>(&mut self, source: &'buffers S, destination: &'buffers mut D) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_all_gather(Some(source.memory()), destination.memory_mut())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_scatter_into`](Communicator::reduce_scatter_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_scatter_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        destination: &'buffers mut D,
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_to_all_into`](Communicator::all_to_all_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_to_all_into<S, D>(&mut self, source: &'buffers S, destination: &'buffers mut D) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_all_to_all(Source::Separate(source.memory()), destination.memory_mut())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_reduce_into`](Communicator::all_reduce_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn all_reduce_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        destination: &'buffers mut D,
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_into`](Communicator::reduce_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        destination: Option<&'buffers mut D>,
+        root: usize,
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_reduce_into(source.memory(), destination.map(BufferMut::memory_mut), root, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`broadcast_into`](Communicator::broadcast_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn broadcast_into<S, D>(&mut self, source: Option<&'buffers S>, destination: &'buffers mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_broadcast_into(source.map(Buffer::memory), destination.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_gather`](Communicator::all_gather).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_gather<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B) -> Result<()> {
+        let prepared = self.comm.prepare_all_gather(None, buffer.memory_mut())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_scatter`](Communicator::reduce_scatter).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
+        let prepared = self.comm.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`gather`](Communicator::gather).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn gather<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
+        let prepared = self.comm.prepare_gather_in_place(buffer, root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`gather_into`](Communicator::gather_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn gather_into<S, D>(&mut self, source: &'buffers S, destination: Option<&'buffers mut D>, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_gather_into(source.memory(), destination.map(BufferMut::memory_mut), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`scatter`](Communicator::scatter).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
+        let prepared = self.comm.prepare_scatter_in_place(buffer.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`scatter_into`](Communicator::scatter_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn scatter_into<S, D>(&mut self, source: Option<&'buffers S>, destination: &'buffers mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_scatter_into(source.map(Buffer::memory), destination.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_to_all`](Communicator::all_to_all).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_to_all<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B) -> Result<()> {
+        let prepared = self.comm.prepare_all_to_all(Source::InPlace, buffer.memory_mut())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_gather_v`](Communicator::all_gather_v).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_gather_v<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, counts: &[usize]) -> Result<()> {
+        let prepared = self.comm.prepare_all_gather_v(None, buffer.memory_mut(), counts)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_gather_v_into`](Communicator::all_gather_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_gather_v_into<S, D>(&mut self, source: &'buffers S, destination: &'buffers mut D, counts: &[usize]) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_scatter_v`](Communicator::reduce_scatter_v).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
+        &mut self,
+        buffer: &'buffers mut B,
+        counts: &[usize],
+        op: impl Into<Reduction<B::Element>>,
+    ) -> Result<()> {
+        let prepared = self.comm.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_scatter_v_into`](Communicator::reduce_scatter_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_scatter_v_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        destination: &'buffers mut D,
+        counts: &[usize],
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`gather_v_into`](Communicator::gather_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn gather_v_into<S, D>(&mut self, source: &'buffers S, destination: Option<(&'buffers mut D, &[usize])>, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_gather_v(
+            source.memory(),
+            destination.map(|(destination, counts)| (destination.memory_mut(), counts)),
+            root,
+        )?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`scatter_v_into`](Communicator::scatter_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn scatter_v_into<S, D>(&mut self, source: Option<(&'buffers S, &[usize])>, destination: &'buffers mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared =
+            self.comm.prepare_scatter_v(source.map(|(source, counts)| (source.memory(), counts)), destination.memory_mut(), root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_to_all_v_into`](Communicator::all_to_all_v_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_to_all_v_into<S, D>(
+        &mut self,
+        source: &'buffers S,
+        send_counts: &[usize],
+        destination: &'buffers mut D,
+        receive_counts: &[usize],
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let prepared = self.comm.prepare_all_to_all_v(source.memory(), send_counts, destination.memory_mut(), receive_counts)?;
+        self.record(prepared);
+        Ok(())
+    }
+}

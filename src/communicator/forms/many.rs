@@ -1,0 +1,373 @@
+//! Collectives on several buffers in one call, in all their forms.
+
+use std::marker::PhantomData;
+
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::element::Data;
+use crate::call::op::Reduction;
+use crate::call::{BlockLayout, Collective};
+use crate::communicator::Communicator;
+use crate::communicator::forms::group::Group;
+use crate::communicator::prepare::prepared::{Prepared, Source};
+use crate::communicator::work::{OwnedBuffer, OwnedSource, Work};
+use crate::error::{Error, Result};
+use crate::host::plane::Jobs;
+
+/// # Several buffers in one call
+///
+/// One call on a list of buffers, whatever their number: `[Vec<T>]`, `[&mut [T]]`, `[CudaSlice<T>]` and so on, all on one side. It does what
+/// a call for each buffer would do, in their order. The list must have as many buffers of the same lengths, in the same order, on every rank:
+/// that is compared, before anything is written. It may be empty, and so may buffers in it.
+///
+/// On the host small buffers are joined, so that together they cost one call and two copies of their bytes; large ones (above 4 KiB where all
+/// ranks share a host, 64 KiB between hosts) are done one after the other, without a copy. No other thread's call comes in between, and
+/// the timeout is that of the whole. On devices all are queued as one group, with one launch.
+impl Communicator {
+    /// As [`all_reduce`](Self::all_reduce) of each buffer.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (mut weights, mut bias) = (vec![1.0f32; 3], vec![comm.rank() as f32]);
+    ///     comm.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?;
+    ///     Ok((weights, bias))
+    /// })?;
+    /// assert_eq!(got[1], (vec![2.0; 3], vec![1.0]));
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives; `InvalidArgument` where some buffers are on the host and others on a device, or hold another element type ([`TypedBytes`](crate::TypedBytes)).
+    #[doc(alias("all_reduce_coalesced", "ncclGroupStart"))]
+    pub fn all_reduce_many<B: BufferMut>(&self, buffers: &mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
+        self.execute(self.prepare_all_reduce_many(buffers, &op.into()))
+    }
+
+    /// As [`broadcast`](Self::broadcast) of each buffer.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let mut layers = if comm.rank() == 1 { [vec![1.5f32], vec![2.5; 2]] } else { [vec![0.0], vec![0.0; 2]] };
+    ///     comm.broadcast_many(&mut layers, 1)?;
+    ///     Ok(layers)
+    /// })?;
+    /// assert_eq!(got[2], [vec![1.5], vec![2.5, 2.5]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce_many`](Self::all_reduce_many).
+    #[doc(alias("_broadcast_coalesced", "sync_module_states"))]
+    pub fn broadcast_many<B: BufferMut>(&self, buffers: &mut [B], root: usize) -> Result<()> {
+        self.execute(self.prepare_broadcast_many(buffers, root))
+    }
+
+    /// As [`all_gather_into`](Self::all_gather_into) from each source into its destination, of world size × its length.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mine = [vec![comm.rank() as u32], vec![7; 2]];
+    ///     let mut all = [vec![0; 2], vec![0; 4]];
+    ///     comm.all_gather_many_into(&mine, &mut all)?;
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(got, [[vec![0, 1], vec![7; 4]], [vec![0, 1], vec![7; 4]]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce_many`](Self::all_reduce_many); `InvalidArgument` where the lists differ in length.
+    #[doc(alias("all_gather_into_tensor_coalesced", "all_gather_coalesced"))]
+    pub fn all_gather_many_into<S, D>(&self, sources: &[S], destinations: &mut [D]) -> Result<()>
+    where
+        S: Buffer,
+        D: BufferMut<Element = S::Element>,
+    {
+        self.execute(self.prepare_all_gather_many(sources, destinations))
+    }
+
+    /// As [`reduce_scatter_into`](Self::reduce_scatter_into) from each source, of world size × its destination's length.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut mine = [[0i64], [0]];
+    ///     comm.reduce_scatter_many_into(&[[1i64, 2], [3, 4]], &mut mine, ReduceOp::Sum)?;
+    ///     Ok(mine)
+    /// })?;
+    /// assert_eq!(got, [[[2], [6]], [[4], [8]]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`all_gather_many_into`](Self::all_gather_many_into).
+    #[doc(alias = "reduce_scatter_tensor_coalesced")]
+    pub fn reduce_scatter_many_into<S, D>(&self, sources: &[S], destinations: &mut [D], op: impl Into<Reduction<S::Element>>) -> Result<()>
+    where
+        S: Buffer,
+        D: BufferMut<Element = S::Element>,
+    {
+        self.execute(self.prepare_reduce_scatter_many(sources, destinations, &op.into()))
+    }
+
+    /// Starts an [`all_reduce_many`](Self::all_reduce_many).
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let gradients = vec![vec![1.0f32; 3], vec![0.5; 2]];
+    ///     comm.start_all_reduce_many(gradients, ReduceOp::Sum)?.wait()
+    /// })?;
+    /// assert_eq!(got[0], [vec![2.0; 3], vec![1.0; 2]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_all_reduce_many<B: OwnedBuffer>(&self, buffers: Vec<B>, op: impl Into<Reduction<B::Element>>) -> Result<Work<Vec<B>>> {
+        self.start(buffers, |buffers| self.prepare_all_reduce_many(buffers, &op.into()))
+    }
+
+    /// Starts a [`broadcast_many`](Self::broadcast_many).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_broadcast_many<B: OwnedBuffer>(&self, buffers: Vec<B>, root: usize) -> Result<Work<Vec<B>>> {
+        self.start(buffers, |buffers| self.prepare_broadcast_many(buffers, root))
+    }
+
+    /// Starts an [`all_gather_many_into`](Self::all_gather_many_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` here; the rest through the [`Work`].
+    pub fn start_all_gather_many_into<S, D>(&self, sources: Vec<S>, destinations: Vec<D>) -> Result<Work<(Vec<S>, Vec<D>)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((sources, destinations), |(sources, destinations)| self.prepare_all_gather_many(sources, destinations))
+    }
+
+    /// Starts a [`reduce_scatter_many_into`](Self::reduce_scatter_many_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    pub fn start_reduce_scatter_many_into<S, D>(
+        &self,
+        sources: Vec<S>,
+        destinations: Vec<D>,
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<Work<(Vec<S>, Vec<D>)>>
+    where
+        S: OwnedSource,
+        D: OwnedBuffer<Element = S::Element>,
+    {
+        self.start((sources, destinations), |(sources, destinations)| self.prepare_reduce_scatter_many(sources, destinations, &op.into()))
+    }
+}
+
+impl<'buffers> Group<'buffers, '_> {
+    /// Records an [`all_reduce_many`](Communicator::all_reduce_many).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn all_reduce_many<B: BufferMut>(&mut self, buffers: &'buffers mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
+        let prepared = self.comm.prepare_all_reduce_many(buffers, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`broadcast_many`](Communicator::broadcast_many).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn broadcast_many<B: BufferMut>(&mut self, buffers: &'buffers mut [B], root: usize) -> Result<()> {
+        let prepared = self.comm.prepare_broadcast_many(buffers, root)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records an [`all_gather_many_into`](Communicator::all_gather_many_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`.
+    pub fn all_gather_many_into<S, D>(&mut self, sources: &'buffers [S], destinations: &'buffers mut [D]) -> Result<()>
+    where
+        S: Buffer,
+        D: BufferMut<Element = S::Element>,
+    {
+        let prepared = self.comm.prepare_all_gather_many(sources, destinations)?;
+        self.record(prepared);
+        Ok(())
+    }
+
+    /// Records a [`reduce_scatter_many_into`](Communicator::reduce_scatter_many_into).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` and `Unsupported`.
+    pub fn reduce_scatter_many_into<S, D>(
+        &mut self,
+        sources: &'buffers [S],
+        destinations: &'buffers mut [D],
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer,
+        D: BufferMut<Element = S::Element>,
+    {
+        let prepared = self.comm.prepare_reduce_scatter_many(sources, destinations, &op.into())?;
+        self.record(prepared);
+        Ok(())
+    }
+}
+
+impl Communicator {
+    fn prepare_all_reduce_many<'a, B: BufferMut>(&self, buffers: &'a mut [B], op: &Reduction<B::Element>) -> Result<Prepared<'a>> {
+        let buffers = buffers.iter_mut().map(BufferMut::memory_mut);
+        self.prepare_many(
+            "all_reduce_many",
+            buffers,
+            || self.of_no_buffer(Collective::AllReduce, None, Some(op)),
+            |buffer| self.prepare_all_reduce(Source::InPlace, buffer, op),
+        )
+    }
+
+    fn prepare_broadcast_many<'a, B: BufferMut>(&self, buffers: &'a mut [B], root: usize) -> Result<Prepared<'a>> {
+        let buffers = buffers.iter_mut().map(BufferMut::memory_mut);
+        let nothing = || self.of_no_buffer::<B::Element>(Collective::Broadcast, self.checked_root(Collective::Broadcast, root)?, None);
+        self.prepare_many("broadcast_many", buffers, nothing, |buffer| {
+            let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
+            self.prepare_broadcast(source, buffer, root)
+        })
+    }
+
+    fn prepare_all_gather_many<'a, S, D>(&self, sources: &'a [S], destinations: &'a mut [D]) -> Result<Prepared<'a>>
+    where
+        S: Buffer,
+        D: BufferMut<Element = S::Element>,
+    {
+        const CALL: &str = "all_gather_many_into";
+        let pairs = pairs(CALL, sources, destinations)?;
+        self.prepare_many(
+            CALL,
+            pairs,
+            || self.of_no_buffer::<S::Element>(Collective::AllGather, None, None),
+            |(source, destination)| self.prepare_all_gather(Some(source), destination),
+        )
+    }
+
+    fn prepare_reduce_scatter_many<'a, S, D>(
+        &self,
+        sources: &'a [S],
+        destinations: &'a mut [D],
+        op: &Reduction<S::Element>,
+    ) -> Result<Prepared<'a>>
+    where
+        S: Buffer,
+        D: BufferMut<Element = S::Element>,
+    {
+        const CALL: &str = "reduce_scatter_many_into";
+        let pairs = pairs(CALL, sources, destinations)?;
+        self.prepare_many(
+            CALL,
+            pairs,
+            || self.of_no_buffer(Collective::ReduceScatter, None, Some(op)),
+            |(source, destination)| self.prepare_reduce_scatter(Some(source), destination, op),
+        )
+    }
+
+    /// One call of what `prepare` makes of each buffer of a list. An empty list is compared as any other, over the host: no buffer says on which
+    /// side it is.
+    fn prepare_many<'a, M>(
+        &self,
+        call: &'static str,
+        list: impl Iterator<Item = M>,
+        nothing: impl FnOnce() -> Result<Prepared<'a>>,
+        prepare: impl Fn(M) -> Result<Prepared<'a>>,
+    ) -> Result<Prepared<'a>> {
+        let mut jobs = Vec::with_capacity(list.size_hint().0);
+        #[cfg(feature = "cuda")]
+        let mut calls = Vec::new();
+        let mut known = None;
+        for (place, buffer) in list.enumerate() {
+            let prepared = prepare(buffer).map_err(|error| at_place(call, place, error))?;
+            if let Some(element) = prepared.element() {
+                let first = *known.get_or_insert(element);
+                if first != element {
+                    let reason = format!("buffer {place} holds {element} and those before it {first}: pass each type in a call of its own");
+                    return Err(Error::argument(call, reason));
+                }
+            }
+            match prepared {
+                #[cfg(feature = "cuda")]
+                Prepared::Device(device) if jobs.is_empty() => calls.push(device),
+                #[cfg(feature = "cuda")]
+                Prepared::Host(job, _) if calls.is_empty() => jobs.push(job),
+                #[cfg(not(feature = "cuda"))]
+                Prepared::Host(job, _) => jobs.push(job),
+                _ => {
+                    let reason = format!("buffer {place} is not on the side of those before it: pass all on the host, or all on a device");
+                    return Err(Error::argument(call, reason));
+                }
+            }
+        }
+        #[cfg(feature = "cuda")]
+        if !calls.is_empty() {
+            return Ok(Prepared::DeviceMany(calls));
+        }
+        if let Some(jobs) = Jobs::several(jobs) {
+            return Ok(Prepared::HostMany(jobs, PhantomData));
+        }
+        nothing()
+    }
+
+    /// A call on a list of none: the ranks agree on it, and nothing is folded, whatever the elements and the op.
+    fn of_no_buffer<'a, T: Data>(&self, kind: Collective, root: Option<u32>, op: Option<&Reduction<T>>) -> Result<Prepared<'a>> {
+        let nothing = MemoryMut::<T>::from(&mut [][..]);
+        Ok(match self.moving(kind, root, 0, Source::InPlace, nothing, BlockLayout::Equal(0))? {
+            Prepared::Host(mut job, borrowed) => {
+                job.call.op = op.map_or(0, Reduction::code);
+                Prepared::HostMany(Jobs::of_no_buffer(job), borrowed)
+            }
+            other => other,
+        })
+    }
+}
+
+/// A source with its destination.
+type Pair<'a, T> = (Memory<'a, T>, MemoryMut<'a, T>);
+
+/// Each source with its destination.
+fn pairs<'a, S, D>(call: &'static str, sources: &'a [S], destinations: &'a mut [D]) -> Result<impl Iterator<Item = Pair<'a, S::Element>>>
+where
+    S: Buffer,
+    D: BufferMut<Element = S::Element>,
+{
+    if sources.len() != destinations.len() {
+        let reason = format!("{} sources were given, and {} destinations: pass one for each", sources.len(), destinations.len());
+        return Err(Error::argument(call, reason));
+    }
+    Ok(sources.iter().map(Buffer::memory).zip(destinations.iter_mut().map(BufferMut::memory_mut)))
+}
+
+/// What is wrong with a buffer of a list, and which one it is.
+fn at_place(call: &'static str, place: usize, error: Error) -> Error {
+    match error {
+        Error::InvalidArgument { reason, .. } => Error::argument(call, format!("buffer {place} of the list: {reason}")),
+        other => other,
+    }
+}

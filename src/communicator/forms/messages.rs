@@ -1,0 +1,341 @@
+//! Messages between two ranks.
+
+#![expect(unsafe_code, reason = "posting raw places to the progress engine")]
+
+#[cfg(feature = "cuda")]
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
+use crate::call::element::TypeTag;
+use crate::communicator::Communicator;
+use crate::communicator::prepare::prepared::held;
+use crate::communicator::work::message::{Envelope, INTERNAL_TAG, MessageContext, Received, receive_place, send_place};
+use crate::communicator::work::pinned::PinnedBuffer;
+use crate::communicator::work::{Drive, OwnedBuffer, OwnedSource, Work};
+use crate::error::{Error, Result};
+
+impl Communicator {
+    /// The terms of a message to a rank, or from one or any, whose buffer holds such elements.
+    #[inline]
+    pub(in crate::communicator) fn context(
+        &self,
+        call: &'static str,
+        envelope: &Envelope,
+        held: (TypeTag, usize),
+    ) -> Result<MessageContext> {
+        if envelope.tag & INTERNAL_TAG != 0 {
+            return Err(Error::argument(call, format!("tag {} is too large: tags are below 2^63", envelope.tag)));
+        }
+        self.any_context(call, envelope, held)
+    }
+
+    /// The same for the crate's own messages too, whose tags carry the internal bit.
+    #[inline]
+    fn any_context(&self, call: &'static str, envelope: &Envelope, (element, element_bytes): (TypeTag, usize)) -> Result<MessageContext> {
+        let Envelope { peer, tag, .. } = *envelope;
+        if let Some(peer) = peer
+            && peer >= self.world_size()
+        {
+            return Err(Error::argument(call, format!("rank {peer} does not exist: the ranks are 0 to {}", self.world_size() - 1)));
+        }
+        Ok(MessageContext { peer, tag, element, element_bytes })
+    }
+
+    /// The rank that a message goes to.
+    pub(in crate::communicator) fn destination(call: &'static str, envelope: &Envelope) -> Result<usize> {
+        envelope.peer.ok_or_else(|| Error::argument(call, "a message goes to one rank: name it, any will not do"))
+    }
+
+    /// The rank that a message on a device comes from.
+    #[cfg(feature = "cuda")]
+    pub(in crate::communicator) fn device_source(call: &'static str, envelope: &Envelope) -> Result<usize> {
+        envelope
+            .peer
+            .ok_or_else(|| Error::unsupported(format!("{call} from any rank into device memory"), "NCCL needs to know the source; name it"))
+    }
+
+    /// This communicator with an envelope's timeout, where it has one.
+    #[cfg(feature = "cuda")]
+    fn within(&self, envelope: &Envelope) -> Cow<'_, Self> {
+        envelope.timeout.map_or(Cow::Borrowed(self), |timeout| Cow::Owned(self.with_timeout(timeout)))
+    }
+
+    /// How long a message may take.
+    #[inline]
+    fn limit(&self, envelope: &Envelope) -> Duration {
+        envelope.timeout.unwrap_or_else(|| self.timeout())
+    }
+
+    fn send_background<B: OwnedSource>(&self, buffer: B, to: &Envelope, terms: Terms) -> Result<Work<B>> {
+        const CALL: &str = "start_send";
+        let mut buffer = PinnedBuffer::new(buffer);
+        let value = buffer.value();
+        let memory = value.memory();
+        let context = terms(self, CALL, to, held::<B::Element>(CALL, "the buffer", memory.element(), memory.misplaced())?)?;
+        let memory = match memory {
+            Memory::Host(memory) => send_place(memory),
+            #[cfg(feature = "cuda")]
+            Memory::Device(memory) => {
+                let rank = Self::destination(CALL, to)?;
+                let queued = self.within(to).queue_messages_and_mark(CALL, to.tag, |batch| batch.send(memory, rank))?.0;
+                return Ok(queued.into_work(buffer));
+            }
+        };
+        // SAFETY: the place lies in the kept buffer.
+        let state = unsafe { self.core.shared.progress.post_background(context, memory, Box::new(buffer), self.limit(to)) }?;
+        Ok(Work::new(state, Some(Arc::clone(&self.core.shared.progress) as Arc<dyn Drive>)))
+    }
+
+    fn receive_background<B: OwnedBuffer>(&self, buffer: B, from: &Envelope, terms: Terms) -> Result<Work<(B, Received)>> {
+        const CALL: &str = "start_recv";
+        let mut buffer = PinnedBuffer::new(buffer);
+        let memory = buffer.value().memory_mut();
+        let context = terms(self, CALL, from, held::<B::Element>(CALL, "the buffer", memory.element(), memory.misplaced())?)?;
+        let memory = match memory {
+            MemoryMut::Host(memory) => receive_place(memory),
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => {
+                let rank = Self::device_source(CALL, from)?;
+                let (queued, received) = self.within(from).queue_messages_and_mark(CALL, from.tag, |batch| batch.receive(memory, rank))?;
+                return Ok(queued.into_receiving_work(buffer, received));
+            }
+        };
+        // SAFETY: the place lies in the kept buffer.
+        let state = unsafe { self.core.shared.progress.post_background(context, memory, Box::new(buffer), self.limit(from)) }?;
+        Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.core.shared.progress) as Arc<dyn Drive>)))
+    }
+
+    /// A message of the crate's own; the tag carries the internal bit.
+    pub(in crate::communicator) fn post_internal_send(
+        &self,
+        to: usize,
+        tag: u64,
+        bytes: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Work<Vec<u8>>> {
+        self.send_background(bytes, &Envelope::rank(to).tag(tag).timeout(limit), Self::any_context)
+    }
+
+    /// A message of the crate's own; the tag carries the internal bit.
+    pub(in crate::communicator) fn post_internal_receive(
+        &self,
+        from: usize,
+        tag: u64,
+        room: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Work<(Vec<u8>, Received)>> {
+        self.receive_background(room, &Envelope::rank(from).tag(tag).timeout(limit), Self::any_context)
+    }
+}
+
+/// How a message's terms are checked: [`Communicator::context`] or, for the crate's own, [`Communicator::any_context`].
+type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Result<MessageContext>;
+
+/// # Messages
+///
+/// A message goes from one rank to another under a tag (0 where none is given) and is received by a call that names its source
+/// and its tag, or any source: by an [`Envelope`], or simply by the rank's number. Messages of one source and tag arrive in the order in
+/// which they were sent. The element types of the two ends must agree, and the receiver's buffer must be long enough; a shorter message is
+/// fine.
+///
+/// A small message is on its way when `send` returns; a large one waits for its receive. So two ranks that send each other
+/// large messages before they receive wait for each other: use [`group`](Self::group), [`send_recv`](Self::send_recv) or
+/// [`start_send`](Self::start_send) there. Messages wait for no collective, and no collective for them: any number of threads may send and
+/// receive while others are in a barrier.
+///
+/// Messages on device buffers go over NCCL: both ends must name the same length and type; there are no tags, and no receiving from any source.
+/// A sender says over the host plane what it sends, and a receive waits on the host until its sender has made the call, before it is queued
+/// on the device. Where the two ends differ, the receiver gets a `Mismatch`, and the communicator ends on all ranks.
+///
+/// All calls on devices, messages too, are one sequence for NCCL, which runs a communicator's calls one after the other in the order in which
+/// they were queued, on whatever streams. So those of several threads take turns, and a receive keeps its turn until its sender has made the
+/// call: a call that passed it would be queued before the receive here, and may be queued after the send there, and the devices would wait for
+/// each other. What waits behind it for longer than its timeout gets a `Timeout` that says so, and the communicator lives on. Threads that send
+/// and receive on devices beside each other take a [`group`](Self::group) together, or a communicator each.
+///
+/// A send that gives up before its message was received leaves a note: the receive that would have got it fails at once with `Message`. A receive
+/// that gives up in the middle of a message leaves it for the next receive. Where that has no room for it (256 MiB on a rank) both ends are told that it is lost. The error
+/// says which it was. A send of at most 64 KiB that has begun to be written is sent, and succeeds.
+///
+/// Errors: `InvalidArgument` for a rank or tag that cannot be, `Message` where the two ends do not fit together (both get it) or the other
+/// end gave up, after both of which the communicator lives on, `PeerLost`, `Timeout`, `Poisoned`.
+impl Communicator {
+    /// Sends a buffer to a rank. The buffer may be reused when it returns.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, Envelope};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (mut x, mut first, mut second) = ([0i64; 3], 0u8, 0u8);
+    ///     if comm.rank() == 0 {
+    ///         comm.send(&[7i64, 8], 1)?;
+    ///         comm.send(&1u8, Envelope::rank(1).tag(100))?;
+    ///         comm.send(&2u8, Envelope::rank(1).tag(200))?;
+    ///     } else {
+    ///         assert_eq!(comm.recv(&mut x, 0)?.count, 2);
+    ///         comm.recv(&mut second, Envelope::rank(0).tag(200))?; // tags in any order
+    ///         comm.recv(&mut first, Envelope::rank(0).tag(100))?;
+    ///     }
+    ///     Ok((x, first, second))
+    /// })?;
+    /// assert_eq!(got[1], ([7, 8, 0], 1, 2));
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages. After a `Timeout` the message was not sent, and its receive is told so.
+    #[doc(alias("ncclSend", "MPI_Send"))]
+    pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: impl Into<Envelope>) -> Result<()> {
+        let to = to.into();
+        let memory = buffer.memory();
+        let context = self.context("send", &to, held::<B::Element>("send", "the buffer", memory.element(), memory.misplaced())?)?;
+        Self::destination("send", &to)?;
+        let memory = match memory {
+            Memory::Host(memory) => send_place(memory),
+            #[cfg(feature = "cuda")]
+            Memory::Device(memory) => {
+                let rank = Self::destination("send", &to)?;
+                return self.within(&to).queue_messages("send", to.tag, |batch| batch.send(memory, rank));
+            }
+        };
+        // SAFETY: the buffer is borrowed for the whole call.
+        unsafe { self.core.shared.progress.transfer_one(&context, memory, self.limit(&to)) }.map(drop)
+    }
+
+    /// Receives a message from a rank, or from whichever rank sends first.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, Envelope};
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     if comm.rank() > 0 {
+    ///         return comm.send(&(comm.rank() as u64), 0).map(|()| 0);
+    ///     }
+    ///     let (mut x, mut sum) = (0u64, 0);
+    ///     for _ in 1..comm.world_size() {
+    ///         let received = comm.recv(&mut x, Envelope::any())?;
+    ///         assert_eq!((received.source, received.count), (x as usize, 1));
+    ///         sum += x;
+    ///     }
+    ///     Ok(sum)
+    /// })?;
+    /// assert_eq!(got[0], 3);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages. After a `Timeout` in the middle of a message the next receive gets that message, whole; the buffer may hold a part
+    /// of it.
+    #[doc(alias("ncclRecv", "MPI_Recv"))]
+    pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
+        let from = from.into();
+        let memory = buffer.memory_mut();
+        let context = self.context("recv", &from, held::<B::Element>("recv", "the buffer", memory.element(), memory.misplaced())?)?;
+        let memory = match memory {
+            MemoryMut::Host(memory) => receive_place(memory),
+            #[cfg(feature = "cuda")]
+            MemoryMut::Device(memory) => {
+                let rank = Self::device_source("recv", &from)?;
+                return self.within(&from).queue_messages("recv", from.tag, |batch| batch.receive(memory, rank));
+            }
+        };
+        // SAFETY: the buffer is borrowed mutably for the whole call.
+        unsafe { self.core.shared.progress.transfer_one(&context, memory, self.limit(&from)) }
+    }
+
+    /// Sends to one rank while receiving from another (or the same), without waiting for either first. Of two timeouts the shorter counts.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (other, mut theirs) = (1 - comm.rank(), vec![0.0f32; 100_000]);
+    ///     comm.send_recv(&vec![comm.rank() as f32; 100_000], other, &mut theirs, other)?;
+    ///     Ok(theirs[0])
+    /// })?;
+    /// assert_eq!(got, [1.0, 0.0]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to messages.
+    #[doc(alias = "MPI_Sendrecv")]
+    pub fn send_recv<S, R>(&self, send: &S, to: impl Into<Envelope>, receive: &mut R, from: impl Into<Envelope>) -> Result<Received>
+    where
+        S: Buffer + ?Sized,
+        R: BufferMut + ?Sized,
+    {
+        const CALL: &str = "send_recv";
+        let (to, from) = (to.into(), from.into());
+        let (send, receive) = (send.memory(), receive.memory_mut());
+        let sends = held::<S::Element>(CALL, "the buffer that is sent", send.element(), send.misplaced())?;
+        let receives = held::<R::Element>(CALL, "the buffer that receives", receive.element(), receive.misplaced())?;
+        let (to_context, from_context) = (self.context(CALL, &to, sends)?, self.context(CALL, &from, receives)?);
+        Self::destination(CALL, &to)?;
+        let (send, receive) = match (send, receive) {
+            (Memory::Host(send), MemoryMut::Host(receive)) => (send_place(send), receive_place(receive)),
+            #[cfg(feature = "cuda")]
+            (Memory::Device(send), MemoryMut::Device(receive)) => {
+                let (rank, source) = (Self::destination(CALL, &to)?, Self::device_source(CALL, &from)?);
+                let both = Envelope { timeout: to.timeout.into_iter().chain(from.timeout).min(), ..from };
+                return self.within(&both).queue_messages(CALL, to.tag | from.tag, |batch| {
+                    batch.send(send, rank);
+                    batch.receive(receive, source)
+                });
+            }
+            #[cfg(feature = "cuda")]
+            _ => return Err(Error::argument(CALL, "one buffer is on the host and the other on a device: pass both on the same side")),
+        };
+        let (sending, receiving) = ((to_context, send), (from_context, receive));
+        let limit = self.limit(&to).min(self.limit(&from));
+        // SAFETY: both buffers are borrowed for the whole call.
+        let received = unsafe { self.core.shared.progress.transfer(&[receiving, sending], limit) }?;
+        received.first().copied().ok_or_else(|| Error::argument(CALL, "no message was posted"))
+    }
+
+    /// Starts a send; the buffer comes back through the [`Work`]. Any number may be outstanding. What is only read may be shared: an
+    /// `Arc<[T]>`, `Arc<Vec<T>>` or `&'static [T]` can be on its way to several ranks.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use std::sync::Arc;
+    /// let got = Communicator::run_local(3, |comm| {
+    ///     let n = comm.world_size();
+    ///     let (next, after) = ((comm.rank() + 1) % n, (comm.rank() + 2) % n);
+    ///     let mine: Arc<[u32]> = vec![comm.rank() as u32; 1 << 16].into();
+    ///     let sent = [comm.start_send(Arc::clone(&mine), next)?, comm.start_send(mine, after)?];
+    ///     let (theirs, received) = comm.start_recv(vec![0u32; 1 << 16], next)?.wait()?;
+    ///     comm.recv(&mut vec![0u32; 1 << 16], after)?;
+    ///     for work in sent {
+    ///         work.wait()?;
+    ///     }
+    ///     Ok((theirs[0], received.count))
+    /// })?;
+    /// assert_eq!(got, [(1, 1 << 16), (2, 1 << 16), (0, 1 << 16)]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`, `Poisoned`, and `Io` where there can be no thread for it, here: nothing was sent then, and the buffer is free. The rest through
+    /// the [`Work`].
+    #[doc(alias("isend", "MPI_Isend"))]
+    pub fn start_send<B: OwnedSource>(&self, buffer: B, to: impl Into<Envelope>) -> Result<Work<B>> {
+        let to = to.into();
+        Self::destination("start_send", &to)?;
+        self.send_background(buffer, &to, Self::context)
+    }
+
+    /// Starts a receive; the buffer and what came into it come back through the [`Work`].
+    ///
+    /// # Errors
+    ///
+    /// As [`start_send`](Self::start_send).
+    #[doc(alias("irecv", "MPI_Irecv"))]
+    pub fn start_recv<B: OwnedBuffer>(&self, buffer: B, from: impl Into<Envelope>) -> Result<Work<(B, Received)>> {
+        let from = from.into();
+        self.receive_background(buffer, &from, Self::context)
+    }
+}

@@ -1,0 +1,15 @@
+//! The forms in which a call is made: blocking, started, in a group, of many buffers, with values that are serialised.
+
+mod barrier;
+mod collectives;
+pub(in crate::communicator) mod group;
+mod list;
+mod many;
+mod messages;
+#[cfg(feature = "serde")]
+pub(in crate::communicator) mod object;
+#[cfg(feature = "serde")]
+mod object_messages;
+pub(in crate::communicator) mod shared_buffer;
+mod started;
+mod variable;

@@ -1,0 +1,175 @@
+//! The collectives with a count of its own for each rank.
+
+use crate::call::buffer::{Buffer, BufferMut};
+use crate::call::op::Reduction;
+use crate::communicator::Communicator;
+use crate::error::Result;
+
+/// # Collectives with unequal counts
+///
+/// Blocks lie side by side in rank order; counts are in elements and may be 0. Where every rank passes all counts they must be
+/// the same everywhere. Where each rank knows a part of them (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each
+/// transfer must have the same. All ranks compare that before anything is written: a difference is the same `Mismatch` on every rank.
+impl Communicator {
+    /// As [`all_gather`](Self::all_gather), in place, with a count for each rank.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives; `InvalidArgument` where the counts do not cover the buffer.
+    #[doc(alias = "MPI_Allgatherv")]
+    pub fn all_gather_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize]) -> Result<()> {
+        self.execute(self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
+    }
+
+    /// As [`all_gather_v`](Self::all_gather_v), from this rank's block into a destination for all of them.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut all = [0u32; 3];
+    ///     comm.all_gather_v_into(&vec![comm.rank() as u32 + 1; comm.rank() + 1], &mut all, &[1, 2])?;
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(got, [[1, 2, 2]; 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn all_gather_v_into<S, D>(&self, source: &S, destination: &mut D, counts: &[usize]) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(self.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts))
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), in place, with a count for each rank.
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "MPI_Reduce_scatter")]
+    pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
+        &self,
+        buffer: &mut B,
+        counts: &[usize],
+        op: impl Into<Reduction<B::Element>>,
+    ) -> Result<()> {
+        self.execute(self.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into()))
+    }
+
+    /// As [`reduce_scatter_v`](Self::reduce_scatter_v), from one buffer into another that holds this rank's block.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut mine = vec![0u32; comm.rank() + 1];
+    ///     comm.reduce_scatter_v_into(&[1u32, 2, 3], &mut mine, &[1, 2], ReduceOp::Sum)?;
+    ///     Ok(mine)
+    /// })?;
+    /// assert_eq!(got, [vec![2], vec![4, 6]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    pub fn reduce_scatter_v_into<S, D>(
+        &self,
+        source: &S,
+        destination: &mut D,
+        counts: &[usize],
+        op: impl Into<Reduction<S::Element>>,
+    ) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(self.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into()))
+    }
+
+    /// As [`gather_into`](Self::gather_into) with a count for each rank, which only the root needs to know: it passes
+    /// `Some((destination, counts))`.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut all = [0u8; 3];
+    ///     let destination = (comm.rank() == 0).then_some((&mut all, &[1, 2][..]));
+    ///     comm.gather_v_into(&vec![comm.rank() as u8 + 1; comm.rank() + 1], destination, 0)?;
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(got[0], [1, 2, 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "MPI_Gatherv")]
+    pub fn gather_v_into<S, D>(&self, source: &S, destination: Option<(&mut D, &[usize])>, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let destination = destination.map(|(destination, counts)| (destination.memory_mut(), counts));
+        self.execute(self.prepare_gather_v(source.memory(), destination, root))
+    }
+
+    /// As [`scatter_into`](Self::scatter_into) with a count for each rank, which only the root needs to know: it passes
+    /// `Some((source, counts))`.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mut mine = vec![0u8; comm.rank() + 1];
+    ///     let source = (comm.rank() == 0).then_some((&[1u8, 2, 3], &[1, 2][..]));
+    ///     comm.scatter_v_into(source, &mut mine, 0)?;
+    ///     Ok(mine)
+    /// })?;
+    /// assert_eq!(got, [vec![1], vec![2, 3]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "MPI_Scatterv")]
+    pub fn scatter_v_into<S, D>(&self, source: Option<(&S, &[usize])>, destination: &mut D, root: usize) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        let source = source.map(|(source, counts)| (source.memory(), counts));
+        self.execute(self.prepare_scatter_v(source, destination.memory_mut(), root))
+    }
+
+    /// As [`all_to_all_into`](Self::all_to_all_into), with counts for what this rank sends to each rank and gets from each.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// // Rank 0 keeps one element and sends two; rank 1 sends three and keeps none.
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let (send, receive) = [([1, 2], [1, 3]), ([3, 0], [2, 0])][comm.rank()];
+    ///     let mut got = vec![0u8; receive.iter().sum()];
+    ///     comm.all_to_all_v_into(&[comm.rank() as u8 + 1; 3], &send, &mut got, &receive)?;
+    ///     Ok(got)
+    /// })?;
+    /// assert_eq!(got, [vec![1, 2, 2, 2], vec![1, 1]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those common to all collectives.
+    #[doc(alias = "MPI_Alltoallv")]
+    pub fn all_to_all_v_into<S, D>(&self, source: &S, send_counts: &[usize], destination: &mut D, receive_counts: &[usize]) -> Result<()>
+    where
+        S: Buffer + ?Sized,
+        D: BufferMut<Element = S::Element> + ?Sized,
+    {
+        self.execute(self.prepare_all_to_all_v(source.memory(), send_counts, destination.memory_mut(), receive_counts))
+    }
+}

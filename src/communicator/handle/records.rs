@@ -1,0 +1,91 @@
+//! The face of what is recorded of calls: the flight recorder and traces.
+
+use std::path::{Path, PathBuf};
+
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::flight::{self, About};
+use crate::observe::TraceLog;
+
+/// # The flight recorder
+///
+/// The last calls of every communicator are kept ([`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls)), with how
+/// far each is. Where a call fails for lack of a peer they are written to a folder, if one was named
+/// ([`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)); otherwise when somebody asks, from any thread, or by a
+/// signal ([`flight::write_records_on_sigusr1`]).
+impl Communicator {
+    /// A handle on this communicator's records, which any thread can read.
+    ///
+    /// ```
+    /// # use collectives::{Collective, Communicator, flight};
+    /// Communicator::run_local(2, |comm| {
+    ///     comm.barrier()?;
+    ///     let records = comm.flight_recorder().records();
+    ///     let last = records.last().expect("a barrier");
+    ///     assert_eq!((last.kind, last.state), (Collective::Barrier.into(), flight::State::Finished));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn flight_recorder(&self) -> flight::Recorder {
+        flight::Recorder::new(&self.core.shared.recorder)
+    }
+
+    /// The name of the communicator that these ranks are about to make, as all of this one's ranks count them.
+    pub(in crate::communicator) fn name_child(&self, members: &[usize]) -> String {
+        let number = self.core.children.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let first = members.first().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+        format!("{}/{number} from rank {first}", self.core.shared.recorder.name())
+    }
+}
+
+/// # Traces
+impl Communicator {
+    /// Writes what the calls of this communicator and of those that were made of it took into a folder, as `trace-ID-rankR.json`, whole
+    /// or not at all; the file, for Perfetto or `collperf trace`. In full where a trace was asked for beforehand
+    /// ([`Config::trace`](crate::Config::trace)); otherwise what the [flight recorder](Self::flight_recorder) has of this communicator: it
+    /// knows the beginning of most calls and the end of the longer ones.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// # let folder = std::env::temp_dir().join(format!("collectives-trace-{}", std::process::id()));
+    /// Communicator::builder().configure(|config| config.trace = true).run_local(2, |comm| {
+    ///     comm.all_reduce(&mut [1.0f32; 1000], ReduceOp::Sum)?;
+    ///     let file = comm.write_trace(&folder)?;
+    ///     assert!(std::fs::read_to_string(file).unwrap().contains("all_reduce"));
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(folder).unwrap();
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Io` where it cannot be written, `Unsupported` in a process that was forked from the one that made the communicator.
+    pub fn write_trace(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
+        if self.core.shared.health.is_foreign() {
+            let reason = "this process was forked from the one that made the communicator, and has none of its trace".to_owned();
+            return Err(Error::Unsupported { what: "write_trace".to_owned(), reason });
+        }
+        self.with_trace(|log| log.write(folder.as_ref()))
+    }
+
+    /// The same as text: JSON in Chrome's Trace Event Format. Without calls in a forked process.
+    #[must_use]
+    pub fn trace_json(&self) -> String {
+        self.with_trace(TraceLog::to_json)
+    }
+
+    /// The log that is kept, or one of what the flight recorder knows.
+    fn with_trace<R>(&self, give: impl FnOnce(&TraceLog) -> R) -> R {
+        let shared = &self.core.shared;
+        if let Some(log) = &shared.trace {
+            return give(log);
+        }
+        let records = if shared.health.is_foreign() { Vec::new() } else { shared.recorder.records() };
+        let me = self.peers()[self.rank()].clone();
+        let ranks = (self.rank(), self.world_size());
+        give(&TraceLog::of_records(About::id_of(shared.id), ranks, me, shared.recorder.name(), &records))
+    }
+}

@@ -1,0 +1,186 @@
+//! The thread that runs a communicator's started collectives.
+
+use std::cell::Cell;
+use std::sync::mpsc::{SendError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::own_thread::{OwnThread, is_own};
+use crate::base::ticket_lock::{NoTurn, Ticket};
+use crate::base::tuning::own_thread::LAST;
+use crate::communicator::handle::state::Shared;
+use crate::communicator::work::Turns;
+use crate::communicator::work::completion::{Finished, State};
+use crate::communicator::work::pinned::ErasedBuffer;
+use crate::communicator::work::thread;
+use crate::error::{Error, Result};
+use crate::host::abort_reason::AbortReason;
+use crate::host::plane::{HostPlane, Jobs, op_panicked};
+
+/// How long a dropped communicator waits for calls that were started and not waited for.
+const DROP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The most calls that are made in one turn, each for its whole time, as the collectives on objects make them.
+const CALLS_OF_A_TURN: u32 = 4;
+
+/// A started call: what to run, what it owns, whom to tell.
+pub(in crate::communicator) struct Started {
+    pub(in crate::communicator) jobs: Jobs,
+    pub(in crate::communicator) buffers: Box<dyn ErasedBuffer>,
+    pub(in crate::communicator) state: Arc<State>,
+    pub(in crate::communicator) timeout: Duration,
+}
+
+/// What is left of a started call that has ended.
+struct Left {
+    /// Of one that failed.
+    buffers: Option<Box<dyn ErasedBuffer>>,
+    state: Arc<State>,
+}
+
+impl Started {
+    /// Takes its turn, runs it there, and frees what is left.
+    fn take_turn(self, ticket: Ticket, shared: &Shared) {
+        // Only the program's code in a call can take longer: an op that waits for what was started behind it.
+        let limit = shared.longest_timeout().saturating_mul(CALLS_OF_A_TURN);
+        let limit = if shared.health.has_ended() { Duration::ZERO } else { limit };
+        let mut started = Some(self);
+        // What is left is freed in the turn, too: a buffer whose drop calls this communicator is refused, and does not wait for
+        // calls that only this thread can run.
+        let turn = shared.plane.with_ticket(ticket, limit, |plane| started.take().map(|started| started.run(plane, shared).free()));
+        if let (Err(why), Some(started)) = (turn, started) {
+            started.refuse(why, limit, shared).free();
+        }
+    }
+
+    /// Ends it with the error of a turn that did not come, and the communicator with it: the call has its place in the order of all ranks, and
+    /// the next one must not take it.
+    #[cold]
+    fn refuse(self, why: NoTurn, limit: Duration, shared: &Shared) -> Left {
+        let Self { jobs, buffers, state, .. } = self;
+        shared.recorder.take_up();
+        let refused = shared.health.refusal(|| jobs.call().name().to_owned(), &shared.peers);
+        let error = refused.unwrap_or_else(|| {
+            let error = shared.no_turn(jobs.call().name(), why, limit, || shared.under_way());
+            let me = shared.rank as u32;
+            shared.health.keep_cause(&error);
+            shared.health.end(AbortReason::TimedOut { waiting: me, missing: me });
+            error
+        });
+        event::caught("the drop of a custom op", || drop(jobs));
+        shared.after_failure(&error);
+        state.end(Err(error));
+        Left { buffers: Some(buffers), state }
+    }
+
+    /// Runs it, and tells its end to whoever waits for it; nothing of the program's can keep that from being told.
+    fn run(self, plane: &mut HostPlane, shared: &Shared) -> Left {
+        let Self { jobs, buffers, state, timeout } = self;
+        shared.recorder.take_up();
+        let result = event::caught("a custom op", || plane.run_all(&jobs, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
+        event::caught("the drop of a custom op", || drop(jobs));
+        if let Err(error) = &result {
+            shared.after_failure(error);
+        }
+        // Before the caller gets the plane back: whoever waited for it finds this call ended.
+        let buffers = match result {
+            Ok(()) => {
+                state.end(Ok(Finished { buffer: buffers.release(), received: None }));
+                None
+            }
+            Err(error) => {
+                state.end(Err(error));
+                Some(buffers)
+            }
+        };
+        Left { buffers, state }
+    }
+}
+
+impl Left {
+    /// Frees what nobody else holds: how a buffer is freed is the program's. Each by itself, as two panics at once end the process.
+    fn free(self) {
+        let Self { buffers, state } = self;
+        event::caught("the drop of a buffer", || drop(buffers));
+        event::caught("the drop of a buffer", || drop(state));
+    }
+}
+
+thread_local! {
+    /// The address of what a worker's thread runs calls of; 0 on other threads.
+    static SERVED: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Turns for Shared {
+    fn would_wait_for_itself(&self) -> bool {
+        self.plane.is_inside() || SERVED.get() == std::ptr::from_ref(self).addr()
+    }
+}
+
+/// The thread that runs started collectives, and the way to it.
+#[derive(Default)]
+pub(in crate::communicator) struct Worker {
+    thread: Mutex<Option<Thread>>,
+}
+
+/// A worker's thread.
+struct Thread {
+    jobs: Sender<(Ticket, Started)>,
+    own: OwnThread,
+}
+
+impl Thread {
+    fn spawn(shared: &Arc<Shared>) -> Result<Self> {
+        let (jobs, queue) = channel::<(Ticket, Started)>();
+        let (shared, name) = (Arc::clone(shared), format!("collectives {}", shared.rank));
+        let own = thread::spawn(name, "the worker thread of a communicator", move || {
+            SERVED.set(Arc::as_ptr(&shared).addr());
+            queue.into_iter().for_each(|(ticket, started)| started.take_turn(ticket, &shared));
+        })?;
+        Ok(Self { jobs, own })
+    }
+}
+
+impl Worker {
+    /// Gives a call its place in the order of calls, and hands it to the worker, which is started by the first one.
+    pub(in crate::communicator) fn submit(&self, started: Started, shared: &Arc<Shared>) -> Result<()> {
+        // Held until the call is in the queue: tickets stand there in their order.
+        let mut held = event::lock(&self.thread);
+        if held.is_none() {
+            *held = Some(Thread::spawn(shared)?);
+        }
+        let Some(thread) = &*held else { return Err(gone()) };
+        shared.recorder.queue(started.jobs.call());
+        // From here to the queue nothing can unwind: a ticket that was drawn has to get there.
+        let sent = thread.jobs.send((shared.plane.draw(), started));
+        // Before what was not sent is dropped: that is the program's.
+        drop(held);
+        sent.map_err(|SendError((ticket, _))| {
+            // Cannot be while this lives: the thread ends when its queue is dropped, and catches panics.
+            shared.plane.give_up(ticket);
+            gone()
+        })
+    }
+
+    /// Waits a while for what was started, then ends the communicator, and the thread with it.
+    pub(in crate::communicator) fn stop(&self, shared: &Shared) {
+        let Some(Thread { jobs, own }) = event::lock(&self.thread).take() else { return };
+        drop(jobs);
+        // By a custom op, with a buffer, or by a callback of this communicator or of another one: the thread ends by itself when it has run what
+        // is queued.
+        if is_own() || own.wait(DROP_PATIENCE) {
+            return;
+        }
+        shared.health.end(AbortReason::Aborted { by: shared.rank as u32 });
+        if !own.wait(LAST) {
+            event::warn!(rank = shared.rank, "a custom op or a callback of a started call does not return: its thread is left behind");
+        }
+    }
+}
+
+/// What a call gets that no worker can run.
+fn gone() -> Error {
+    Error::argument("start", "the worker thread of this communicator is gone")
+}

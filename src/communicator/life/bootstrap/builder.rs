@@ -1,0 +1,353 @@
+//! How a job is found: by the environment, a URL, a store, or as threads of this process.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+#[cfg(feature = "cuda")]
+use std::time::Instant;
+
+use super::store::call_off;
+use super::{Origin, Start, connect_over_store};
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::tuning::bootstrap::LATE_LINGER;
+use crate::communicator::Communicator;
+#[cfg(feature = "cuda")]
+use crate::communicator::device::{DeviceChoice, DeviceRequest};
+use crate::communicator::handle::kept_store::{KeptStore, Reach};
+use crate::communicator::recovery::PeerWatch;
+use crate::communicator::recovery::RecoveryListener;
+use crate::config::{Config, environment};
+use crate::error::{Error, Peer, Result};
+#[cfg(feature = "cuda")]
+use crate::observe::LIFE;
+use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
+
+/// Describes a communicator before it is made: its settings, each a field of [`Config`], and whether it has a device. See
+/// [`Communicator::builder`].
+///
+/// ```
+/// # use collectives::{Communicator, Transport};
+/// let builder = Communicator::builder().configure(|config| config.transport = Transport::Tcp);
+/// let hosts = builder.run_local(2, |comm| Ok(comm.local_world_size()))?;
+/// assert_eq!(hosts, [2, 2]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct Builder {
+    config: Config,
+    #[cfg(feature = "cuda")]
+    device: Option<DeviceRequest>,
+}
+
+impl Communicator {
+    /// Starts to describe a communicator.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use std::time::Duration;
+    /// let builder = Communicator::builder().configure(|config| config.timeout = Duration::from_secs(60));
+    /// let timeouts = builder.run_local(2, |comm| Ok(comm.timeout()))?;
+    /// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Joins the job that the environment describes: torchrun's or collrun's variables, Slurm's, Open MPI's, PMI's or a Kubernetes
+    /// indexed job's. Waits until every rank has come.
+    ///
+    /// ```no_run
+    /// # use collectives::Communicator;
+    /// # fn main() -> collectives::Result<()> {
+    /// let comm = Communicator::from_env()?;
+    /// println!("rank {} of {}", comm.rank(), comm.world_size());
+    /// comm.close()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Config` where variables are missing or malformed, `Conflict` where ranks contradict each other, `Timeout` naming who has
+    /// not come.
+    #[doc(alias = "init_process_group")]
+    pub fn from_env() -> Result<Self> {
+        Self::builder().from_env()
+    }
+
+    /// Joins the job at a URL: `env://`, `tcp://host:port?rank=R&world_size=N` or `file:///path?rank=R&world_size=N`.
+    ///
+    /// ```no_run
+    /// # use collectives::Communicator;
+    /// # fn main() -> collectives::Result<()> {
+    /// let comm = Communicator::from_url("tcp://10.0.0.1:29500?rank=1&world_size=4&timeout=60")?;
+    /// # comm.close()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_env`].
+    pub fn from_url(url: &str) -> Result<Self> {
+        Self::builder().from_url(url)
+    }
+
+    /// `world_size` communicators of one new group, for the threads of this process.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// let sums: Vec<i32> = std::thread::scope(|scope| {
+    ///     let ranks = Communicator::local(3)?.into_iter().map(|comm| {
+    ///         scope.spawn(move || {
+    ///             let mut x = [comm.rank() as i32 + 1];
+    ///             comm.all_reduce(&mut x, ReduceOp::Sum).map(|()| x[0])
+    ///         })
+    ///     });
+    ///     ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect::<collectives::Result<_>>()
+    /// })?;
+    /// assert_eq!(sums, [6, 6, 6]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a size of 0, and what the operating system refuses.
+    #[doc(alias = "ncclCommInitAll")]
+    pub fn local(world_size: usize) -> Result<Vec<Self>> {
+        Self::builder().local(world_size)
+    }
+
+    /// Runs `program` on `world_size` threads, each a rank of one new group, and returns what they return, in rank order.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let ranks = Communicator::run_local(3, |comm| Ok((comm.rank(), comm.world_size())))?;
+    /// assert_eq!(ranks, [(0, 3), (1, 3), (2, 3)]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The error of a rank that failed by itself, if there is one, else the first rank's; a rank that panics is reported as lost.
+    pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
+        Self::builder().run_local(world_size, program)
+    }
+}
+
+impl Builder {
+    /// Replaces all settings. [`configure`](Self::configure) changes some.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Changes some settings: `change` gets those that are there, the default ones at first.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, Transport};
+    /// # use std::time::Duration;
+    /// let builder = Communicator::builder().configure(|config| {
+    ///     config.transport = Transport::Tcp;
+    ///     config.timeout = Duration::from_secs(30);
+    /// });
+    /// let timeouts = builder.run_local(2, |comm| Ok(comm.config().timeout))?;
+    /// assert_eq!(timeouts, [Duration::from_secs(30); 2]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
+    /// Gives the communicator a device plane, where there is a GPU for every rank; where there is not, it does without, and
+    /// [`Communicator::why_no_device`] says why. Every rank asks alike.
+    #[cfg(feature = "cuda")]
+    pub fn device(mut self, choice: DeviceChoice) -> Self {
+        self.device = Some(DeviceRequest { choice, required: false });
+        self
+    }
+
+    /// As [`device`](Self::device), and without a device plane there is no communicator: every rank gets `NoDevice`, with the reason.
+    #[cfg(feature = "cuda")]
+    pub fn require_device(mut self, choice: DeviceChoice) -> Self {
+        self.device = Some(DeviceRequest { choice, required: true });
+        self
+    }
+
+    /// As [`Communicator::from_env`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_env`].
+    pub fn from_env(self) -> Result<Communicator> {
+        self.from_url("env://")
+    }
+
+    /// As [`Communicator::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_url`].
+    pub fn from_url(mut self, url: &str) -> Result<Communicator> {
+        let rendezvous: Rendezvous = url.parse()?;
+        self.config = self.config.with_environment()?;
+        let timeout = rendezvous.timeout.unwrap_or(self.config.timeout);
+        self.config.timeout = timeout;
+        let deadline = Deadline::after(timeout);
+        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+        let job = rendezvous::connect(&rendezvous, &deadline, self.config.secret.as_ref(), &environment, parent)?;
+        let JobStore { store, rank, world_size, agent, address, server, local_address, confined } = job;
+        let reach = address.map_or_else(|| Reach::Shared(Arc::clone(&store)), Reach::Address);
+        let store = agent.map_or(Arc::clone(&store), |agent| Arc::new(PrefixStore::new(rendezvous_prefix(agent, rank), store)));
+        let keeps = self.config.keep_store;
+        let watch = server.as_ref().map(|server| {
+            let lack = server.lack();
+            Box::new(move || lack.get().map(|lack| format!("rank 0, which serves the job's store, cannot let the others in: {lack}")))
+                as PeerWatch
+        });
+        let comm = self.connect(store, rank, world_size, local_address, watch, &deadline);
+        let comm = comm.map_err(|error| rendezvous::Confined::blame(confined.as_ref(), error));
+        match &comm {
+            Ok(comm) if keeps => comm.keep_store(Some(Arc::new(KeptStore::new(reach, server)))),
+            // The others are as late.
+            Err(error) if error.is_timeout() => drop(server.map(|server| server.end_within(LATE_LINGER))),
+            // Lingers until the last rank has what it needs of the store.
+            _ => drop(server),
+        }
+        comm
+    }
+
+    /// Joins over a store that all ranks share. A store serves one communicator: put a [`PrefixStore`] with a
+    /// prefix of its own before it for each further one.
+    ///
+    /// With ranks on several hosts, say by [`Config::listen_address`] where peers reach this one: a store does not
+    /// tell, and the loopback interface is assumed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::from_env`].
+    pub fn with_store(mut self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
+        self.config = self.config.with_environment()?;
+        let deadline = Deadline::after(self.config.timeout);
+        let kept = self.config.keep_store.then(|| Arc::new(KeptStore::new(Reach::Shared(Arc::clone(&store)), None)));
+        self.connect(store, rank, world_size, None, None, &deadline).inspect(|comm| comm.keep_store(kept))
+    }
+
+    /// Connects this rank with the others that meet at a store, which it reaches from `from`; then their devices.
+    fn connect(
+        self,
+        store: Arc<dyn Store>,
+        rank: usize,
+        world_size: usize,
+        from: Option<IpAddr>,
+        watch: Option<PeerWatch>,
+        deadline: &Deadline,
+    ) -> Result<Communicator> {
+        let listen = self.config.listen_address.or(from).unwrap_or(IpAddr::from([127, 0, 0, 1]));
+        let start = Start { rank, world_size, config: self.config, listen, origin: Origin::Job(RecoveryListener::new(listen)) };
+        let comm = connect_over_store(Arc::clone(&store), start, watch, deadline).inspect_err(|error| {
+            // The others would wait for this rank. What they have heard or seen themselves they need not be told.
+            if matches!(error, Error::Io { .. }) {
+                call_off(&*store, &Error::Conflict { reason: format!("rank {rank} cannot go on: {error}") });
+            }
+        })?;
+        #[cfg(feature = "cuda")]
+        if let Some(request) = self.device {
+            connect_device(&comm, &request)?;
+        }
+        Ok(comm)
+    }
+
+    /// As [`Communicator::local`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::local`].
+    pub fn local(self, world_size: usize) -> Result<Vec<Communicator>> {
+        if world_size == 0 {
+            return Err(Error::argument("local", "a group has at least one rank"));
+        }
+        let store = MemoryStore::new();
+        let join = |rank: usize| self.clone().with_store(Arc::new(store.clone()), rank, world_size);
+        let call_off = |error: &Error| call_off(&store, error);
+        on_threads("local", (0..world_size).collect(), join, call_off).into_iter().collect()
+    }
+
+    /// As [`Communicator::run_local`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::run_local`].
+    pub fn run_local<R: Send>(self, world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
+        let comms = self.local(world_size)?;
+        // A rank without a thread drops its communicator, so its peers lose it.
+        let results = on_threads("run_local", comms, |comm| program(&comm), |_| {});
+        // What a rank did itself says more than that its peers lost it.
+        let own = |(rank, result): (usize, &Result<R>)| match result {
+            Ok(_) => false,
+            Err(Error::PeerLost { peer, .. }) => peer.rank == rank,
+            Err(error) => !error.is_peer_lost(),
+        };
+        match results.iter().enumerate().position(own) {
+            Some(rank) => results.into_iter().nth(rank).into_iter().collect(),
+            None => results.into_iter().collect(),
+        }
+    }
+}
+
+/// Gives a communicator the device plane that was asked for.
+#[cfg(feature = "cuda")]
+fn connect_device(comm: &Communicator, request: &DeviceRequest) -> Result<()> {
+    // Everyone is here: what late ranks took of the deadline is not taken from NCCL.
+    let began = Instant::now();
+    comm.connect_device(request, &Deadline::after(comm.timeout()))?;
+    if comm.device().is_some() {
+        let took_ms = began.elapsed().as_millis() as u64;
+        event::info!(target: LIFE, communicator = "world", rank = comm.rank(), took_ms, "the device plane is ready");
+    }
+    Ok(())
+}
+
+/// How often this process has met others at an agent's store, by the store and the rank.
+static RENDEZVOUS_COUNTS: Mutex<BTreeMap<(String, usize), u64>> = Mutex::new(BTreeMap::new());
+
+/// The prefix of the keys of one rendezvous at an agent's store. The store outlives the communicator, so the next one of the same process
+/// needs keys of its own; every rank counts alike.
+fn rendezvous_prefix(agent: String, rank: usize) -> String {
+    let mut counts = event::lock(&RENDEZVOUS_COUNTS);
+    let number = counts.entry((agent, rank)).or_default();
+    *number += 1;
+    number.to_string()
+}
+
+/// Runs `program` on a thread for each rank; what they return, in rank order. Where the system gives no more threads, `without_thread`
+/// hears of it, and the ranks that got none have its error.
+fn on_threads<T: Send, R: Send>(
+    doing: &str,
+    ranks: Vec<T>,
+    program: impl Fn(T) -> Result<R> + Sync,
+    without_thread: impl Fn(&Error),
+) -> Vec<Result<R>> {
+    let program = &program;
+    std::thread::scope(|scope| {
+        let start = |(rank, given): (usize, T)| {
+            let thread = std::thread::Builder::new().name(format!("rank {rank}")).spawn_scoped(scope, move || program(given));
+            thread.map_err(|error| Error::io(format!("{doing}: starting a thread for rank {rank}"), error)).inspect_err(&without_thread)
+        };
+        let threads: Vec<_> = ranks.into_iter().enumerate().map(start).collect();
+        let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, Result<R>>>)| {
+            thread.and_then(|thread| thread.join().unwrap_or_else(|_| Err(panicked(doing, rank))))
+        };
+        threads.into_iter().enumerate().map(join).collect()
+    })
+}
+
+/// What a panic on a rank's thread becomes.
+fn panicked(doing: &str, rank: usize) -> Error {
+    let reason = "its thread panicked; the message is on standard error".to_owned();
+    Error::PeerLost { doing: doing.to_owned(), peer: Peer::unknown(rank), elapsed: Duration::ZERO, reason }
+}

@@ -1,0 +1,403 @@
+//! The protocol of a shrink: who leads, who comes, when a round is closed, and who may go on.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::status::{Status, list, parse};
+use crate::base::deadline::Deadline;
+use crate::base::tuning::recovery::ANSWER;
+use crate::base::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, LOOKS, PAUSE, SLICE};
+use crate::communicator::life::bootstrap::call_off;
+use crate::communicator::recovery::Probe;
+use crate::error::{Error, Peer, Result};
+use crate::rendezvous::{PrefixStore, Store};
+
+/// Who leads.
+enum Leader {
+    Me,
+    Other(usize, Arc<dyn Store>),
+}
+
+/// What a shrink asks of the world around it. Ranks are those of the old communicator.
+pub(super) trait World {
+    /// What the members end up with: a communicator.
+    type Connected;
+
+    /// The ranks.
+    fn peers(&self) -> &[Peer];
+
+    /// Whether a rank's process lives.
+    fn probe(&self, rank: usize) -> Probe;
+
+    /// The store behind a rank's recovery listener; `None` where that is closed, or cannot be reached.
+    fn visit(&self, rank: usize) -> Option<Arc<dyn Store>>;
+
+    /// Opens this rank's own recovery listener, and gives the store behind it.
+    fn host(&self) -> Result<Arc<dyn Store>>;
+
+    /// Lets time pass.
+    fn pause(&self, limit: Duration);
+
+    /// Connects this rank with the other members, over keys of this store that are theirs alone.
+    fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Connected>;
+}
+
+/// A rank's part in making the new communicator.
+pub(super) struct GroupSetup<'a> {
+    /// In order.
+    pub(super) members: &'a [usize],
+    /// This rank's number among them.
+    pub(super) place: usize,
+    /// Whether it watches for deaths meanwhile.
+    pub(super) leads: bool,
+    pub(super) deadline: &'a Deadline,
+}
+
+/// Who has been given up before a shrink begins.
+#[derive(Debug, Default)]
+pub(super) struct Given {
+    /// Whom some rank has given up waiting for: not waited for long.
+    pub(super) doubts: BTreeSet<usize>,
+    /// Who has closed the communicator, and is not waited for.
+    pub(super) left: BTreeSet<usize>,
+}
+
+/// One rank's way to the new communicator.
+pub(super) struct Shrinking<'a, W> {
+    world: &'a W,
+    me: usize,
+    /// What all keys begin with.
+    prefix: String,
+    deadline: Deadline,
+    given: Given,
+    /// Ranks whose process is gone.
+    gone: BTreeSet<usize>,
+}
+
+impl<'a, W: World> Shrinking<'a, W> {
+    pub(super) fn new(world: &'a W, me: usize, prefix: String, limit: Duration, given: Given) -> Self {
+        Self { world, me, prefix, deadline: Deadline::after(limit), given, gone: BTreeSet::new() }
+    }
+
+    /// Goes through rounds until this rank is a member of a new communicator, or cannot be one.
+    pub(super) fn run(mut self) -> Result<W::Connected> {
+        loop {
+            let attempt = match self.find_leader() {
+                Some(Leader::Me) => self.lead()?,
+                Some(Leader::Other(leader, store)) => self.follow(leader, &store)?,
+                None => None,
+            };
+            if let Some(comm) = attempt {
+                return Ok(comm);
+            }
+            if self.deadline.has_passed() {
+                return Err(self.late());
+            }
+        }
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.prefix)
+    }
+
+    fn round_key(&self, round: u64, name: &str) -> String {
+        format!("{}/{round}/{name}", self.prefix)
+    }
+
+    fn join_key(&self, round: u64, rank: usize) -> String {
+        self.round_key(round, &format!("join/{rank}"))
+    }
+
+    /// Whether others have been waited for long enough.
+    fn is_impatient(&self) -> bool {
+        self.deadline.elapsed() >= self.deadline.remaining()
+    }
+
+    /// How long ago `moment` was, which counts from the beginning.
+    fn since(&self, moment: Duration) -> Duration {
+        self.deadline.elapsed().saturating_sub(moment)
+    }
+
+    fn left_behind(&self, why: &str) -> Error {
+        Error::LeftBehind { doing: "shrink".to_owned(), rank: self.me, reason: why.to_owned() }
+    }
+
+    fn late(&self) -> Error {
+        let doing = "shrink: agreeing on who is left".to_owned();
+        let (missing, arrived) = self.world.peers().iter().cloned().partition(|peer: &Peer| self.gone.contains(&peer.rank));
+        Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
+    }
+
+    /// What a rank says of this shrink at its recovery listener, and the store behind that; `None` where it is closed, or says nothing.
+    fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
+        let store = self.world.visit(rank)?;
+        Some((self.read_status(&*store).ok()??, store))
+    }
+
+    /// The store of a rank that leads this shrink, or has led it.
+    fn leading(&self, rank: usize) -> Option<Arc<dyn Store>> {
+        self.visit(rank).filter(|(status, _)| !matches!(status, Status::SteppedBack)).map(|(_, store)| store)
+    }
+
+    fn read_status(&self, store: &dyn Store) -> Result<Option<Status>> {
+        let key = self.key("status");
+        if !store.check(&[&key])? {
+            return Ok(None);
+        }
+        Ok(Status::parse(&store.get(&key, SLICE)?))
+    }
+
+    /// Whether these are ranks of the old communicator.
+    fn are_ranks(&self, ranks: &[usize]) -> bool {
+        ranks.iter().all(|rank| *rank < self.world.peers().len())
+    }
+
+    /// Says at this rank's own recovery listener how far it is.
+    fn say(&self, store: &dyn Store, status: &Status) -> Result<()> {
+        store.set(&self.key("status"), status.to_string().as_bytes())
+    }
+
+    /// Finds out whether a rank's process is gone.
+    fn is_gone(&mut self, rank: usize) -> bool {
+        if !self.gone.contains(&rank) && self.world.probe(rank) == Probe::Gone {
+            self.gone.insert(rank);
+        }
+        self.gone.contains(&rank)
+    }
+
+    /// The lowest rank that leads, or this one where every lower one is gone or not to be waited for; `None` once the deadline has passed.
+    ///
+    /// A rank that is there and does not serve takes a while to look at, so usually only the lowest is, which should lead.
+    fn find_leader(&mut self) -> Option<Leader> {
+        let (began, mut pause, mut given_up) = (self.deadline.elapsed(), PAUSE, None::<Duration>);
+        let limit = self.deadline.limit();
+        loop {
+            let lower: Vec<usize> = (0..self.me).filter(|rank| !self.is_gone(*rank)).collect();
+            let awaited: Vec<usize> =
+                lower.iter().copied().filter(|rank| !self.given.doubts.contains(rank) && !self.given.left.contains(rank)).collect();
+            let looks_at_all = awaited.is_empty() || self.since(began) >= LOOK_FURTHER;
+            let looked_at = if looks_at_all { &lower[..] } else { &awaited[..1] };
+            for rank in looked_at {
+                if let Some(store) = self.leading(*rank) {
+                    return Some(Leader::Other(*rank, store));
+                }
+            }
+            if awaited.is_empty() {
+                return Some(Leader::Me);
+            }
+            if self.deadline.has_passed() {
+                return None;
+            }
+            // One after another: the next one may be about to lead, having given up the same one.
+            if self.is_impatient() && given_up.is_none_or(|since| self.since(since) >= LONG.min(limit / 8)) {
+                self.given.doubts.insert(awaited[0]);
+                (given_up, pause) = (Some(self.deadline.elapsed()), PAUSE);
+                continue;
+            }
+            self.world.pause(pause.min(self.deadline.remaining()));
+            pause = (pause * 2).min(LONGEST_PAUSE).min(limit / 32);
+        }
+    }
+
+    /// Joins the rounds of `leader`; `None` where it is gone, or leads no more.
+    fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Connected>> {
+        let (mut joined, mut failed) = (0, 0);
+        while !self.deadline.has_passed() {
+            let Ok(Some(status)) = self.read_status(&**store) else { return Ok(None) };
+            match status {
+                Status::SteppedBack => return Ok(None),
+                Status::Open(round) if round > joined => {
+                    // Behind a comma, as no value in a store is empty (`bootstrap/store.rs`).
+                    let doubts = format!(",{}", list(self.given.doubts.iter()));
+                    if store.set(&self.join_key(round, self.me), doubts.as_bytes()).is_err() {
+                        return Ok(None);
+                    }
+                    joined = round;
+                }
+                Status::Members(round, members) if round > failed && members.contains(&self.me) && self.are_ranks(&members) => {
+                    if let Some(comm) = self.connect(leader, round, store, &members)? {
+                        return Ok(Some(comm));
+                    }
+                    failed = round;
+                }
+                // Whoever is not among the members may come to another round, should this one fail.
+                Status::Open(_) | Status::Claim(_) | Status::Members(..) => {}
+                Status::Over(members) => {
+                    return Err(self.left_behind(&format!("ranks {members:?} went on without it")));
+                }
+                Status::Refused => return Err(self.left_behind(&format!("rank {leader} found that others may have gone on"))),
+            }
+            self.world.pause(PAUSE);
+        }
+        let peers = self.world.peers();
+        let doing = format!("shrink: waiting for {}, which leads it", peers[leader]);
+        Err(Error::Timeout {
+            doing,
+            elapsed: self.deadline.elapsed(),
+            missing: vec![peers[leader].clone()],
+            arrived: vec![],
+            meanwhile: vec![],
+        })
+    }
+
+    /// Leads a round; `None` where nothing came of it.
+    fn lead(&mut self) -> Result<Option<W::Connected>> {
+        let store = self.world.host()?;
+        let round = match self.read_status(&*store)? {
+            Some(Status::Over(members)) => return Err(self.left_behind(&format!("it has become one of {members:?} already"))),
+            _ => store.add(&self.key("rounds"), 1)?.unsigned_abs(),
+        };
+        self.say(&*store, &Status::Open(round))?;
+        let outcome = self.gather(round, &*store).and_then(|members| match members {
+            Some(members) => {
+                self.say(&*store, &Status::Members(round, members.clone()))?;
+                self.connect(self.me, round, &store, &members)
+            }
+            None => Ok(None),
+        });
+        match outcome {
+            Ok(Some(comm)) => Ok(Some(comm)),
+            // Also where a member was lost: this rank may be leading again in a moment, or following another.
+            Ok(None) => self.say(&*store, &Status::SteppedBack).map(|()| None),
+            Err(error) => {
+                // Those who wait here must not wait for nothing.
+                let status = if matches!(error, Error::LeftBehind { .. }) { Status::Refused } else { Status::SteppedBack };
+                let _ = self.say(&*store, &status);
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits for everyone who should come to a round; `None` where a lower rank leads.
+    fn gather(&mut self, round: u64, store: &dyn Store) -> Result<Option<Vec<usize>>> {
+        let began = self.deadline.elapsed();
+        let mut joined = BTreeSet::from([self.me]);
+        let mut elsewhere = began;
+        loop {
+            self.admit(round, store, &mut joined)?;
+            let present: Vec<usize> = (0..self.world.peers().len())
+                .filter(|rank| !joined.contains(rank) && !self.given.left.contains(rank) && !self.is_gone(*rank))
+                .collect();
+            if present.iter().any(|rank| *rank < self.me && self.leading(*rank).is_some()) {
+                return Ok(None);
+            }
+            let has_waited = self.since(began) >= GRACE;
+            if present.is_empty() || has_waited && (self.is_impatient() || present.iter().all(|rank| self.given.doubts.contains(rank))) {
+                self.say(store, &Status::Claim(round))?;
+                // Where it has taken long, those who had come may have gone on with others.
+                let all: Vec<usize> = (0..self.world.peers().len()).filter(|rank| *rank != self.me && !self.gone.contains(rank)).collect();
+                self.refuse_to_split(if self.since(began) >= LONG { &all } else { &present })?;
+                self.refuse_to_be_few(&present, &joined)?;
+                self.admit(round, store, &mut joined)?;
+                return Ok(Some(joined.into_iter().collect()));
+            }
+            if self.since(elsewhere) >= GRACE {
+                self.refuse_to_split(&present)?;
+                elsewhere = self.deadline.elapsed();
+            }
+            // Only a pause: who came is looked at above.
+            let keys: Vec<String> = present.iter().map(|rank| self.join_key(round, *rank)).collect();
+            let _ = store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), SLICE);
+        }
+    }
+
+    /// Takes in those who have come since.
+    fn admit(&mut self, round: u64, store: &dyn Store, joined: &mut BTreeSet<usize>) -> Result<()> {
+        for rank in 0..self.world.peers().len() {
+            let key = self.join_key(round, rank);
+            if !joined.contains(&rank) && store.check(&[&key])? {
+                joined.insert(rank);
+                let doubts = store.get(&key, SLICE)?;
+                self.given.doubts.extend(std::str::from_utf8(&doubts).ok().and_then(parse).unwrap_or_default());
+            }
+        }
+        Ok(())
+    }
+
+    /// An error where one of these ranks goes on with others, or is about to and lower than this one. Of two that are about to, both have said so
+    /// before they look.
+    fn refuse_to_split(&self, ranks: &[usize]) -> Result<()> {
+        let goes_on = |rank: &usize| match self.visit(*rank) {
+            Some((Status::Members(..) | Status::Over(_), _)) => true,
+            Some((Status::Claim(_), _)) => *rank < self.me,
+            _ => false,
+        };
+        match ranks.iter().copied().find(goes_on) {
+            Some(other) => Err(self.left_behind(&format!("rank {other} goes on with others that had given it up"))),
+            None => Ok(()),
+        }
+    }
+
+    /// An error where ranks that cannot be reached may be going on by themselves, and those here are not the larger part.
+    fn refuse_to_be_few(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
+        let silent: Vec<usize> = present.iter().copied().filter(|rank| self.world.probe(*rank) == Probe::NoAnswer).collect();
+        let all = joined.len() + silent.len();
+        let has_lowest = silent.iter().all(|rank| joined.first().is_some_and(|first| first < rank));
+        if silent.is_empty() || 2 * joined.len() > all || 2 * joined.len() == all && has_lowest {
+            return Ok(());
+        }
+        let reason =
+            format!("ranks {silent:?} cannot be reached from ranks {joined:?}, which are too few to go on: the others may have done so");
+        Err(self.left_behind(&reason))
+    }
+
+    /// Makes the communicator of the members; `None` where a member was lost meanwhile.
+    fn connect(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Connected>> {
+        let store: Arc<dyn Store> = Arc::new(PrefixStore::new(self.round_key(round, "found"), Arc::clone(store)));
+        let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
+        let setup = GroupSetup { members, place, leads: leader == self.me, deadline: &self.deadline };
+        match self.world.connect(Arc::clone(&store), &setup) {
+            Ok(comm) => self.settle(members).map(|()| Some(comm)),
+            Err(error) => {
+                call_off(&*store, &error);
+                let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
+                // Of a deadline it says most itself; anything else is only how another rank's end was noticed here.
+                if is_final || error.is_timeout() && self.deadline.has_passed() { Err(error) } else { Ok(None) }
+            }
+        }
+    }
+
+    /// Says at this rank's recovery listener that it goes on, and then makes sure that nobody else does. It may have been stopped since it last
+    /// looked at recovery listeners, and given up meanwhile. Of any two who would go on apart, both say so first, so one sees the other.
+    fn settle(&self, members: &[usize]) -> Result<()> {
+        let told = self.world.host().and_then(|own| self.say(&*own, &Status::Over(members.to_vec())).map(|()| own));
+        let own = match told {
+            Ok(own) => own,
+            Err(error) => {
+                // It has told nobody anything else either.
+                crate::base::event::warn!(%error, "late ranks will not hear from this one that it went on");
+                return Ok(());
+            }
+        };
+        for _ in 0..LOOKS {
+            match self.look_for_others(members) {
+                Ok(held_up) if held_up < ANSWER => break,
+                Ok(_) => {}
+                Err(error) => {
+                    let _ = self.say(&*own, &Status::Refused);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at every recovery listener but the members'. Gives by how much that took longer than it should: others may have found nobody here
+    /// in that time.
+    fn look_for_others(&self, members: &[usize]) -> Result<Duration> {
+        let mut held_up = Duration::ZERO;
+        let others = (0..self.world.peers().len()).filter(|rank| !members.contains(rank) && !self.gone.contains(rank));
+        for rank in others {
+            let began = self.deadline.elapsed();
+            // A rank that sleeps for less than two visits take does not notice.
+            let seen = self.visit(rank).or_else(|| self.visit(rank));
+            if let Some((Status::Over(theirs), _)) = seen {
+                return Err(self.left_behind(&format!("ranks {theirs:?} went on without ranks {members:?}")));
+            }
+            let usual = if seen.is_some() { Duration::ZERO } else { 2 * ANSWER };
+            held_up += self.since(began).saturating_sub(usual);
+        }
+        Ok(held_up)
+    }
+}

@@ -1,0 +1,83 @@
+//! What a rank says of a shrink at its recovery listener.
+
+use std::fmt;
+
+/// How far a rank is, as it says at its recovery listener.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// It leads this round and takes in whoever comes.
+    Open(u64),
+    /// It is about to close the round.
+    Claim(u64),
+    /// The round is complete, with these ranks, and they connect.
+    Members(u64, Vec<usize>),
+    /// It leads no round at the moment: a lower rank does, or its last one failed.
+    SteppedBack,
+    /// It has found that others may have gone on.
+    Refused,
+    /// It is a rank of the new communicator of these.
+    Over(Vec<usize>),
+}
+
+impl Status {
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut words = text.split(' ');
+        let (kind, mut number) = (words.next()?, || words.next());
+        Some(match kind {
+            "open" => Self::Open(number()?.parse().ok()?),
+            "claim" => Self::Claim(number()?.parse().ok()?),
+            "members" => Self::Members(number()?.parse().ok()?, parse(number()?)?),
+            "stepped-back" => Self::SteppedBack,
+            "refused" => Self::Refused,
+            "over" => Self::Over(parse(number()?)?),
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(round) => write!(f, "open {round}"),
+            Self::Claim(round) => write!(f, "claim {round}"),
+            Self::Members(round, members) => write!(f, "members {round} {}", list(members.iter())),
+            Self::SteppedBack => f.write_str("stepped-back"),
+            Self::Refused => f.write_str("refused"),
+            Self::Over(members) => write!(f, "over {}", list(members.iter())),
+        }
+    }
+}
+
+/// Ranks as they are written in a store: in decimal, between commas.
+pub(super) fn list<'a>(ranks: impl Iterator<Item = &'a usize>) -> String {
+    ranks.map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// The reverse of [`list`].
+pub(super) fn parse(text: &str) -> Option<Vec<usize>> {
+    text.split(',').filter(|rank| !rank.is_empty()).map(|rank| rank.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_at_a_recovery_listener_is_understood() {
+        let said = [
+            Status::Open(3),
+            Status::Claim(4),
+            Status::Members(1, vec![0, 2, 11]),
+            Status::SteppedBack,
+            Status::Refused,
+            Status::Over(vec![7]),
+        ];
+        for status in said {
+            assert_eq!(Status::parse(status.to_string().as_bytes()), Some(status));
+        }
+        for nonsense in ["", "open", "open x", "members 1", "members 1 2,x", "over -1", "\u{fffd}"] {
+            assert_eq!(Status::parse(nonsense.as_bytes()), None, "{nonsense}");
+        }
+    }
+}

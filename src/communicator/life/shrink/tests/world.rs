@@ -1,0 +1,491 @@
+//! A world in which ranks shrink: recovery listeners, deaths, sleeps and cuts, a clock of its own, and a scheduler that draws who goes on.
+//!
+//! Each rank is a coroutine. It gives up its turn at everything that it asks of the world, so one seed is one order of events.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use super::super::protocol::{GroupSetup, World};
+use crate::base::deadline::simulated;
+use crate::base::random::Random;
+use crate::base::tuning::recovery::ANSWER;
+use crate::communicator::life::bootstrap::StoreExchange;
+use crate::communicator::recovery::PeerWatch;
+use crate::communicator::recovery::Probe;
+use crate::error::{Error, Peer, Result};
+use crate::host::exchange::Exchange;
+use crate::rendezvous::{MemoryStore, Store};
+
+/// As the real recovery listeners have them.
+const SILENCE: Duration = Duration::from_millis(500);
+const CANCEL: Duration = Duration::from_secs(5);
+/// How often a rank of the simulation looks at what it waits for.
+const LOOK: Duration = Duration::from_millis(5);
+/// Bytes of a coroutine's stack.
+const STACK: usize = 256 << 10;
+
+impl Random {
+    /// Once in so many times.
+    pub(super) fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    pub(super) fn time(&mut self, end: Duration) -> Duration {
+        Duration::from_micros(self.below(end.as_micros() as usize + 1) as u64)
+    }
+}
+
+/// What happens to a rank when it has asked so many things of the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Dies,
+    SleepsFor(Duration),
+}
+
+/// Ranks that the network separates for a while; which, by their bits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Partition {
+    pub(super) from: Duration,
+    pub(super) until: Duration,
+    pub(super) side: u32,
+}
+
+/// What is to happen.
+#[derive(Debug, Clone)]
+pub(super) struct Scenario {
+    pub(super) ranks: Vec<Plan>,
+    pub(super) cut: Option<Partition>,
+    pub(super) limit: Duration,
+}
+
+/// What is to happen to one rank.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Plan {
+    /// Gone before anybody shrinks.
+    pub(super) is_dead: bool,
+    /// Never shrinks, though it lives.
+    pub(super) is_absent: bool,
+    pub(super) begins: Duration,
+    pub(super) fates: Vec<(usize, Fate)>,
+    pub(super) doubts: BTreeSet<usize>,
+    pub(super) left: BTreeSet<usize>,
+}
+
+/// Members, and which setup it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Connected {
+    pub(super) members: Vec<usize>,
+    pub(super) setup: String,
+}
+
+/// One rank as the world sees it.
+struct Rank {
+    plan: Plan,
+    lives: bool,
+    asleep_until: Duration,
+    ready: Duration,
+    asked: usize,
+    recovery_listener: Option<MemoryStore>,
+    outcome: Option<(Duration, Result<Connected>)>,
+}
+
+/// Who has opened all links of a setup, and who gave it up.
+#[derive(Default)]
+struct Links {
+    arrived: BTreeSet<usize>,
+    failed: bool,
+}
+
+struct State {
+    now: Duration,
+    random: Random,
+    ranks: Vec<Rank>,
+    cut: Option<Partition>,
+    links: BTreeMap<String, Links>,
+    log: Vec<String>,
+}
+
+impl State {
+    fn is_cut(&self, one: usize, other: usize) -> bool {
+        self.cut.is_some_and(|cut| (cut.from..cut.until).contains(&self.now) && (cut.side >> one ^ cut.side >> other) & 1 == 1)
+    }
+
+    fn sleeps(&self, rank: usize) -> bool {
+        self.ranks[rank].asleep_until > self.now
+    }
+}
+
+/// How a simulated shrink went.
+pub(super) struct Report {
+    /// Of ranks that live at the end: when they were through, and with what.
+    pub(super) outcomes: Vec<Option<(Duration, Result<Connected>)>>,
+    pub(super) lives: Vec<bool>,
+    /// Everything that was said and came of it.
+    pub(super) log: Vec<String>,
+}
+
+/// The world as one rank meets it.
+#[derive(Clone)]
+pub(super) struct Place {
+    me: usize,
+    peers: Arc<[Peer]>,
+    patience: Duration,
+    state: Arc<Mutex<State>>,
+}
+
+impl Place {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("one thread")
+    }
+
+    /// Gives up the turn for a while, seldom for much longer than that.
+    fn pass(&self, time: Duration) {
+        let mut state = self.state();
+        let random = &mut state.random;
+        let jitter = if random.once_in(50) { random.time(Duration::from_millis(300)) } else { random.time(Duration::from_millis(1)) };
+        drop(state);
+        self.pass_in_time(time + jitter);
+    }
+
+    /// Gives up the turn for a while, in which this rank may die or fall asleep.
+    fn pass_in_time(&self, time: Duration) {
+        let mut state = self.state();
+        let now = state.now;
+        let rank = &mut state.ranks[self.me];
+        rank.asked += 1;
+        rank.ready = now + time;
+        for (_, fate) in rank.plan.fates.iter().filter(|(at, _)| *at == rank.asked) {
+            match fate {
+                Fate::Dies => (rank.lives, rank.ready) = (false, now),
+                Fate::SleepsFor(time) => {
+                    rank.asleep_until = now + *time;
+                    rank.ready = rank.ready.max(now + *time);
+                }
+            }
+        }
+        drop(state);
+        #[expect(deprecated, reason = "the newer way is a handle that no store could hold, since stores are used from any thread")]
+        generator::yield_with(());
+        if !self.state().ranks[self.me].lives {
+            resume_unwind(Box::new(Died));
+        }
+    }
+
+    fn log(&self, what: String) {
+        let mut state = self.state();
+        let line = format!("{:9.3} rank {}: {what}", state.now.as_secs_f64(), self.me);
+        state.log.push(line);
+    }
+
+    /// Waits until `other` answers: it is there, awake and connected.
+    fn reach(&self, other: usize, patience: Duration) -> Result<()> {
+        self.pass(Duration::ZERO);
+        let lost = |kind| Err(Error::io(format!("asking rank {other}"), io::Error::from(kind)));
+        let until = self.state().now + patience;
+        if other == self.me {
+            return Ok(());
+        }
+        loop {
+            let state = self.state();
+            let (is_dead, is_deaf) = (!state.ranks[other].lives, state.is_cut(self.me, other));
+            let is_late = state.now >= until;
+            if is_dead && !is_deaf {
+                return lost(io::ErrorKind::UnexpectedEof);
+            }
+            if !is_deaf && !state.sleeps(other) {
+                return Ok(());
+            }
+            drop(state);
+            if is_late {
+                return lost(io::ErrorKind::TimedOut);
+            }
+            self.pass_in_time(LOOK);
+        }
+    }
+
+    /// Opens the links to the other members and meets them at a barrier.
+    fn link(&self, key: &str, setup: &GroupSetup<'_>) -> Result<()> {
+        self.state().links.entry(key.to_owned()).or_default().arrived.insert(self.me);
+        loop {
+            self.pass(LOOK);
+            let mut state = self.state();
+            let troubled = |state: &State, rank: &usize| state.is_cut(self.me, *rank) || state.sleeps(*rank);
+            let is_held_up = setup.members.iter().any(|rank| troubled(&state, rank));
+            let links = &state.links[key];
+            let is_lost = links.failed || setup.members.iter().any(|rank| !state.ranks[*rank].lives);
+            let is_complete = setup.members.iter().all(|rank| links.arrived.contains(rank));
+            // Whose messages got through before the trouble began is anybody's guess.
+            if is_complete && (!is_held_up && !is_lost || state.random.once_in(2)) {
+                return Ok(());
+            }
+            if is_lost && !is_held_up {
+                return Err(Error::io("linking", io::Error::from(io::ErrorKind::ConnectionReset)));
+            }
+            drop(state);
+            if setup.deadline.has_passed() {
+                let elapsed = setup.deadline.elapsed();
+                return Err(Error::Timeout { doing: "linking".to_owned(), elapsed, missing: vec![], arrived: vec![], meanwhile: vec![] });
+            }
+        }
+    }
+
+    fn exchange(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<String> {
+        let name = format!("rank {} at {:?}", self.me, self.state().now);
+        let name = store.compare_set("name of the setup", b"", name.as_bytes())?;
+        let watcher = self.clone();
+        let members = setup.members.to_vec();
+        let watch = move || members.iter().find(|rank| watcher.probe(**rank) == Probe::Gone).map(|rank| format!("rank {rank} is gone"));
+        let watch = setup.leads.then(|| Box::new(watch) as PeerWatch);
+        let mut exchange = StoreExchange::new(Arc::clone(&store), setup.place, setup.members.len(), watch, setup.deadline)?;
+        exchange.all_gather(b"facts", setup.deadline)?;
+        exchange.all_gather(b"addresses", setup.deadline)?;
+        Ok(String::from_utf8_lossy(&name).into_owned())
+    }
+}
+
+impl World for Place {
+    type Connected = Connected;
+
+    fn peers(&self) -> &[Peer] {
+        &self.peers
+    }
+
+    fn probe(&self, rank: usize) -> Probe {
+        self.pass(Duration::ZERO);
+        if self.state().is_cut(self.me, rank) {
+            self.pass(SILENCE);
+            if self.state().is_cut(self.me, rank) {
+                return Probe::NoAnswer;
+            }
+        }
+        if self.state().ranks[rank].lives { Probe::Alive } else { Probe::Gone }
+    }
+
+    fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {
+        self.reach(rank, ANSWER).ok()?;
+        if self.state().ranks[rank].recovery_listener.is_none() {
+            self.pass(ANSWER);
+        }
+        self.reach(rank, self.patience).ok()?;
+        let table = self.state().ranks[rank].recovery_listener.clone()?;
+        Some(Arc::new(Behind { place: self.clone(), owner: rank, table, is_lost: AtomicBool::new(false), patience: self.patience }))
+    }
+
+    fn host(&self) -> Result<Arc<dyn Store>> {
+        self.pass(Duration::ZERO);
+        let table = self.state().ranks[self.me].recovery_listener.get_or_insert_default().clone();
+        Ok(Arc::new(Behind { place: self.clone(), owner: self.me, table, is_lost: AtomicBool::new(false), patience: self.patience }))
+    }
+
+    fn pause(&self, limit: Duration) {
+        self.pass(limit);
+    }
+
+    fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Connected> {
+        self.log(format!("connects with {:?}", setup.members));
+        let mut name = None;
+        let linked = self.exchange(store, setup).and_then(|met| {
+            let key = name.insert(format!("{met} {:?}", setup.members));
+            self.link(key, setup)
+        });
+        if let (Some(key), Err(_)) = (&name, &linked) {
+            self.state().links.entry(key.clone()).or_default().failed = true;
+        }
+        self.log(format!("has connected: {linked:?}"));
+        linked.map(|()| Connected { members: setup.members.to_vec(), setup: name.unwrap_or_default() })
+    }
+}
+
+/// The store behind a recovery listener.
+struct Behind {
+    place: Place,
+    owner: usize,
+    table: MemoryStore,
+    is_lost: AtomicBool,
+    patience: Duration,
+}
+
+impl Behind {
+    fn ask<T>(&self, patience: Duration, ask: impl Fn(&MemoryStore) -> Result<T>) -> Result<T> {
+        if self.is_lost.load(Ordering::Relaxed) {
+            return Err(Error::io("asking", io::Error::from(io::ErrorKind::NotConnected)));
+        }
+        self.place.reach(self.owner, patience).inspect_err(|_| self.is_lost.store(true, Ordering::Relaxed))?;
+        ask(&self.table)
+    }
+
+    fn wait_for<T>(&self, timeout: Duration, ask: impl Fn(&MemoryStore) -> Result<T>) -> Result<T> {
+        let until = self.place.state().now + timeout;
+        loop {
+            let left = until.saturating_sub(self.place.state().now);
+            match self.ask(left + CANCEL.min(self.patience), &ask) {
+                Err(error) if error.is_timeout() && self.place.state().now < until => self.place.pass(LOOK),
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+impl Store for Behind {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        assert!(!value.is_empty(), "{key} is set to nothing, which some servers take long to answer");
+        self.ask(self.patience, |table| table.set(key, value))?;
+        if key.ends_with("status") {
+            self.place.log(format!("says {}", String::from_utf8_lossy(value)));
+        }
+        Ok(())
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.wait_for(timeout, |table| table.get(key, Duration::ZERO))
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.ask(self.patience, |table| table.add(key, delta))
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.ask(self.patience, |table| table.compare_set(key, expected, desired))
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.wait_for(timeout, |table| table.wait(keys, Duration::ZERO))
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.ask(self.patience, |table| table.check(keys))
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool> {
+        self.ask(self.patience, |table| table.delete_key(key))
+    }
+
+    fn num_keys(&self) -> Result<i64> {
+        self.ask(self.patience, MemoryStore::num_keys)
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.ask(self.patience, |table| table.append(key, value))
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.wait_for(timeout, |table| table.multi_get(keys, Duration::ZERO))
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.ask(self.patience, |table| table.multi_set(pairs))
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.ask(self.patience, |table| table.queue_push(key, value))
+    }
+
+    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.wait_for(timeout, |table| table.queue_pop(key, Duration::ZERO))
+    }
+
+    fn queue_len(&self, key: &str) -> Result<i64> {
+        self.ask(self.patience, |table| table.queue_len(key))
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.ask(self.patience, MemoryStore::list_keys)
+    }
+}
+
+/// What takes a dead rank off its stack.
+struct Died;
+
+/// What a rank of the simulation runs.
+pub(super) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Connected>;
+
+/// Plays a scenario in the order of this seed until every rank is through; an error where one takes longer than `bound`.
+pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Program) -> std::result::Result<Report, Report> {
+    let birth = Instant::now();
+    let rank = |plan: &Plan| Rank {
+        plan: plan.clone(),
+        lives: !plan.is_dead,
+        asleep_until: Duration::ZERO,
+        ready: plan.begins,
+        asked: 0,
+        recovery_listener: None,
+        outcome: None,
+    };
+    let state = State {
+        now: Duration::ZERO,
+        random: Random(seed),
+        ranks: scenario.ranks.iter().map(rank).collect(),
+        cut: scenario.cut,
+        links: BTreeMap::new(),
+        log: Vec::new(),
+    };
+    let state = Arc::new(Mutex::new(state));
+    let peers: Arc<[Peer]> = (0..scenario.ranks.len()).map(Peer::unknown).collect();
+    let place =
+        |me| Place { me, peers: Arc::clone(&peers), patience: super::super::SERVICE.min(scenario.limit / 4), state: Arc::clone(&state) };
+    let mut runs: Vec<_> = scenario
+        .ranks
+        .iter()
+        .enumerate()
+        .map(|(me, plan)| {
+            let (place, plan, limit) = (place(me), plan.clone(), scenario.limit);
+            (!plan.is_dead && !plan.is_absent).then(|| {
+                generator::Gn::<()>::new_opt(STACK / 8, move || {
+                    let run = catch_unwind(AssertUnwindSafe(|| program(&place, me, &plan, limit)));
+                    let outcome = match run {
+                        Ok(outcome) => outcome,
+                        Err(died) if died.is::<Died>() => return,
+                        Err(panic) => resume_unwind(panic),
+                    };
+                    place.log(format!("is through: {outcome:?}"));
+                    let mut state = place.state();
+                    let now = state.now;
+                    state.ranks[me].outcome = Some((now, outcome));
+                })
+            })
+        })
+        .collect();
+    let in_time = loop {
+        let waiting: Vec<usize> = (0..runs.len()).filter(|me| runs[*me].as_ref().is_some_and(|run| !run.is_done())).collect();
+        let Some(me) = draw(&mut lock(&state), &waiting) else { break true };
+        if lock(&state).now > bound {
+            end(&state, &mut runs);
+            break false;
+        }
+        simulated::NOW.set(Some(birth + lock(&state).now));
+        if let Some(run) = &mut runs[me] {
+            run.resume();
+        }
+    };
+    drop(runs);
+    simulated::NOW.set(None);
+    let mut state = lock(&state);
+    let lives = state.ranks.iter().map(|rank| rank.lives).collect();
+    let outcomes = state.ranks.iter_mut().map(|rank| rank.outcome.take().filter(|_| rank.lives)).collect();
+    let report = Report { outcomes, lives, log: std::mem::take(&mut state.log) };
+    if in_time { Ok(report) } else { Err(report) }
+}
+
+/// Takes everybody off their stacks.
+fn end(state: &Mutex<State>, runs: &mut [Option<generator::Generator<'_, (), ()>>]) {
+    lock(state).ranks.iter_mut().for_each(|rank| rank.lives = false);
+    for run in runs.iter_mut().flatten().filter(|run| !run.is_done()) {
+        run.resume();
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("one thread")
+}
+
+/// Whose turn it is: one of those who are ready, once time has come to the first of them.
+fn draw(state: &mut State, waiting: &[usize]) -> Option<usize> {
+    let first = waiting.iter().map(|rank| state.ranks[*rank].ready).min()?;
+    state.now = state.now.max(first);
+    let ready: Vec<usize> = waiting.iter().copied().filter(|rank| state.ranks[*rank].ready <= state.now).collect();
+    Some(ready[state.random.below(ready.len())])
+}

@@ -1,0 +1,207 @@
+//! Recovery listeners: where the ranks of a job find each other again after their communicator has failed, and what they say there. The store
+//! at which they first met may be gone.
+//!
+//! Every rank listens at a port of its own from the start, and serves nothing there until it has to. A refused connection means that its process
+//! is gone, an accepted one that it is not. That is all that others need to know before it speaks.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::base::event;
+use crate::base::tuning::recovery::{ANSWER, LINGER, PROBE};
+use crate::error::{Error, Result};
+use crate::host::net::own_address::to_listen_on;
+use crate::proof::Secret;
+use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
+
+/// Looks whether a rank is gone that everyone waits for, and says which.
+pub(in crate::communicator) type PeerWatch = Box<dyn Fn() -> Option<String>>;
+
+/// A rank's own recovery listener, before the others know of it.
+pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListener, String>);
+
+impl RecoveryListener {
+    /// Listens at a port of the system's choice on this address. Where that fails, the reason is kept for whoever asks.
+    pub(in crate::communicator) fn new(listen: IpAddr) -> Self {
+        Self(rendezvous::listen(to_listen_on(listen)).map_err(|error| format!("listening on {listen}: {error}")))
+    }
+
+    /// Where it is.
+    pub(in crate::communicator) fn address(&self) -> Option<SocketAddr> {
+        self.0.as_ref().ok()?.local_addr().ok()
+    }
+}
+
+/// What this rank's recovery listener is at the moment.
+enum Own {
+    /// There is none; why.
+    Missing(String),
+    Closed(TcpListener),
+    Open(TcpStoreServer),
+}
+
+/// What a probe at a rank's recovery listener tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::communicator) enum Probe {
+    /// Its process is gone.
+    Gone,
+    /// Its process is there.
+    Alive,
+    /// Neither is known: nothing came back.
+    NoAnswer,
+}
+
+/// The recovery listeners of all ranks of the communicator that a job began with, shared by all communicators that come of it.
+pub(in crate::communicator) struct RecoveryListeners {
+    recovery_listeners: Vec<Option<SocketAddr>>,
+    /// What whoever connects has to know.
+    secret: Option<Secret>,
+    own: Mutex<Own>,
+}
+
+impl RecoveryListeners {
+    pub(in crate::communicator) fn new(
+        recovery_listener: RecoveryListener,
+        recovery_listeners: Vec<Option<SocketAddr>>,
+        secret: Option<Secret>,
+    ) -> Self {
+        Self { recovery_listeners, secret, own: Mutex::new(recovery_listener.0.map_or_else(Own::Missing, Own::Closed)) }
+    }
+
+    /// Whether the process behind a recovery listener lives.
+    pub(in crate::communicator) fn probe(&self, place: usize) -> Probe {
+        let Some(address) = self.recovery_listeners[place] else { return Probe::NoAnswer };
+        match TcpStream::connect_timeout(&address, PROBE) {
+            Ok(_) => Probe::Alive,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Probe::Gone,
+            Err(_) => Probe::NoAnswer,
+        }
+    }
+
+    /// The store behind a recovery listener, if it is open; `patience` is how long it may take for an answer.
+    pub(in crate::communicator) fn visit(&self, place: usize, patience: Duration) -> Option<Arc<TcpStore>> {
+        let address = self.recovery_listeners[place]?;
+        self.connect(address, ANSWER).ok()?;
+        self.connect(address, patience).ok()
+    }
+
+    fn connect(&self, address: SocketAddr, patience: Duration) -> Result<Arc<TcpStore>> {
+        let (mut host, port) = (address.ip().to_string(), address.port());
+        if let SocketAddr::V6(address) = address
+            && address.scope_id() != 0
+        {
+            host += &format!("%{}", address.scope_id());
+        }
+        match &self.secret {
+            Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
+            None => TcpStore::connect(&host, port, patience),
+        }
+    }
+
+    /// The store behind this rank's recovery listener, which is opened where it is not open yet. A request may take as long as `patience`: a
+    /// process that was stopped finds all its time gone when it goes on.
+    pub(in crate::communicator) fn host(&self, patience: Duration) -> Result<Arc<dyn Store>> {
+        Ok(self.connect(self.open()?, patience)?)
+    }
+
+    /// Where this rank's recovery listener is, opened where it is not open yet.
+    fn open(&self) -> Result<SocketAddr> {
+        let mut own = event::lock(&self.own);
+        if let Own::Closed(listener) = &*own {
+            let listener = listener.try_clone().map_err(|error| Error::io("shrink: opening this rank's recovery listener", error))?;
+            *own = Own::Open(TcpStoreServer::serve(listener, LINGER, self.secret.as_ref())?);
+        }
+        match &*own {
+            Own::Open(server) => Ok(server.local_addr()),
+            Own::Closed(_) => Err(Error::argument("shrink", "this rank's recovery listener did not open")),
+            Own::Missing(reason) => Err(Error::Unsupported {
+                what: "shrink".to_owned(),
+                reason: format!("this rank has no port at which others could find it ({reason}); see Config::listen_address"),
+            }),
+        }
+    }
+}
+
+/// A communicator's ranks among the recovery listeners.
+#[derive(Clone)]
+pub(in crate::communicator) struct RecoveryGroup {
+    pub(in crate::communicator) listeners: Arc<RecoveryListeners>,
+    /// By rank, the place of its recovery listener.
+    pub(in crate::communicator) places: Arc<[usize]>,
+}
+
+impl RecoveryGroup {
+    /// Of a communicator that a job begins with.
+    pub(in crate::communicator) fn new(
+        recovery_listener: RecoveryListener,
+        recovery_listeners: &[Option<SocketAddr>],
+        secret: Option<Secret>,
+    ) -> Self {
+        Self {
+            listeners: Arc::new(RecoveryListeners::new(recovery_listener, recovery_listeners.to_vec(), secret)),
+            places: (0..recovery_listeners.len()).collect(),
+        }
+    }
+
+    pub(in crate::communicator) fn probe(&self, rank: usize) -> Probe {
+        self.listeners.probe(self.places[rank])
+    }
+
+    pub(in crate::communicator) fn visit(&self, rank: usize, patience: Duration) -> Option<Arc<TcpStore>> {
+        self.listeners.visit(self.places[rank], patience)
+    }
+
+    /// Looks whether one of the ranks is gone.
+    pub(in crate::communicator) fn watch(&self) -> PeerWatch {
+        let recovery = self.clone();
+        Box::new(move || {
+            let is_gone = |rank: &usize| recovery.probe(*rank) == Probe::Gone;
+            (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of those who were left is gone"))
+        })
+    }
+
+    /// Of these ranks of it, in this order.
+    pub(in crate::communicator) fn of(&self, ranks: &[usize]) -> Self {
+        Self { listeners: Arc::clone(&self.listeners), places: ranks.iter().map(|rank| self.places[*rank]).collect() }
+    }
+}
+
+impl fmt::Debug for RecoveryGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecoveryGroup").field("places", &self.places).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::tuning::recovery::SERVICE;
+
+    #[test]
+    fn a_recovery_listener_tells_who_lives_before_it_opens() {
+        let here = IpAddr::from([127, 0, 0, 1]);
+        let (mine, theirs) = (RecoveryListener::new(here), RecoveryListener::new(here));
+        let recovery_listeners = vec![mine.address(), theirs.address(), None];
+        let listeners = RecoveryListeners::new(mine, recovery_listeners.clone(), None);
+        assert_eq!([0, 1, 2].map(|place| listeners.probe(place)), [Probe::Alive, Probe::Alive, Probe::NoAnswer]);
+        assert!(listeners.visit(0, SERVICE).is_none() && listeners.visit(2, SERVICE).is_none());
+        drop(theirs);
+        assert_eq!(listeners.probe(1), Probe::Gone);
+        listeners.host(SERVICE).unwrap().set("key", b"value").unwrap();
+        let store = listeners.visit(0, SERVICE).unwrap();
+        assert_eq!(store.get("key", Duration::ZERO).unwrap(), b"value");
+        // It stays open, with what was said there.
+        assert_eq!(listeners.host(SERVICE).unwrap().get("key", Duration::ZERO).unwrap(), b"value");
+    }
+
+    #[test]
+    fn a_rank_without_a_recovery_listener_says_why() {
+        let recovery_listener = RecoveryListener::new(IpAddr::from([192, 0, 2, 1]));
+        assert_eq!(recovery_listener.address(), None);
+        let error = RecoveryListeners::new(recovery_listener, vec![None], None).host(SERVICE).map(drop).unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains("192.0.2.1"), "{error}");
+    }
+}

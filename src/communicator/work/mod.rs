@@ -1,0 +1,416 @@
+//! Handles of calls that go on in the background.
+
+pub(in crate::communicator) mod completion;
+pub(in crate::communicator) mod message;
+pub(in crate::communicator) mod pinned;
+pub(in crate::communicator) mod thread;
+
+use std::any::Any;
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use crate::base::deadline::Deadline;
+use crate::base::fork::Process;
+use crate::communicator::work::completion::{Finished, State, is_waking};
+use crate::communicator::work::message::Received;
+use crate::error::Error;
+use crate::error::Result;
+use crate::host::health::forked;
+
+/// A call that was started and goes on in the background, with the buffer it works on.
+///
+/// [`Work::wait`] gives the buffer back; where the call failed, its error comes instead and the buffer is freed. Dropping the handle lets the call go on and frees the buffer when it has ended;
+/// leaking it leaks the buffer and nothing worse. A buffer that a device may still use, be it that its call failed, is freed once the device has passed the call.
+///
+/// It can be waited for ([`wait`](Self::wait)), looked at ([`is_done`](Self::is_done)), awaited by any executor, waited for together with others
+/// ([`wait_any`](Self::wait_any)), and it can call back ([`on_end`](Self::on_end)). None of these takes a thread for each call.
+///
+/// ```
+/// # use collectives::{Communicator, ReduceOp};
+/// let got = Communicator::run_local(2, |comm| {
+///     let mut work = comm.start_all_reduce(vec![1u32; 64], ReduceOp::Sum)?;
+///     while work.wait_deadline(std::time::Duration::from_millis(1))?.is_none() {
+///         // … something else …
+///     }
+///     Ok(work.is_done())
+/// })?;
+/// assert_eq!(got, [true, true]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
+#[must_use = "the call's outcome and its buffer come back through `wait`"]
+pub struct Work<B> {
+    state: Arc<State>,
+    /// Takes the buffer out of its box.
+    unpack: Unpack<B>,
+    /// For messages: what moves them on while someone waits. Collectives have a thread of their own.
+    driver: Option<Arc<dyn Drive>>,
+    /// For collectives: where they take their turn.
+    turns: Option<Weak<dyn Turns>>,
+    /// Children of this process have nobody who moves the call on.
+    process: Process,
+}
+
+/// Why a thread may not wait for a call.
+const FOR_ITSELF: &str = "called from within a call of the same communicator, behind which the call comes that is waited for; or from a callback, on \
+                          the thread that is to end it";
+
+/// How long a waiter leaves another thread to move messages on before it tries to do so itself.
+const OTHERS_TURN: Duration = Duration::from_micros(50);
+
+/// How long [`Work::wait_any`] sleeps at most before it looks again: a clock cannot be set arbitrarily far ahead.
+const LONGEST_PARK: Duration = Duration::from_secs(3600);
+
+/// How long it sleeps at most where nobody can wake it.
+const NAP: Duration = Duration::from_millis(1);
+
+/// Where started collectives take their turns.
+pub(in crate::communicator) trait Turns: Send + Sync {
+    /// Whether what is started there would be waited for in vain by this thread: it has a turn, or runs what was started.
+    fn would_wait_for_itself(&self) -> bool;
+}
+
+/// Moves background calls on from the thread that waits for them.
+pub(in crate::communicator) trait Drive: Send + Sync {
+    /// Moves what can move; where nothing can, waits for at most `limit`. `false` where another thread does so.
+    fn drive(&self, limit: Duration) -> bool;
+
+    /// Looks, without waiting, whether the call has ended where nobody else does; whether it has.
+    fn poll(&self) -> bool {
+        false
+    }
+
+    /// Sees to it that the end is noticed while nobody waits.
+    fn attend(self: Arc<Self>) {}
+
+    /// Whether it is this thread that notices: it would sleep in vain.
+    fn is_noticed_here(&self) -> bool {
+        false
+    }
+}
+
+/// Takes what a call worked on out of what it has left.
+enum Unpack<B> {
+    As(fn(Finished) -> Option<B>),
+    By(Box<dyn FnOnce(Finished) -> Option<B> + Send + Sync>),
+    Gone,
+}
+
+impl<B> Unpack<B> {
+    fn run(self, finished: Finished) -> Option<B> {
+        match self {
+            Unpack::As(unpack) => unpack(finished),
+            Unpack::By(unpack) => unpack(finished),
+            Unpack::Gone => None,
+        }
+    }
+}
+
+impl<B: Send + 'static> Work<B> {
+    /// The handle of a call whose end is told to `state` with a boxed `B`.
+    pub(in crate::communicator) fn new(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Self {
+        let unpack = |finished: Finished| finished.buffer.downcast::<B>().ok().map(|buffer| *buffer);
+        Self { state, unpack: Unpack::As(unpack), driver, turns: None, process: Process::this() }
+    }
+
+    /// The handle of a receive into a `B`.
+    pub(in crate::communicator) fn receiving(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Work<(B, Received)> {
+        let unpack = |finished: Finished| Some((*finished.buffer.downcast::<B>().ok()?, finished.received?));
+        Work { state, unpack: Unpack::As(unpack), driver, turns: None, process: Process::this() }
+    }
+
+    /// The same for a collective, which takes its turn there.
+    pub(in crate::communicator) fn taking_turns(mut self, turns: Weak<dyn Turns>) -> Self {
+        self.turns = Some(turns);
+        self
+    }
+
+    /// Whether this thread would wait for itself: it is in a call of the communicator, behind which this one comes.
+    fn would_wait_for_itself(&self) -> bool {
+        self.turns.as_ref().and_then(Weak::upgrade).is_some_and(|turns| turns.would_wait_for_itself())
+    }
+
+    /// Whether this thread would sleep in vain until the end is noticed: only itself could get there, or notice it.
+    fn would_sleep_in_vain(&self) -> bool {
+        self.would_wait_for_itself() || self.driver.as_ref().is_some_and(|driver| driver.is_noticed_here())
+    }
+
+    /// The same call under one type, whatever it works on: works of several types in one list. [`wait`](Self::wait) gives back what it
+    /// would have given, as [`Any`].
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp, Work};
+    /// Communicator::run_local(2, |comm| {
+    ///     let mut works = vec![
+    ///         comm.start_all_reduce(vec![1u32; 8], ReduceOp::Sum)?.erased(),
+    ///         comm.start_broadcast([0.5f64; 3], 0)?.erased(),
+    ///     ];
+    ///     let first = works.remove(0).wait()?;
+    ///     assert_eq!(first.downcast_ref::<Vec<u32>>(), Some(&vec![2; 8]));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    pub fn erased(mut self) -> Work<Box<dyn Any + Send>> {
+        let unpack = std::mem::replace(&mut self.unpack, Unpack::Gone);
+        let unpack = Box::new(move |finished| unpack.run(finished).map(|buffer| Box::new(buffer) as Box<dyn Any + Send>));
+        Work {
+            state: Arc::clone(&self.state),
+            unpack: Unpack::By(unpack),
+            driver: self.driver.take(),
+            turns: self.turns.take(),
+            process: self.process,
+        }
+    }
+
+    /// Calls back once, when the call has ended, well or not: on the thread that ends it, or here and now where it has ended already. What
+    /// is called should be short, and must not wait for this communicator, nor for another one whose callbacks wait for this one; a panic in it
+    /// is caught. A thread that waits for the call may return before the callback has run. In a forked child it is never called.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// Communicator::run_local(2, |comm| {
+    ///     let (sender, ended) = std::sync::mpsc::channel();
+    ///     let work = comm.start_all_reduce(vec![1u32; 8], ReduceOp::Sum)?;
+    ///     work.on_end(move || drop(sender.send("first")));
+    ///     assert_eq!(ended.recv(), Ok("first"));
+    ///     assert!(work.is_done());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    pub fn on_end(&self, callback: impl FnOnce() + Send + 'static) {
+        if self.process.is_foreign() {
+            return;
+        }
+        self.state.on_end(Box::new(callback));
+        self.attend();
+    }
+
+    /// Has somebody notice the end, where nobody waits for it.
+    fn attend(&self) {
+        if let Some(driver) = &self.driver {
+            Arc::clone(driver).attend();
+        }
+    }
+
+    /// Waits until one of several calls has ended, for at most `limit`: its place in the list, the first where there are several. `None` where
+    /// none has by then, where the list is empty, and, at once, within a call of a communicator behind which one of these comes, and in a callback
+    /// on the thread that is to end one of these. Works of different types are listed [`erased`](Self::erased).
+    ///
+    /// ```
+    /// # use collectives::{Communicator, Envelope, Work};
+    /// # use std::time::Duration;
+    /// Communicator::run_local(2, |comm| {
+    ///     let later = Envelope::rank(1 - comm.rank()).tag(5);
+    ///     if comm.rank() == 0 {
+    ///         comm.send(&7u8, 1)?;
+    ///         comm.recv(&mut 0u8, 1)?; // it has seen the first
+    ///         return comm.send(&8u8, later);
+    ///     }
+    ///     let mut works = vec![comm.start_recv(vec![0u8], later)?, comm.start_recv(vec![0u8], 0)?];
+    ///     let first = Work::wait_any(&works, Duration::from_secs(10)).expect("one has come");
+    ///     assert_eq!(works.swap_remove(first).wait()?.0, [7]);
+    ///     comm.send(&0u8, 0)?;
+    ///     assert_eq!(works.swap_remove(0).wait()?.0, [8]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[doc(alias("MPI_Waitany"))]
+    pub fn wait_any(works: &[Self], limit: Duration) -> Option<usize> {
+        let ended = || works.iter().position(Self::is_done);
+        if works.is_empty() || works.iter().any(|work| work.process.is_foreign() || work.would_sleep_in_vain()) {
+            return ended();
+        }
+        let deadline = Deadline::after(limit);
+        // In the destructor of another thread local it may be gone.
+        let waker = UNPARK.try_with(Waker::clone).ok();
+        for work in works {
+            waker.iter().for_each(|waker| work.state.wake_thread(waker));
+            work.attend();
+        }
+        loop {
+            let left = deadline.remaining();
+            match ended() {
+                Some(place) => return Some(place),
+                None if left.is_zero() => return None,
+                None if waker.is_none() => std::thread::sleep(left.min(NAP)),
+                None => std::thread::park_timeout(left.min(LONGEST_PARK)),
+            }
+        }
+    }
+
+    /// Whether the call has ended, well or not. Never blocks. Always true in a forked child, where [`wait`](Self::wait) says why.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        if self.process.is_foreign() {
+            return true;
+        }
+        if let Some(driver) = &self.driver {
+            driver.poll();
+        }
+        self.state.has_ended()
+    }
+
+    /// Waits for the end of the call and gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// Those of the call itself. The call is bounded by the communicator's timeout, and so are those before it, so this is too.
+    /// `InvalidArgument` within a call of the same communicator, as in a custom op: it would wait for itself. `Unsupported` in a forked child.
+    pub fn wait(mut self) -> Result<B> {
+        loop {
+            if let Some(buffer) = self.wait_deadline(Duration::MAX)? {
+                return Ok(buffer);
+            }
+        }
+    }
+
+    /// Waits for the end of the call for at most `limit`: the buffer, or `None` where it has not ended by then (the call goes on).
+    ///
+    /// # Errors
+    ///
+    /// Those of the call itself; `Unsupported` in a forked child, and `InvalidArgument` once the buffer has been given back.
+    pub fn wait_deadline(&mut self, limit: Duration) -> Result<Option<B>> {
+        if self.process.is_foreign() {
+            // Nor is the lock touched: it may have been taken for good when this process was forked.
+            return Err(forked("waiting for a started call".to_owned()));
+        }
+        if !self.is_done() && self.would_wait_for_itself() {
+            return Err(Error::argument("wait", FOR_ITSELF));
+        }
+        let deadline = Deadline::after(limit);
+        while !self.is_done() {
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return Ok(None);
+            }
+            match &self.driver {
+                Some(driver) if driver.drive(left) => {}
+                Some(_) => self.state.wait_pending(left.min(OTHERS_TURN)),
+                None => self.state.wait_pending(left),
+            }
+        }
+        let taken = self.state.take();
+        let result = taken.ok_or_else(|| Error::argument("wait_deadline", "the buffer of this work has been given back already"))?;
+        Ok(std::mem::replace(&mut self.unpack, Unpack::Gone).run(result?))
+    }
+}
+
+impl<B> Drop for Work<B> {
+    fn drop(&mut self) {
+        if self.process.is_foreign() {
+            // Buffers and an event of a device would be freed by a driver that does not know this process.
+            std::mem::forget((self.driver.take(), Arc::clone(&self.state)));
+        }
+    }
+}
+
+thread_local! {
+    /// Wakes this thread: one for all its waits, so that a call knows it again.
+    static UNPARK: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl<B: Send + 'static> IntoFuture for Work<B> {
+    type Output = Result<B>;
+    type IntoFuture = WorkFuture<B>;
+
+    /// The call's end, for any executor: it wakes the task and needs nothing else of it. Awaited within a call of the same communicator, or in a
+    /// callback on the thread that is to end it, it is `InvalidArgument` at once, as by [`wait`](Work::wait); not in a task that is polled where it
+    /// is woken.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp};
+    /// # fn block_on<F: Future>(future: F) -> F::Output {
+    /// #     let mut future = std::pin::pin!(future);
+    /// #     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// #     loop {
+    /// #         match future.as_mut().poll(&mut context) {
+    /// #             std::task::Poll::Ready(output) => return output,
+    /// #             std::task::Poll::Pending => std::thread::yield_now(),
+    /// #         }
+    /// #     }
+    /// # }
+    /// let sums = Communicator::run_local(2, |comm| {
+    ///     block_on(async {
+    ///         let sum = comm.start_all_reduce(vec![1.0f32; 1000], ReduceOp::Sum)?.await?;
+    ///         Ok(sum[999])
+    ///     })
+    /// })?;
+    /// assert_eq!(sums, [2.0, 2.0]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    fn into_future(self) -> WorkFuture<B> {
+        WorkFuture(Some(self))
+    }
+}
+
+/// The end of a started call; see [`Work`]. A future that is dropped behaves as a work that is dropped: the call goes on.
+#[must_use = "the call's outcome and its buffer come back by awaiting it"]
+pub struct WorkFuture<B>(Option<Work<B>>);
+
+impl<B: Send + 'static> Future for WorkFuture<B> {
+    type Output = Result<B>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        let Some(work) = &mut self.0 else {
+            return Poll::Ready(Err(Error::argument("await", "the buffer of this work has been given back already")));
+        };
+        if !work.process.is_foreign() && !work.is_done() {
+            // An executor that polls a task where it is woken does not wait.
+            if !is_waking() && work.would_sleep_in_vain() {
+                self.0 = None;
+                return Poll::Ready(Err(Error::argument("await", FOR_ITSELF)));
+            }
+            work.state.wake(context.waker());
+            work.attend();
+            // It may have ended in between, and then wakes nobody.
+            if !work.is_done() {
+                return Poll::Pending;
+            }
+        }
+        match self.0.take() {
+            Some(work) => Poll::Ready(work.wait()),
+            None => Poll::Pending,
+        }
+    }
+}
+
+// It is not pinned by anything in it.
+impl<B> Unpin for WorkFuture<B> {}
+
+impl<B> fmt::Debug for WorkFuture<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkFuture").finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Debug for Work<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").finish_non_exhaustive()
+    }
+}
+
+/// A buffer that a background call can own.
+pub trait OwnedBuffer: crate::call::buffer::BufferMut + Send + 'static {}
+
+impl<B: crate::call::buffer::BufferMut + Send + 'static> OwnedBuffer for B {}
+
+/// A buffer that a background call can own and only reads: also one that others share.
+pub trait OwnedSource: crate::call::buffer::Buffer + Send + 'static {}
+
+impl<B: crate::call::buffer::Buffer + Send + 'static> OwnedSource for B {}
