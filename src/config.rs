@@ -9,15 +9,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::authentication::Secret;
 use crate::base::tuning::net::SILENCE_TIMEOUT;
 use crate::call::algorithm::AlgorithmRanges;
 #[cfg(feature = "cuda")]
 use crate::config::nccl::{CheckDeviceCalls, NcclConfig, NcclLibrary};
 use crate::error::{Error, Result};
 use crate::observe::Observer;
-use crate::proof::Secret;
 
-/// Which links the host plane may use.
+/// Which links the host backend may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Transport {
@@ -196,7 +196,7 @@ pub struct Config {
     /// captured into a graph. With less, large calls take more and smaller steps. Ranks that differ all take the least. Default: 256 MiB.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// Which calls on device memory are compared, over the host plane, before they are queued: collectives among all ranks, messages between
+    /// Which calls on device memory are compared, over the host backend, before they are queued: collectives among all ranks, messages between
     /// their two ends. NCCL compares nothing: it would hang, move wrong bytes, or write past the end of a buffer. Default: all. Fewer is a
     /// promise that ranks do alike: [`CheckDeviceCalls::unchecked_after`]. All ranks must say the same.
     ///
@@ -214,7 +214,7 @@ pub struct Config {
     /// they do. Where one rank makes a device call and then sends, and another receives that before its own device call, both wait for each
     /// other. A thread that drives several ranks makes their collectives in `group_across`.
     ///
-    /// The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator), which has no host plane, are compared over NCCL: 64 B from each rank, and a
+    /// The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator), which has no host backend, are compared over NCCL: 64 B from each rank, and a
     /// wait on the host. There a difference between messages is told to both ends, and a call that is compared cannot be captured.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,

@@ -231,8 +231,8 @@ pub enum Error {
         /// Which end lacks what, and what to do about it.
         reason: String,
     },
-    /// The communicator has no device plane, and the call needs one.
-    #[error("{call}: there is no device plane: {reason}")]
+    /// The communicator has no device backend, and the call needs one.
+    #[error("{call}: there is no device backend: {reason}")]
     NoDevice {
         /// The call, as the method is named.
         call: String,

@@ -9,6 +9,7 @@ use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::authentication::Secret;
 use crate::base::deadline::Deadline;
 use crate::call::element::{DType, Element, TypeTag};
 use crate::call::op::ReduceOp;
@@ -25,7 +26,6 @@ use crate::host::net;
 use crate::host::net::mesh::Mesh;
 use crate::host::reduce::Kernel as Inner;
 use crate::host::shm::{CallContext, Channel, Group};
-use crate::proof::Secret;
 
 /// The inputs that a fold here takes at most, besides its destination.
 pub const MOST_INPUTS: usize = 16;
@@ -315,6 +315,8 @@ impl fmt::Debug for Mailboxes {
 
 /// What the fuzz targets call, each with any bytes: functions that panic where something does not hold. They lie beside what they try.
 pub mod fuzz {
+    #[cfg(feature = "encryption")]
+    pub use crate::authentication::fuzz::{handshake, records};
     #[cfg(feature = "serde")]
     pub use crate::communicator::fuzz::objects;
     #[cfg(feature = "encryption")]
@@ -323,8 +325,6 @@ pub mod fuzz {
         acceptor, algorithms, engine_headers, engine_peer, facts, fingerprints, greetings, message_frames, message_peer,
         shared_memory_file, shared_memory_layout, shared_memory_ring,
     };
-    #[cfg(feature = "encryption")]
-    pub use crate::proof::fuzz::{handshake, records};
     pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
 
     /// Inputs to begin with, each with the name of its target: what is sent and said where all is in order.
@@ -332,7 +332,7 @@ pub mod fuzz {
         let mut seeds = crate::rendezvous::fuzz::seeds();
         seeds.extend(crate::host::fuzz::seeds());
         #[cfg(feature = "encryption")]
-        seeds.extend(crate::proof::fuzz::seeds());
+        seeds.extend(crate::authentication::fuzz::seeds());
         #[cfg(feature = "serde")]
         seeds.extend(crate::communicator::fuzz::seeds());
         seeds

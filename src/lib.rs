@@ -42,6 +42,7 @@ compile_error!("collectives is for 64-bit processors alone: sizes, and what rank
 #[cfg(target_endian = "big")]
 compile_error!("collectives is for little-endian processors alone: ranks send elements to each other as they lie in memory");
 
+mod authentication;
 mod base;
 mod call;
 mod communicator;
@@ -60,9 +61,9 @@ pub mod interop;
 #[allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "the integration tests share it")]
 mod meeting;
 pub mod observe;
-mod proof;
 mod rendezvous;
 
+pub use authentication::Secret;
 pub use call::Collective;
 pub use call::algorithm::{Algorithm, AlgorithmRanges};
 pub use call::buffer::{Buffer, BufferMut, TypedBytes};
@@ -77,10 +78,9 @@ pub use config::{Config, Transport, Waiting};
 pub use cudarc;
 pub use error::{Error, Peer, Result};
 pub use half::{self, bf16, f16};
-pub use proof::Secret;
 pub use rendezvous::error_file::record_failure;
 
-/// NCCL itself: a communicator without the host plane, NCCL's settings and memory.
+/// NCCL itself: a communicator without the host backend, NCCL's settings and memory.
 ///
 /// [`NcclCommunicator`](nccl::NcclCommunicator) is for engines that bring their own start-up, streams and memory. A
 /// [`Communicator`] with a device has one inside ([`Device::raw`]).

@@ -18,7 +18,7 @@ fn has_driver() -> bool {
 }
 
 #[test]
-fn a_device_that_cannot_be_had_is_explained_and_the_host_plane_works() {
+fn a_device_that_cannot_be_had_is_explained_and_the_host_backend_works() {
     if has_driver() {
         return;
     }

@@ -1,4 +1,4 @@
-//! What the device plane costs by itself: our kernels against a copy inside the device, and our calls against NCCL's own.
+//! What the device backend costs by itself: our kernels against a copy inside the device, and our calls against NCCL's own.
 //!
 //! `cargo bench --bench device`, or `-- kernels`, `-- geometry` (threads and blocks of the kernels), `-- calls`. Prints CSV. Sizes and
 //! repetitions by `--bytes N,N…` (of one input of a kernel) and `--rounds N`; ranks of `calls` by `--ranks N`, which may share one device

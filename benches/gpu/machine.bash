@@ -44,9 +44,9 @@ perf() {
   local ranks=$1
   shift
   if threads_fit "$ranks"; then
-    "$here/collperf" "$@" --plane device -g "$ranks" --ranks thread
+    "$here/collperf" "$@" --backend device -g "$ranks" --ranks thread
   else
-    launched "$ranks" "$here/collperf" "$@" --plane device
+    launched "$ranks" "$here/collperf" "$@" --backend device
   fi
 }
 export -f launched perf threads_fit
@@ -78,7 +78,7 @@ summary "commit $(cat "$here/commit" 2>/dev/null || echo unknown), $(date -u '+%
 gpus=$(timeout 20 nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 [ "$gpus" -gt 0 ] || gpus=1
 threads=no processes=none
-if ! limited "$limit" "$results/facts.txt" "$here/collperf" all_reduce --plane device -g 1 -b 8 -e 8; then
+if ! limited "$limit" "$results/facts.txt" "$here/collperf" all_reduce --backend device -g 1 -b 8 -e 8; then
   summary "there is no GPU that can be used: $(grep -v '^##' "$results/facts.txt" | tail -1)"
   pack
   exit 5

@@ -79,21 +79,21 @@ stage_collperf() {
   cat "$scratch"/*.json >>"$results/collperf.json" 2>/dev/null
 }
 
-# Both planes do every op on every type, element by element; their tables must say the same but for the times.
+# Both backends do every op on every type, element by element; their tables must say the same but for the times.
 stage_compare() {
-  local ranks plane what rows same began file=$results/compare.txt
+  local ranks backend what rows same began file=$results/compare.txt
   local -a call=(all --op all --datatype all --sizes "${COMPARE_SIZES:-1,1000,300007}" -n 1 -w 0)
   for ranks in 1 2 3; do
-    what="both planes say the same, $ranks ranks"
+    what="both backends say the same, $ranks ranks"
     can "$ranks" "$what" && due "$what" || continue
     share "$ranks"
     began=$SECONDS
-    for plane in device host; do
-      : >"$scratch/$plane"
-      if [ "$plane" = device ]; then
-        limited "$limit" "$scratch/$plane" bash -c 'perf "$@"' perf "$ranks" "${call[@]}"
+    for backend in device host; do
+      : >"$scratch/$backend"
+      if [ "$backend" = device ]; then
+        limited "$limit" "$scratch/$backend" bash -c 'perf "$@"' perf "$ranks" "${call[@]}"
       else
-        limited "$limit" "$scratch/$plane" "$here/collperf" "${call[@]}" --plane host -g "$ranks"
+        limited "$limit" "$scratch/$backend" "$here/collperf" "${call[@]}" --backend host -g "$ranks"
       fi
       [ "$code" = 0 ] || break
     done
@@ -107,8 +107,8 @@ stage_compare() {
 }
 # Compares the two tables.
 same_rows() {
-  for plane in device host; do
-    awk 'NF == 13 && $1 ~ /^[0-9]+$/ {print $1, $2, $3, $4, $5, $9, $13}' "$scratch/$plane" >"$scratch/$plane.rows"
+  for backend in device host; do
+    awk 'NF == 13 && $1 ~ /^[0-9]+$/ {print $1, $2, $3, $4, $5, $9, $13}' "$scratch/$backend" >"$scratch/$backend.rows"
   done
   rows=$(wc -l <"$scratch/device.rows")
   printf '\n## %s ranks: %s rows, and where host (<) and devices (>) differ:\n' "$ranks" "$rows" >>"$file"
@@ -137,7 +137,7 @@ stage_sanitizer() {
   try "compute-sanitizer memcheck on training alone" "$file" \
     env RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29517 "${memcheck[@]}" "$here/train_device"
   try "compute-sanitizer memcheck on a rank alone" "$file" "${memcheck[@]}" \
-    "$here/collperf" all --op all --datatype all --sizes 1000 -n 1 -w 0 -g 1 --ranks thread --plane device
+    "$here/collperf" all --op all --datatype all --sizes 1000 -n 1 -w 0 -g 1 --ranks thread --backend device
 }
 
 # A rank of torch.distributed and one of ours in one communicator. Kernels of PyTorch's are loaded when they are used: it has thousands.

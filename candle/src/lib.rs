@@ -31,7 +31,7 @@
 //! Where they differ all ranks get an error that names both calls, wrapped in candle's. Types: all that candle computes with, `u8`, `u32`, `i16`, `i32`,
 //! `i64`, `bf16`, `f16`, `f32`, `f64` and `F8E4M3`. A tensor that is not contiguous is copied first.
 //!
-//! On GPUs (feature `cuda`) calls run on the communicator's device plane; see [`device_of`].
+//! On GPUs (feature `cuda`) calls run on the communicator's device backend; see [`device_of`].
 
 mod column;
 #[cfg(feature = "cuda")]

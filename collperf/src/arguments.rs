@@ -80,7 +80,7 @@ pub(crate) struct Arguments {
     /// The root rank, where there is one; -1 or all: each in turn
     #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
     pub(crate) root: String,
-    /// 0: call after call; 1: wait for each call, and a barrier after it, in the time; 2: wait for each call (on the host plane as 0,
+    /// 0: call after call; 1: wait for each call, and a barrier after it, in the time; 2: wait for each call (on the host backend as 0,
     /// since every call there waits); 3: as 1, with the barrier outside the time. With -G, a call is a launch of the graph
     #[arg(short = 'z', long, value_name = "0-3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) blocking: u8,
@@ -113,7 +113,7 @@ pub(crate) struct Arguments {
     /// What ranks are on this host [default: process, and thread with -t or where a launcher has started this process]
     #[arg(long, value_enum)]
     pub(crate) ranks: Option<RankKind>,
-    /// Calls that are made together in each of the -n iterations: on devices in one group of NCCL, on the host plane one after the other.
+    /// Calls that are made together in each of the -n iterations: on devices in one group of NCCL, on the host backend one after the other.
     /// The time of a row is that of one call
     #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) aggregated: u32,
@@ -127,9 +127,9 @@ pub(crate) struct Arguments {
     #[arg(long = &IS_ONE_RANK[2..], hide = true)]
     pub(crate) is_one_rank: bool,
     /// Where buffers lie: auto takes devices where every rank gets one, and host memory otherwise
-    #[arg(long, value_enum, default_value_t = Plane::Auto)]
-    pub(crate) plane: Plane,
-    /// How ranks of the host plane reach each other
+    #[arg(long, alias = "plane", value_enum, default_value_t = Backend::Auto)]
+    pub(crate) backend: Backend,
+    /// How ranks of the host backend reach each other
     #[arg(long, value_enum, default_value_t = Links::Auto)]
     pub(crate) transport: Links,
     /// Bind each rank. core: one core with all its hardware threads, near those of the other ranks; cache, numa: all cores of one last-level
@@ -148,7 +148,7 @@ pub(crate) struct Arguments {
     pub(crate) cell_ms: Option<Duration>,
 
     /// Before each collective measure calls of six sizes, for about a tenth of a second; then say of each row how it is done, how long it
-    /// should take, and that over the time it took. Host plane only
+    /// should take, and that over the time it took. Host backend only
     #[arg(long)]
     pub(crate) explain: bool,
 
@@ -216,16 +216,16 @@ pub(crate) struct DeviceFlags {
 }
 
 impl DeviceFlags {
-    /// The first flag that asks for a device, and why the host plane has no meaning for it.
+    /// The first flag that asks for a device, and why the host backend has no meaning for it.
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
-            ("-G", self.graph, "the host plane has no CUDA graphs"),
-            ("-C", self.issue_time.into(), "calls of the host plane are done when they return, so the time to issue them is the time"),
-            ("-y", self.null_stream.into(), "the host plane has no streams"),
-            ("-M", self.memory.into(), "the host plane uses no GPU memory"),
+            ("-G", self.graph, "the host backend has no CUDA graphs"),
+            ("-C", self.issue_time.into(), "calls of the host backend are done when they return, so the time to issue them is the time"),
+            ("-y", self.null_stream.into(), "the host backend has no streams"),
+            ("-M", self.memory.into(), "the host backend uses no GPU memory"),
         ];
         let switched_on = flags.into_iter().find(|(_, value, _)| *value != 0);
-        let policy = self.cta_policy.map(|policy| ("-x", policy.into(), "the host plane has no thread blocks"));
+        let policy = self.cta_policy.map(|policy| ("-x", policy.into(), "the host backend has no thread blocks"));
         switched_on.or(policy).map(|(flag, value, reason)| format!("{flag} {value}: {reason}"))
     }
 }
@@ -264,7 +264,7 @@ pub(crate) enum RankKind {
 
 /// Where buffers lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Plane {
+pub(crate) enum Backend {
     /// On the device where there is one
     Auto,
     /// In host memory
@@ -273,7 +273,7 @@ pub(crate) enum Plane {
     Device,
 }
 
-/// How ranks of the host plane reach each other.
+/// How ranks of the host backend reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Links {
     /// Shared memory inside a host, TCP between hosts

@@ -1,25 +1,25 @@
 //! Command lines that ask for what does not go together, or for what is not here: all of them are refused.
 
-use crate::arguments::{Arguments, Plane, RankKind};
+use crate::arguments::{Arguments, Backend, RankKind};
 use crate::collective::Collective;
 use crate::environment::Environment;
 use crate::failure::Failure;
 
 /// Why there are no predictions for devices.
-pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: on devices NCCL chooses, and has no prediction; use --plane host";
+pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: on devices NCCL chooses, and has no prediction; use --backend host";
 
 /// The most ranks of one process.
 const MOST_RANKS: usize = 4096;
 
-/// Refuses flags that do not go together. `asks_for_device` says which of them asks for one, and why the host plane has no meaning for it.
+/// Refuses flags that do not go together. `asks_for_device` says which of them asks for one, and why the host backend has no meaning for it.
 pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_device: Option<&String>) -> Result<(), Failure> {
-    if arguments.plane == Plane::Device && !cfg!(feature = "cuda") {
-        return Err(Failure::unsupported("--plane device: this build of collperf has no device plane; use --plane host"));
+    if arguments.backend == Backend::Device && !cfg!(feature = "cuda") {
+        return Err(Failure::unsupported("--backend device: this build of collperf has no device backend; use --backend host"));
     }
-    if let Some(refusal) = asks_for_device.filter(|_| arguments.plane == Plane::Host || !cfg!(feature = "cuda")) {
+    if let Some(refusal) = asks_for_device.filter(|_| arguments.backend == Backend::Host || !cfg!(feature = "cuda")) {
         return Err(Failure::unsupported(refusal));
     }
-    if arguments.explain && arguments.plane == Plane::Device {
+    if arguments.explain && arguments.backend == Backend::Device {
         return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
     }
     if arguments.explain && arguments.device.register != 0 {

@@ -39,7 +39,7 @@ pub(crate) struct Note {
     pub(crate) is_warning: bool,
 }
 
-/// The plane that is measured.
+/// The backend that is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum On {
     /// Host memory; why there are no devices, where they would have been taken.
@@ -85,7 +85,7 @@ impl RunFacts {
         let encrypted = self.is_encrypted.then(|| format!("Links between hosts are encrypted{too}"));
         let load = self.load_note();
         let fell_back = match &self.on {
-            On::Host { why: Some(why) } => Some(format!("On the host plane, since there is no device plane: {why}")),
+            On::Host { why: Some(why) } => Some(format!("On the host backend, since there is no device backend: {why}")),
             On::Host { why: None } | On::Device { .. } => None,
         };
         let notes = [(self.binding_note(), false), (encrypted, false), (load, true), (fell_back, false)];

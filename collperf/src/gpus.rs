@@ -14,5 +14,5 @@ pub(crate) fn count() -> Result<usize, String> {
 /// How many there are; where none can be used, why.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn count() -> Result<usize, String> {
-    Err("this build of collperf has no device plane (the feature `cuda` is off)".to_owned())
+    Err("this build of collperf has no device backend (the feature `cuda` is off)".to_owned())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use collectives::{DType, ReduceOp};
 
-use crate::arguments::{Arguments, DeviceFlags, Links, Plane, RankKind};
+use crate::arguments::{Arguments, Backend, DeviceFlags, Links, RankKind};
 use crate::collective::Collective;
 use crate::contradictions;
 use crate::environment::Environment;
@@ -53,7 +53,7 @@ pub(crate) struct Settings {
     pub(crate) subset: Option<Subset>,
     /// The device of the first rank of a process. Processes may differ in it.
     pub(crate) first_device: Option<usize>,
-    pub(crate) plane: Plane,
+    pub(crate) backend: Backend,
     pub(crate) device: Device,
     pub(crate) transport: Links,
     pub(crate) bind: Asked,
@@ -98,11 +98,11 @@ pub(crate) struct Device {
     pub(crate) null_stream: bool,
     pub(crate) cta_policy: Option<u8>,
     pub(crate) memory: bool,
-    /// The first of these that is asked for, and why the host plane has no meaning for it.
+    /// The first of these that is asked for, and why the host backend has no meaning for it.
     pub(crate) refusal: Option<String>,
 }
 
-/// What is done to buffers beforehand (`-R`). On the host plane the library hands them out in either case but the first.
+/// What is done to buffers beforehand (`-R`). On the host backend the library hands them out in either case but the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Register {
     Nothing,
@@ -114,7 +114,7 @@ pub(crate) enum Register {
 
 impl Device {
     fn new(flags: &DeviceFlags, first_device: Option<usize>) -> Self {
-        let chosen = first_device.map(|device| format!("NCCL_TESTS_DEVICE={device}: the host plane uses no device"));
+        let chosen = first_device.map(|device| format!("NCCL_TESTS_DEVICE={device}: the host backend uses no device"));
         Self {
             graph: flags.graph as usize,
             issue_time: flags.issue_time == 1,
@@ -191,7 +191,7 @@ impl Settings {
             parallel_init: arguments.parallel_init == 1,
             subset: environment.subset,
             first_device: environment.first_device,
-            plane: arguments.plane,
+            backend: arguments.backend,
             device,
             transport: arguments.transport,
             bind: match arguments.bind {
@@ -387,9 +387,9 @@ mod tests {
     #[test]
     fn flags_of_devices_are_refused_on_the_host_with_a_reason() {
         for flag in ["-G 1", "-C 1", "-x 0", "-M 1", "-y 1"] {
-            let (code, message) = refusal(&format!("all_reduce --plane host {flag}"));
+            let (code, message) = refusal(&format!("all_reduce --backend host {flag}"));
             assert!(
-                code == 5 && message.starts_with(&format!("{flag}: the host plane")) || message.starts_with("-C 1: calls"),
+                code == 5 && message.starts_with(&format!("{flag}: the host backend")) || message.starts_with("-C 1: calls"),
                 "{message}"
             );
         }
@@ -398,8 +398,10 @@ mod tests {
             assert!(code == 6 && message.starts_with(flag), "{message}");
         }
         // Their off values change nothing.
+        // The flag's former name.
         assert_eq!(settings("all_reduce --plane host -R 2").unwrap().device.register, Register::Window);
-        assert!(settings("all_reduce --plane host -G 0 -R 0 -C 0 -t 1 -m 1 -y 0 -p 0 -D 0 -M 0").is_ok());
+        assert_eq!(settings("all_reduce --backend host -R 2").unwrap().device.register, Register::Window);
+        assert!(settings("all_reduce --backend host -G 0 -R 0 -C 0 -t 1 -m 1 -y 0 -p 0 -D 0 -M 0").is_ok());
     }
 
     #[test]
@@ -427,7 +429,7 @@ mod tests {
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_build_without_devices_says_so() {
-        assert!(refusal("all_reduce --plane device").1.contains("no device plane"));
+        assert!(refusal("all_reduce --backend device").1.contains("no device backend"));
         assert_eq!(refusal("all_reduce -G 1").0, 5);
     }
 
@@ -449,7 +451,7 @@ mod tests {
 
     #[test]
     fn what_the_comparison_of_peers_asks_is_understood() {
-        let line = "all -g 2 --plane host --transport shm --colls all_reduce,barrier --sizes 4,1024 --cell-ms 150 --csv - --pin";
+        let line = "all -g 2 --backend host --transport shm --colls all_reduce,barrier --sizes 4,1024 --cell-ms 150 --csv - --pin";
         let settings = settings(line).unwrap();
         assert_eq!(settings.collectives, [Collective::AllReduce, Collective::Barrier]);
         assert_eq!((settings.cell, settings.transport), (Some(Duration::from_millis(150)), Links::Shm));

@@ -11,7 +11,7 @@ use collectives::{
 
 use sha2::{Digest, Sha256};
 
-use crate::arguments::{Arguments, Plane, RankKind};
+use crate::arguments::{Arguments, Backend, RankKind};
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::gpus;
@@ -86,12 +86,12 @@ fn finish(comm: Communicator, number: usize, settings: &Settings) -> Result<u8, 
 /// How many ranks to start: as many as asked for, else one for each GPU.
 fn ranks_here(settings: &Settings) -> Result<usize, Failure> {
     let asked = settings.ranks.map(|ranks| ranks * settings.threads.unwrap_or(1));
-    if settings.plane == Plane::Host {
+    if settings.backend == Backend::Host {
         return Ok(asked.unwrap_or(DEFAULT_RANKS));
     }
     let counted = gpus::count();
-    match (&counted, settings.plane, &settings.device.refusal) {
-        (Err(reason), Plane::Device, _) => Err(Failure::unsupported(format!("--plane device: {reason}"))),
+    match (&counted, settings.backend, &settings.device.refusal) {
+        (Err(reason), Backend::Device, _) => Err(Failure::unsupported(format!("--backend device: {reason}"))),
         (Err(reason), _, Some(refusal)) => Err(Failure::unsupported(format!("{refusal}, and there is no device: {reason}"))),
         _ => Ok(asked.or(counted.ok()).unwrap_or(DEFAULT_RANKS)),
     }
@@ -153,25 +153,25 @@ fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> 
     }
 }
 
-/// Asks for the device plane that the command line names.
+/// Asks for the device backend that the command line names.
 #[cfg(feature = "cuda")]
 fn with_device(builder: collectives::Builder, settings: &Settings, number: usize) -> collectives::Builder {
     let choice = settings.first_device.map_or(DeviceChoice::Local, |first| DeviceChoice::Ordinal(first + number));
     let policy = match settings.device.cta_policy {
-        None => return choose_device(builder, settings.plane, choice),
+        None => return choose_device(builder, settings.backend, choice),
         Some(0) => CtaPolicy::Default,
         Some(1) => CtaPolicy::Efficiency,
         Some(_) => CtaPolicy::Zero,
     };
-    choose_device(builder, settings.plane, choice).configure(|config| config.nccl = NcclConfig::default().cta_policy(policy))
+    choose_device(builder, settings.backend, choice).configure(|config| config.nccl = NcclConfig::default().cta_policy(policy))
 }
 
 #[cfg(feature = "cuda")]
-fn choose_device(builder: collectives::Builder, plane: Plane, choice: DeviceChoice) -> collectives::Builder {
-    match plane {
-        Plane::Host => builder,
-        Plane::Auto => builder.device(choice),
-        Plane::Device => builder.require_device(choice),
+fn choose_device(builder: collectives::Builder, backend: Backend, choice: DeviceChoice) -> collectives::Builder {
+    match backend {
+        Backend::Host => builder,
+        Backend::Auto => builder.device(choice),
+        Backend::Device => builder.require_device(choice),
     }
 }
 

@@ -17,7 +17,7 @@ use processors::{Processors, allowed, allowed_here, core_count, on_one_processor
 
 fn collperf(flags: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
-    command.args(["all_reduce", "--plane", "host", "--sizes", "8", "-n", "2"]).args(flags.split_whitespace()).stdin(Stdio::null());
+    command.args(["all_reduce", "--backend", "host", "--sizes", "8", "-n", "2"]).args(flags.split_whitespace()).stdin(Stdio::null());
     command
 }
 

@@ -30,7 +30,7 @@ fn code(status: ExitStatus) -> i32 {
 fn a_reader_that_goes_ends_all_ranks_without_a_word() {
     for flags in ["-g 3", "-g 3 --transport tcp", "-t 3", "-g 1", "-g 3 --csv -"] {
         let mut command = Command::new(COLLPERF);
-        command.args("all_reduce --sizes 8 -N 0 -n 1 --plane host".split(' ')).args(flags.split(' '));
+        command.args("all_reduce --sizes 8 -N 0 -n 1 --backend host".split(' ')).args(flags.split(' '));
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let _limit = Limit::on(&child);
         let reader = BufReader::new(child.stdout.take().unwrap());
@@ -93,7 +93,7 @@ fn results(text: &str) -> serde_json::Value {
 fn endless(flags: &str, folder: &Path) -> (Child, BufReader<ChildStdout>) {
     interrupts::heed();
     let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
-    command.args("all_reduce --sizes 8,64 -N 0 -n 2 --plane host -J r.json --html r.html --plot r.svg --prometheus r.prom".split(' '));
+    command.args("all_reduce --sizes 8,64 -N 0 -n 2 --backend host -J r.json --html r.html --plot r.svg --prometheus r.prom".split(' '));
     command.args(flags.split(' ')).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut reader = BufReader::new(child.stdout.take().unwrap());
@@ -153,7 +153,7 @@ fn a_run_that_has_nothing_yet_leaves_older_results_alone() {
     std::fs::write(folder.path().join("r.json"), "older").unwrap();
     interrupts::heed();
     let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
-    command.args("all_reduce --sizes 64M -n 100000 --plane host -t 2 -J r.json --html r.html".split(' ')).current_dir(folder.path());
+    command.args("all_reduce --sizes 64M -n 100000 --backend host -t 2 -J r.json --html r.html".split(' ')).current_dir(folder.path());
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let _limit = Limit::on(&child);
     let mut line = String::new();

@@ -63,7 +63,7 @@ fn every_collective_is_right() {
     // Three sizes each (the first two of an even split are one row where blocks are one element), and one row for the barrier.
     assert!(rows.len() > 2 * 14, "{} rows", rows.len());
     assert!(rows.iter().all(|row| row.len() == 13), "{rows:?}");
-    assert!(text.contains("# A barrier is the host plane's, whatever the plane"));
+    assert!(text.contains("# A barrier is the host backend's, whatever the backend"));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn times_to_issue_have_a_column_and_a_field_of_their_own() {
     assert_eq!(text.matches(" cputime ").count(), 2, "{text}");
     let json: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     assert!(json["nccl_version"].as_u64().unwrap() > 21800, "{json}");
-    assert_eq!((&json["config"]["plane"], &json["config"]["ngpus"]), (&"device".into(), &1.into()), "{json}");
+    assert_eq!((&json["config"]["backend"], &json["config"]["ngpus"]), (&"device".into(), &1.into()), "{json}");
     let device = &json["config"]["devices"][1];
     let bus = device["device_hex"].as_str().unwrap();
     assert!(bus.len() == 10 && bus.matches(':').count() == 2, "{device}");
@@ -202,8 +202,8 @@ fn without_a_driver_auto_is_the_host() {
         return;
     }
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(text.contains("# On the host plane, since there is no device plane: ") && text.contains("libcuda"), "{text}");
-    for (flags, code) in [("--plane device", 5), ("--plane device -g 1 --ranks thread", 5), ("-G 2", 5), ("-M 1 --plane host", 5)] {
+    assert!(text.contains("# On the host backend, since there is no device backend: ") && text.contains("libcuda"), "{text}");
+    for (flags, code) in [("--backend device", 5), ("--backend device -g 1 --ranks thread", 5), ("-G 2", 5), ("-M 1 --backend host", 5)] {
         let output = command(&format!("all_reduce --sizes 64 {flags}")).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{flags}: {output:?}");
@@ -214,11 +214,11 @@ fn without_a_driver_auto_is_the_host() {
 
 #[test]
 fn ranks_of_a_launcher_use_devices_too() {
-    let call = || command("all_reduce --plane device --sizes 64");
+    let call = || command("all_reduce --backend device --sizes 64");
     if !is_real() {
         let without = run_ranks(2, call);
         let has_driver = without.iter().all(|rank| rank.status.success());
-        let said = |rank: &Output| String::from_utf8_lossy(&rank.stderr).contains("there is no device plane: rank 0");
+        let said = |rank: &Output| String::from_utf8_lossy(&rank.stderr).contains("there is no device backend: rank 0");
         assert!(has_driver || without.iter().all(|rank| rank.status.code() == Some(5) && said(rank)), "{without:?}");
     }
     let ended = run_ranks(2, || on_devices(call()));

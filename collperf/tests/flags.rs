@@ -52,15 +52,15 @@ fn entries() -> Vec<Entry> {
     lines.map(entry).collect()
 }
 
-/// A command for a row: with the plane that it needs, and few calls.
+/// A command for a row: with the backend that it needs, and few calls.
 fn command(folder: &Path, entry: &Entry, name: &str) -> Command {
     let mut command = Command::new(COLLPERF);
     command.current_dir(folder).stdin(Stdio::null()).arg(if name.contains("ALLTOALLV") { "alltoallv" } else { "reduce" });
     command.args(["-b", "64", "-e", "1K", "-n", "2", "-g", "2"]);
     if entry.here.contains("on devices") {
-        command.envs(simgpu::environment()).args(["--plane", "device"]);
+        command.envs(simgpu::environment()).args(["--backend", "device"]);
     } else {
-        command.args(["--plane", "host"]);
+        command.args(["--backend", "host"]);
     }
     if entry.here.contains("needs `-I 1`") {
         command.args(["-I", "1"]);
@@ -113,7 +113,7 @@ fn every_test_is_what_the_table_says() {
     for row in rows {
         let link = folder.path().join(&quoted(row[0])[0]);
         std::os::unix::fs::symlink(COLLPERF, &link).unwrap();
-        let text = succeeded(Command::new(link).args(["-b", "8", "-e", "8", "-g", "2", "--plane", "host"]).output().unwrap());
+        let text = succeeded(Command::new(link).args(["-b", "8", "-e", "8", "-g", "2", "--backend", "host"]).output().unwrap());
         assert!(text.contains(&format!("# Collective test starting: {}\n", quoted(row[0])[0])), "{text}");
     }
 }
@@ -163,7 +163,7 @@ fn their_divisions_are_what_they_say() {
     };
     for split in ["AND 0x7", "MOD 8", "OR 0x7", "DIV 8", "AND 0x1", "MOD 2"] {
         let mut command = Command::new(COLLPERF);
-        command.args(["all_reduce", "-t", "16", "-b", "1K", "-e", "1K", "-n", "2", "--plane", "host"]).env("NCCL_TESTS_SPLIT", split);
+        command.args(["all_reduce", "-t", "16", "-b", "1K", "-e", "1K", "-n", "2", "--backend", "host"]).env("NCCL_TESTS_SPLIT", split);
         let text = succeeded(command.output().unwrap());
         for rank in 0..16 {
             assert!(text.contains(&format!("#  Rank {rank:>2} Group {:>2} ", group_of(rank, split))), "{split}\n{text}");

@@ -1,4 +1,4 @@
-//! `collperf` in processes that a launcher has started, and in groups of ranks, on the host plane.
+//! `collperf` in processes that a launcher has started, and in groups of ranks, on the host backend.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use common::ranks::run_ranks;
 
 fn command(arguments: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
-    command.args(arguments.split_whitespace()).args(["--plane", "host", "-n", "2"]).stdin(Stdio::null()).envs(variables.iter().copied());
+    command.args(arguments.split_whitespace()).args(["--backend", "host", "-n", "2"]).stdin(Stdio::null()).envs(variables.iter().copied());
     command
 }
 
@@ -114,10 +114,10 @@ fn groups_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_device_is_no_choice_on_the_host_plane() {
+fn a_device_is_no_choice_on_the_host_backend() {
     let output = command("all_reduce -g 1", &[("NCCL_TESTS_DEVICE", "0")]).output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("NCCL_TESTS_DEVICE=0: the host plane uses no device"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("NCCL_TESTS_DEVICE=0: the host backend uses no device"), "{output:?}");
 }
 
 #[test]

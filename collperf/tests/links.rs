@@ -46,7 +46,7 @@ fn every_test_has_a_link_and_is_itself() {
     names.sort();
     assert_eq!(names.len(), 11);
     for name in names {
-        let text = succeeded(&run(folder.path().join(&name), "-b 8 -e 1K -f 8 -g 2 --plane host -n 2"));
+        let text = succeeded(&run(folder.path().join(&name), "-b 8 -e 1K -f 8 -g 2 --backend host -n 2"));
         assert!(text.contains(&format!("# Collective test starting: {name}\n# nThread ")), "{text}");
     }
 }
@@ -56,12 +56,12 @@ fn a_link_has_the_defaults_of_nccl_tests() {
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join("all_reduce_perf_mpi");
     symlink(COLLPERF, &link).unwrap();
-    let text = succeeded(&run(&link, "--plane host -n 1 -c 0"));
+    let text = succeeded(&run(&link, "--backend host -n 1 -c 0"));
     assert!(text.contains("minBytes 33554432 maxBytes 33554432 step: 1048576(bytes)") && !text.contains("#  Rank  1 "), "{text}");
     // A smallest size above the largest one is an error there, too.
     refused(&run(&link, "-b 64M"), 6, "invalid sizes for 'minbytes' and 'maxbytes'");
     // Ranks that are processes are this test, too.
-    let text = succeeded(&run(&link, "--plane host -n 1 -g 3 -b 4 -e 12 -i 4"));
+    let text = succeeded(&run(&link, "--backend host -n 1 -g 3 -b 4 -e 12 -i 4"));
     assert_eq!(text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count(), 3, "{text}");
 }
 

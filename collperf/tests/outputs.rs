@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 fn collperf(arguments: &str, folder: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
-    command.args(arguments.split_whitespace()).args(["--plane", "host", "-g", "2", "-n", "2"]).current_dir(folder).output().unwrap()
+    command.args(arguments.split_whitespace()).args(["--backend", "host", "-g", "2", "-n", "2"]).current_dir(folder).output().unwrap()
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn prometheus_gets_one_value_for_each_series() {
     let series: BTreeSet<&str> = lines.iter().map(|line| line.rsplit_once(' ').unwrap().0).collect();
     assert!(series.len() == lines.len() && lines.len() > 100, "{text}");
     assert!(lines.iter().all(|line| line.starts_with("collperf_") && line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok()), "{text}");
-    let wanted = "collperf_wrong_elements{collective=\"reduce\",op=\"sum\",type=\"float\",bytes=\"1000\",root=\"1\",in_place=\"true\",ranks=\"2\",plane=\"host\",transport=\"auto\"} 0";
+    let wanted = "collperf_wrong_elements{collective=\"reduce\",op=\"sum\",type=\"float\",bytes=\"1000\",root=\"1\",in_place=\"true\",ranks=\"2\",backend=\"host\",transport=\"auto\"} 0";
     assert!(series.contains("collperf_busy_cores"), "{text}");
     assert!(lines.contains(&wanted) && lines.contains(&"collperf_success 1") && lines.contains(&"collperf_ranks 2"), "{text}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
@@ -41,7 +41,7 @@ fn a_mean_below_nine_tenths_of_what_is_asked_for_fails() {
     let folder = tempfile::tempdir().unwrap();
     let run = |least: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
-        command.args(["all_reduce", "--plane", "host", "-g", "2", "--sizes", "4K", "-n", "2", "--prometheus", "out.prom"]);
+        command.args(["all_reduce", "--backend", "host", "-g", "2", "--sizes", "4K", "-n", "2", "--prometheus", "out.prom"]);
         let output = command.env("NCCL_TESTS_MIN_BW", least).current_dir(folder.path()).output().unwrap();
         let line = String::from_utf8_lossy(&output.stdout).lines().find(|line| line.contains("Avg bus bandwidth")).map(str::to_owned);
         (output.status.code(), line.unwrap_or_default().split_whitespace().last().unwrap_or_default().to_owned())

@@ -128,7 +128,7 @@ fn processes_on_hosts_have_several_ranks_each() {
         Ok(hosts) => hosts,
         Err(why) => skip!("network namespaces cannot be made: {why}"),
     };
-    let (text, code) = on_hosts(&hosts, 34, "all -t 2 --plane host --sizes 8,1K -n 2");
+    let (text, code) = on_hosts(&hosts, 34, "all -t 2 --backend host --sizes 8,1K -n 2");
     assert!(code == Some(0) && !text.contains("FAILED") && text.contains("#  Rank  3 Group  0 "), "{text}");
 }
 

@@ -15,7 +15,7 @@ fn collperf(arguments: &[&str], folder: &Path) -> (Option<i32>, String, String) 
 fn two_measurements_are_compared_in_words_and_in_a_picture() {
     let folder = tempfile::tempdir().unwrap();
     for (file, sizes) in [("a.json", "8,64"), ("b.json", "64,512")] {
-        let flags = ["all_reduce", "-g", "2", "--plane", "host", "-n", "5", "-N", "2", "--sizes", sizes, "-J", file];
+        let flags = ["all_reduce", "-g", "2", "--backend", "host", "-n", "5", "-N", "2", "--sizes", sizes, "-J", file];
         let (code, _, complaint) = collperf(&flags, folder.path());
         assert_eq!(code, Some(0), "{complaint}");
     }
@@ -76,7 +76,7 @@ fn a_threshold_makes_the_exit_code() {
 fn a_page_of_one_file_tells_a_run() {
     let folder = tempfile::tempdir().unwrap();
     let flags =
-        ["all", "--colls", "all_reduce,barrier", "-g", "3", "--plane", "host", "-n", "3", "-b", "8", "-e", "64", "--html", "page.html"];
+        ["all", "--colls", "all_reduce,barrier", "-g", "3", "--backend", "host", "-n", "3", "-b", "8", "-e", "64", "--html", "page.html"];
     let (code, _, complaint) = collperf(&flags, folder.path());
     assert_eq!(code, Some(0), "{complaint}");
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
@@ -86,6 +86,6 @@ fn a_page_of_one_file_tells_a_run() {
         assert!(page.contains(part), "{part:?} is not in\n{page}");
     }
     assert_eq!(page.matches("<td>all_reduce</td>").count(), 4 * 2);
-    let (code, _, complaint) = collperf(&["barrier", "-g", "2", "--plane", "host", "--html", "none/page.html"], folder.path());
+    let (code, _, complaint) = collperf(&["barrier", "-g", "2", "--backend", "host", "--html", "none/page.html"], folder.path());
     assert!(code == Some(1) && complaint.contains("creating none/page.html"), "{complaint}");
 }

@@ -45,7 +45,7 @@ fn collperf_traces_what_it_measures() {
         let file = folder.path().join(kind);
         let path = file.display().to_string();
         let flags =
-            ["broadcast", "-g", "2", "--plane", "host", "--sizes", "64,4096", "-n", "5", "-c", "0", "--ranks", kind, "--trace", &path];
+            ["broadcast", "-g", "2", "--backend", "host", "--sizes", "64,4096", "-n", "5", "-c", "0", "--ranks", kind, "--trace", &path];
         let (code, _, complaint) = collperf(&flags);
         assert_eq!(code, Some(0), "{complaint}");
         let trace = read(&file);

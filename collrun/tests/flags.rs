@@ -213,11 +213,11 @@ fn a_job_on_two_hosts_is_told_by_variables_alone() {
     assert_eq!(lines, [0, 1, 2, 3].map(|rank| format!("[{rank}] {rank} of 4 at 127.0.0.1:{port}, host {}", rank / 2)));
 }
 
-/// A script in Python that says what it was called with, and becomes a program that does an all-reduce of 8 bytes on a plane.
-fn write_script(folder: &Path, collperf: &Path, plane: &str) {
+/// A script in Python that says what it was called with, and becomes a program that does an all-reduce of 8 bytes on a backend.
+fn write_script(folder: &Path, collperf: &Path, backend: &str) {
     let script = format!(
         "import os, sys\nprint('called with', *sys.argv[1:], flush=True)\n\
-         os.execv('{0}', ['{0}', 'all_reduce', '--plane', '{plane}', '-b', '8', '-e', '1K', '-f', '4', '-n', '2', '-w', '1'])\n",
+         os.execv('{0}', ['{0}', 'all_reduce', '--backend', '{backend}', '-b', '8', '-e', '1K', '-f', '4', '-n', '2', '-w', '1'])\n",
         collperf.display()
     );
     std::fs::write(folder.join("script.py"), script).unwrap();
@@ -235,12 +235,12 @@ fn their_lines(port: u16) -> [String; 3] {
     ]
 }
 
-/// Runs them, with these variables, where every rank does a collective on a plane.
-fn run_their_lines(plane: &str, variables: &[(&str, OsString)]) -> Result<(), String> {
+/// Runs them, with these variables, where every rank does a collective on a backend.
+fn run_their_lines(backend: &str, variables: &[(&str, OsString)]) -> Result<(), String> {
     Command::new("python3").arg("--version").output().map_err(|_| "there is no python3".to_owned())?;
     let collperf = program("collperf")?;
     let folder = tempfile::tempdir().unwrap();
-    write_script(folder.path(), &collperf, plane);
+    write_script(folder.path(), &collperf, backend);
     for line in their_lines(free_port()) {
         let hosts = if line.contains("--nnodes=2") { 2 } else { 1 };
         let start = || {

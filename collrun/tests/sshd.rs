@@ -170,7 +170,7 @@ fn a_collective_runs_there() {
         Ok(sshd) => sshd,
         Err(why) => skip!("{why}"),
     };
-    let script = format!("exec {} all_reduce --plane host -b 8 -e 64K -f 64 -n 2 -w 1", collperf.display());
+    let script = format!("exec {} all_reduce --backend host -b 8 -e 64K -f 64 -n 2 -w 1", collperf.display());
     let run = sshd.collrun("--nproc-per-node 3 --secret", &script).output().unwrap();
     assert!(run.status.success() && String::from_utf8_lossy(&run.stdout).contains("# Out of bounds values : 0 OK"), "{run:?}");
 }

@@ -20,7 +20,7 @@ pub(crate) mod device_folds {
     pub(crate) const LEAST_SLAB_BYTES: usize = 4 << 20;
     /// Slabs of a large vector: with so many, exchange and fold overlap. Agreed.
     pub(crate) const SLABS: usize = 4;
-    /// Bytes that a plane has for folds from the start: enough for vectors of 16 MiB. The first call that needs more takes all that
+    /// Bytes that a backend has for folds from the start: enough for vectors of 16 MiB. The first call that needs more takes all that
     /// `Config::device_scratch_bytes` allows. Agreed.
     pub(crate) const FIRST_SCRATCH_BYTES: usize = 8 << 20;
     /// Bytes from which a piece is copied to where the device reads fast before it is folded: for fewer, two copies cost more than they save.
@@ -67,8 +67,8 @@ pub(crate) mod device {
     pub(crate) const AGREEMENT_WAIT: Duration = Duration::from_secs(5);
     /// How long a communicator that is dropped, and was not closed, may take to finish what was begun.
     pub(crate) const COMMUNICATOR_DROP_WAIT: Duration = Duration::from_secs(5);
-    /// How long the end of a plane waits for its kernels on streams of the caller's.
-    pub(crate) const PLANE_DROP_WAIT: Duration = Duration::from_secs(5);
+    /// How long the end of a backend waits for its kernels on streams of the caller's.
+    pub(crate) const BACKEND_DROP_WAIT: Duration = Duration::from_secs(5);
     /// How long a buffer of NCCL's that is dropped waits for the streams that use it. After that its memory is lost.
     pub(crate) const BUFFER_DROP_WAIT: Duration = Duration::from_secs(60);
     /// How long the end of a registration or a window waits for the device.
@@ -98,7 +98,7 @@ pub(crate) mod liveness {
     pub(crate) const LAST_LOOK: Duration = Duration::from_millis(1);
 }
 
-/// Connections that have not proven themselves (`proof/admission.rs`).
+/// Connections that have not proven themselves (`authentication/admission.rs`).
 pub(crate) mod admission {
     use std::time::Duration;
 
@@ -129,7 +129,7 @@ pub(crate) mod admission {
     pub(crate) const REPORTED: u64 = 16;
 }
 
-/// Links between ranks over TCP (`host/net/`), and what a plane makes of them.
+/// Links between ranks over TCP (`host/net/`), and what a backend makes of them.
 pub(crate) mod net {
     use std::time::Duration;
 
@@ -289,7 +289,7 @@ pub(crate) mod shm {
     pub(crate) const READERS_INTERVAL: Duration = Duration::from_millis(1);
 }
 
-/// Calls on several buffers (`host/plane/many.rs`).
+/// Calls on several buffers (`host/backend/many.rs`).
 pub(crate) mod many {
     /// Bytes of a buffer up to which it is joined with others where the ranks share a host: 100 of 1 KiB take 2 ranks 54 µs joined, 101 µs one
     /// by one. Where each rank has a core a call of 4 KiB takes 0.5 µs, and the two copies about as much; where ranks share cores, joining pays
@@ -549,8 +549,8 @@ pub(crate) mod bootstrap {
     pub(crate) const RANKS_PER_ROOT: usize = 256;
 }
 
-/// The host plane.
-pub(crate) mod plane {
+/// The host backend.
+pub(crate) mod backend {
     /// Bytes from which a look at the clock costs nothing beside the call: its end goes on record with its time.
     pub(crate) const LONG_CALL_BYTES: usize = 16 << 10;
 }

@@ -1,4 +1,4 @@
-//! One checked collective with its buffers, ready for the plane on whose memory they are. The planes name buffers in different ways, and
+//! One checked collective with its buffers, ready for the backend on whose memory they are. The backends name buffers in different ways, and
 //! fold in different ways; the rest is the same for both.
 
 #![expect(unsafe_code, reason = "a job is sent to the thread that runs it, with the addresses of its buffers")]
@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::call::{BlockLayout, Call, Collective};
 
-/// How a plane names memory.
+/// How a backend names memory.
 pub(crate) trait Address: Copy + fmt::Debug {
     /// The address so many bytes further on.
     fn advanced(self, bytes: usize) -> Self;
@@ -100,7 +100,7 @@ unsafe impl<S: Address, D: Address> Send for Lists<S, D> {}
 /// A checked collective, whose elements are folded by an `R`.
 #[derive(Debug)]
 pub(crate) struct Job<S, D, R> {
-    /// What the ranks must agree on. The plane sets the sequence number.
+    /// What the ranks must agree on. The backend sets the sequence number.
     pub(crate) call: Call,
     /// The caller's buffers.
     pub(crate) memory: Operands<S, D>,
@@ -119,7 +119,7 @@ pub(crate) struct Job<S, D, R> {
 }
 
 impl<S: Address, D: Address, R> Job<S, D, R> {
-    /// The buffers as planes want them: where a block of one buffer is the other, that block alone.
+    /// The buffers as backends want them: where a block of one buffer is the other, that block alone.
     pub(crate) fn narrowed(&self, rank: usize) -> Operands<S, D> {
         let mut memory = self.memory;
         match self.call.kind {

@@ -1,4 +1,4 @@
-//! The public face: checks every argument once, then hands a job to the plane where its buffer lives.
+//! The public face: checks every argument once, then hands a job to the backend where its buffer lives.
 //!
 //! `handle/` has the type, and names only what lies below it: `work/` (calls in the background), `progress/` (messages), `recovery.rs`. Each other
 //! file adds methods to the type, and is named by none of these.
@@ -7,13 +7,13 @@
 //!
 //! A method of `Communicator` checks its arguments (`communicator/prepare/arguments.rs`) and makes a `Job` (`communicator/prepare/prepared.rs`): what all ranks must
 //! agree on (`Call`, 32 bytes), raw buffers, how they are shared out, and the kernel that folds. A blocking call runs the job on the
-//! caller's thread. A started call hands it, with the buffers it owns, to a worker thread. Both take turns at the host plane: a ticket lock
+//! caller's thread. A started call hands it, with the buffers it owns, to a worker thread. Both take turns at the host backend: a ticket lock
 //! (`ticket_lock.rs`) serves the threads that share the communicator, and started calls, in the order in which they were called. Messages
 //! have a lock of their own (`progress/`), so they wait for no collective. What consists of several collectives (`alloc`, `split`, objects,
-//! `close`) holds one turn for all of them. Calls on devices take a turn at the device plane first, from before they are compared until they
+//! `close`) holds one turn for all of them. Calls on devices take a turn at the device backend first, from before they are compared until they
 //! are queued; so does what makes or closes communicators of NCCL's.
 //!
-//! `host/plane/` picks one of three routes:
+//! `host/backend/` picks one of three routes:
 //!
 //! - **intra-host**: all ranks on one host: shared memory alone (`host/shm/`);
 //! - **inter-host**: no two ranks on one host, or TCP forced: a plan over links (`host/plan/`, `host/engine/`, `host/net/`);

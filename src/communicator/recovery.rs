@@ -10,11 +10,11 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::authentication::Secret;
 use crate::base::event;
 use crate::base::tuning::recovery::{ANSWER, LINGER, PROBE};
 use crate::error::{Error, Result};
 use crate::host::net::own_address::to_listen_on;
-use crate::proof::Secret;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
 
 /// Looks whether a rank is gone that everyone waits for, and says which.

@@ -15,8 +15,8 @@ use crate::communicator::work::completion::State;
 use crate::communicator::work::pinned::PinnedBuffer;
 use crate::communicator::work::{Turns, Work};
 use crate::error::Result;
+use crate::host::backend::{HostBackend, Job, Jobs};
 use crate::host::health::forked;
-use crate::host::plane::{HostPlane, Job, Jobs};
 
 /// What a started call became.
 enum Launched {
@@ -46,22 +46,22 @@ impl Communicator {
         }
     }
 
-    /// Runs a checked job of the host plane on this thread, after the started ones.
+    /// Runs a checked job of the host backend on this thread, after the started ones.
     #[inline]
     pub(super) fn run(&self, job: &Job) -> Result<()> {
-        self.in_turn(&job.call, |plane, deadline| plane.run(job, deadline))
+        self.in_turn(&job.call, |backend, deadline| backend.run(job, deadline))
     }
 
     /// Runs one call on several buffers in the same way, in one turn.
     #[inline(never)]
     pub(super) fn run_all(&self, jobs: &Jobs) -> Result<()> {
-        self.in_turn(jobs.call(), |plane, deadline| plane.run_all(jobs, deadline))
+        self.in_turn(jobs.call(), |backend, deadline| backend.run_all(jobs, deadline))
     }
 
     #[inline(always)]
-    fn in_turn(&self, call: &Call, run: impl FnOnce(&mut HostPlane, &Deadline) -> Result<()>) -> Result<()> {
+    fn in_turn(&self, call: &Call, run: impl FnOnce(&mut HostBackend, &Deadline) -> Result<()>) -> Result<()> {
         let timeout = self.timeout();
-        let entered = self.core.shared.plane.with(timeout, |plane| run(plane, &Deadline::lazily(timeout)));
+        let entered = self.core.shared.backend.with(timeout, |backend| run(backend, &Deadline::lazily(timeout)));
         let result = entered.unwrap_or_else(|why| Err(self.no_turn(call.name(), why)));
         result.inspect_err(|error| self.core.shared.after_failure(error))
     }

@@ -20,7 +20,7 @@ use crate::communicator::prepare::prepared::{Prepared, Source};
 use crate::communicator::work::message::{MessageBuffer, MessageContext};
 use crate::config::Transport;
 use crate::error::Result;
-use crate::host::plane;
+use crate::host::backend;
 use crate::host::reduce::Kernel;
 use crate::meeting::Meeting;
 
@@ -254,7 +254,7 @@ fn run(comm: &Communicator, prepared: Result<Prepared<'_>>, reduction: Option<&R
     let Prepared::Host(mut job, _) = prepared? else { unreachable!("one buffer of the host") };
     job.call.element = TypeTag::Scalar(DType::Bool);
     if let Some(reduction) = reduction {
-        job.reduction = Some(plane::Reduction::new(Kernel::of(reduction, TypeTag::of::<bool>(), comm.world_size())?, None));
+        job.reduction = Some(backend::Reduction::new(Kernel::of(reduction, TypeTag::of::<bool>(), comm.world_size())?, None));
     }
     comm.run(&job)
 }
@@ -382,7 +382,7 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
                 let fold = move |_: &mut [bool], _: &[bool]| assert!(turns.fetch_add(1, Ordering::Relaxed) < well, "enough");
                 Kernel::of(&Reduction::<bool>::from(CustomOp::new("x", fold)), TypeTag::of::<bool>(), 2)?
             };
-            job.reduction = Some(plane::Reduction::new(kernel, None));
+            job.reduction = Some(backend::Reduction::new(kernel, None));
             let ended = catch_unwind(AssertUnwindSafe(|| comm.run(&job)));
             assert!(!matches!(ended, Ok(Ok(()))), "the op panicked");
             drop(job);

@@ -1,4 +1,4 @@
-//! The device plane: collectives on GPU memory, over NCCL.
+//! The device backend: collectives on GPU memory, over NCCL.
 //!
 //! # Design
 //!
@@ -6,13 +6,13 @@
 //! cudarc does, because cudarc panics where one is missing; `nccl-sys` opens NCCL and resolves each function when it is first called.
 //! cudarc gives contexts, streams, events and slices, with no CUDA version named, so that the final program chooses.
 //!
-//! **Making it.** The host plane comes first, and is the control plane of the device plane: every rank says which GPU and which NCCL it
+//! **Making it.** The host backend comes first, and is the way in which ranks of the device backend agree: every rank says which GPU and which NCCL it
 //! has, or why it has none; all come to the same verdict (one GPU for two ranks, two releases of NCCL …), and only then is NCCL started,
-//! with an id that travels over the host plane. What one rank lacks, every rank hears of in words. A split makes the child's NCCL
+//! with an id that travels over the host backend. What one rank lacks, every rank hears of in words. A split makes the child's NCCL
 //! communicator by `ncclCommSplit`.
 //!
 //! **A call** is checked as on the host; `communicator/device/` then has the stream wait for the buffers' events, and hands addresses to
-//! `device/plane/`. A reduction goes one of these ways (`Device::explain` prints them for the devices at hand):
+//! `device/backend/`. A reduction goes one of these ways (`Device::explain` prints them for the devices at hand):
 //!
 //! | op | types | way |
 //! | --- | --- | --- |
@@ -27,13 +27,13 @@
 //! | Avg | f16, bf16, fp8, i16, u16 | our folds: summed in f32, divided and rounded once |
 //! | PreMulSum | floats | NCCL's own; fp8 on older devices: a pass that multiplies, then our folds |
 //! | custom | any | our folds, with the caller's kernel |
-//! | `Config::reproducible` | f16, bf16, f32, f64, where the order matters | our folds, in rank order: the bits of the host plane |
+//! | `Config::reproducible` | f16, bf16, f32, f64, where the order matters | our folds, in rank order: the bits of the host backend |
 //!
 //! On one rank nothing goes to NCCL, whose mean is wrong there in 2.27.5 to 2.29.6.
 //!
 //! **Folds** (`device/plan/`): small vectors are gathered everywhere and folded everywhere; large ones go in slabs: each rank gets the
 //! others' share of its block, folds them in one pass, and the blocks are gathered: the bytes of a ring all-reduce. Slab k+1 is
-//! exchanged while slab k is folded, on a second stream. Scratch memory is of fixed size, allocated with the plane. The plan of a call is a
+//! exchanged while slab k is folded, on a second stream. Scratch memory is of fixed size, allocated with the backend. The plan of a call is a
 //! list of steps, a pure value, and a test runs the plans of all ranks over a model of their memories.
 //!
 //! **Never blocking for ever** (`device/comm/`): calls go to a communicator of NCCL's that blocks, on their own thread. A second one,
@@ -54,21 +54,21 @@
 //! once more.
 //!
 //! **Comparing calls.** NCCL compares nothing, and where ranks differ it writes what it is sent. So before a call is queued its fingerprint goes
-//! round the host plane as an `all_gather` of 40 B; for a group the number of its calls and a SHA-256 of their fingerprints. Where something differs
+//! round the host backend as an `all_gather` of 40 B; for a group the number of its calls and a SHA-256 of their fingerprints. Where something differs
 //! the first calls follow, and then all of them. Nothing has been queued by then, so the communicator works on after a `Mismatch`. The price is one small
 //! `all_gather` a call, and that ranks wait for each other on the host, which queued calls otherwise do not. Fewer is a promise, by an `unsafe`
 //! function; the environment can only ask for all. Inside a capture calls are compared as ever, since that is host code which all ranks run
 //! alike; a launch of the graph is not a call of ours.
 //!
-//! A message has two ends: its sender says over the host plane (a *header*, an eager message of 24 B under a tag of the crate's own, numbered
+//! A message has two ends: its sender says over the host backend (a *header*, an eager message of 24 B under a tag of the crate's own, numbered
 //! for each pair) what it sends, and goes on; a receive waits for that before it is queued. In a group all headers are sent before any is
 //! awaited. A difference ends the communicator, since the sender may have queued its part: the receiver says so over the message links, and the
 //! sender's liveness probe, which has the progress engine's thread listen while a device is waited for, frees its stream. The collectives of `group_across` are
 //! compared by headers too, each rank's to every other: a thread with several ranks cannot wait in a collective of one of them, and nothing less than
 //! all to all is free of deadlocks where threads hold different sets of ranks. From its first header (or a comparison that passed) on a rank
-//! owes its calls: a `Pledge` ends the device plane where they are not queued, also by a panic, or NCCL would match later calls with others.
+//! owes its calls: a `CommitGuard` ends the device backend where they are not queued, also by a panic, or NCCL would match later calls with others.
 //!
-//! A communicator without a host plane compares its typed calls over NCCL (`communicator/device/nccl/`, `device/plane/exchange.rs`): an all-gather of
+//! A communicator without a host backend compares its typed calls over NCCL (`communicator/device/nccl/`, `device/backend/exchange.rs`): an all-gather of
 //! 64 B on a stream of its own, with the settings that decide how calls are cut into pieces, waited for with the deadline. Both ends of messages swap as
 //! much before either queues its part, one exchange for each pair of ranks in a group: headers that only the receiver waits for would meet the data of
 //! messages that the other end groups differently, since NCCL matches by order alone.
@@ -98,6 +98,7 @@
 //! about NCCL or about speed. It is reached by its path alone: the tests open it, and its sonames make later look-ups find it.
 
 mod arguments;
+mod backend;
 mod comm;
 mod custom_kernels;
 mod driver;
@@ -105,15 +106,14 @@ mod kernels;
 mod memory;
 mod nccl;
 mod plan;
-mod plane;
 mod standalone;
 
 pub(crate) use arguments::Arguments;
+pub(crate) use backend::{DeviceBackend, WORDS_BYTES, Words};
 pub(crate) use comm::{BackOff, EndNotice, LivenessProbe, NcclComm, Notice, Setup, StreamPosition, unique_id};
 pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, has_multicast, is_capturing, of, open, share_pool};
 pub(crate) use memory::suits_window;
 pub use memory::{NcclBuffer, Registrable, Registration, Window};
 pub(crate) use nccl::{encrypt, library};
 pub(crate) use plan::{Job, Message, Reduction};
-pub(crate) use plane::{DevicePlane, WORDS_BYTES, Words};
 pub use standalone::{NcclAbortHandle, NcclCommunicator, RawBuffer, RawCall, ShrinkMode, UniqueId};

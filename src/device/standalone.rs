@@ -1,4 +1,4 @@
-//! A communicator on one device without a host plane: for engines that bring their own start-up, streams and memory.
+//! A communicator on one device without a host backend: for engines that bring their own start-up, streams and memory.
 
 #![expect(unsafe_code, reason = "calls on addresses that the caller vouches for")]
 
@@ -9,12 +9,12 @@ use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys::ncclUniqueId;
 
 use super::arguments::Arguments;
+use super::backend::{DeviceBackend, Options};
 use super::comm::{self, NcclComm, Setup};
 use super::driver::{self, Gpu};
 use super::memory::{NcclBuffer, Registrable, Registration};
 use super::nccl;
 use super::plan::{Job, Message, Reduction};
-use super::plane::{DevicePlane, Options};
 use crate::base::deadline::Deadline;
 use crate::call::Collective;
 use crate::call::element::{DType, Data, TypeTag};
@@ -68,7 +68,7 @@ impl fmt::Debug for UniqueId {
 }
 
 /// One rank of a communicator of NCCL's, with this crate's deadlines, watchdog and kernels: [`Communicator`](crate::Communicator)
-/// without the host plane.
+/// without the host backend.
 ///
 /// Its calls come in two kinds:
 ///
@@ -97,14 +97,14 @@ impl fmt::Debug for UniqueId {
 ///
 /// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order in which they come. What a
 /// [`Communicator`](crate::Communicator) has by [`Device::raw`](crate::Device::raw) is one of these, too; all ranks make a call either
-/// through it, or through the `Communicator`, which compares over its host plane: where they do not, both wait until the deadline.
+/// through it, or through the `Communicator`, which compares over its host backend: where they do not, both wait until the deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
 /// What all clones share.
 #[derive(Debug)]
 struct Inner {
-    plane: DevicePlane,
+    backend: DeviceBackend,
     config: Config,
 }
 
@@ -202,13 +202,13 @@ impl NcclCommunicator {
     pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32), has_switch: bool) -> Result<Self> {
         let options = Options::of(config, least_capability, has_switch);
         comm.inner().warn_after(config.stall_warning);
-        Ok(Self(Arc::new(Inner { plane: DevicePlane::new(gpu, comm, &options)?, config: config.clone() })))
+        Ok(Self(Arc::new(Inner { backend: DeviceBackend::new(gpu, comm, &options)?, config: config.clone() })))
     }
 
     /// A communicator made of ranks of this one.
     pub(crate) fn descendant(&self, comm: NcclComm) -> Result<Self> {
-        let plane = &self.0.plane;
-        Self::around(plane.gpu().clone(), comm, &self.0.config, plane.least_capability(), plane.has_switch())
+        let backend = &self.0.backend;
+        Self::around(backend.gpu().clone(), comm, &self.0.config, backend.least_capability(), backend.has_switch())
     }
 
     /// A deadline by the timeout of its settings.
@@ -219,13 +219,13 @@ impl NcclCommunicator {
     /// This rank's number, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.0.plane.comm().rank()
+        self.0.backend.comm().rank()
     }
 
     /// How many ranks there are.
     #[must_use]
     pub fn world_size(&self) -> usize {
-        self.0.plane.comm().world_size()
+        self.0.backend.comm().world_size()
     }
 
     /// A communicator of all ranks but those listed, called by the others alone. NCCL 2.27.3.
@@ -235,7 +235,7 @@ impl NcclCommunicator {
     /// `InvalidArgument`, `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], parent: ShrinkMode) -> Result<Self> {
-        let comm = self.0.plane.comm().shrink(excluded, parent == ShrinkMode::Abort, &self.0.config.nccl, &self.deadline())?;
+        let comm = self.0.backend.comm().shrink(excluded, parent == ShrinkMode::Abort, &self.0.config.nccl, &self.deadline())?;
         self.descendant(comm)
     }
 
@@ -247,13 +247,13 @@ impl NcclCommunicator {
     /// `Unsupported` with an older NCCL, `Nccl`.
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
-        self.0.plane.comm().revoke(&self.deadline())
+        self.0.backend.comm().revoke(&self.deadline())
     }
 
     /// A handle that any thread can use to end this communicator.
     #[must_use]
     pub fn abort_handle(&self) -> NcclAbortHandle {
-        NcclAbortHandle(Arc::downgrade(self.0.plane.comm()))
+        NcclAbortHandle(Arc::downgrade(self.0.backend.comm()))
     }
 
     /// Waits for what is in flight on the streams that were used, then closes. All ranks do this.
@@ -265,27 +265,27 @@ impl NcclCommunicator {
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
     pub fn close(&self) -> Result<()> {
         let deadline = self.deadline();
-        self.0.plane.comm().refuse_live_graphs("close")?;
-        self.0.plane.synchronize(&deadline)?;
-        self.0.plane.comm().finalize(&deadline)
+        self.0.backend.comm().refuse_live_graphs("close")?;
+        self.0.backend.synchronize(&deadline)?;
+        self.0.backend.comm().finalize(&deadline)
     }
 
     /// What went wrong in the background: a lost peer, a call that did not end in time. The communicator is then ended.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.0.plane.comm().async_error()
+        self.0.backend.comm().async_error()
     }
 
     /// NCCL's own communicator, which blocks, for calls that this crate does not have; null once it has ended. It is used by one thread at a time, and
     /// never destroyed, aborted or split by others: it shares its abort flags with one that this crate keeps.
     #[must_use]
     pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
-        self.0.plane.comm().handle()
+        self.0.backend.comm().handle()
     }
 
-    /// The device plane.
-    pub(crate) fn plane(&self) -> &DevicePlane {
-        &self.0.plane
+    /// The device backend.
+    pub(crate) fn backend(&self) -> &DeviceBackend {
+        &self.0.backend
     }
 
     /// The settings that it was made with.
@@ -308,10 +308,10 @@ impl NcclCommunicator {
     /// [`Config`] on devices of one compute capability. Nobody compares that, and NCCL writes what it is sent.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
-        self.0.plane.number([&mut job]);
+        self.0.backend.number([&mut job]);
         // SAFETY: the buffers are as long as the job says, on this device, free of other users and apart or one as it says: this
         // function's contract. Their lengths fit the call and each other (checked by `job`).
-        unsafe { self.0.plane.enqueue(&job, stream, self.0.config.timeout) }
+        unsafe { self.0.backend.enqueue(&job, stream, self.0.config.timeout) }
     }
 
     /// Queues a send to (`sends`) or a receive from a peer. Messages of one pair are matched in order, and have the same length at both
@@ -334,7 +334,7 @@ impl NcclCommunicator {
         let message = Message { peer, sends, address: buffer.address, bytes, element: TypeTag::Scalar(buffer.dtype) };
         // SAFETY: the buffer is memory of this device of that length until the stream has done the message, and nobody else uses it: this
         // function's contract.
-        unsafe { DevicePlane::enqueue_group(&[(&self.0.plane, &[], &[message], stream)], self.0.config.timeout) }
+        unsafe { DeviceBackend::enqueue_group(&[(&self.0.backend, &[], &[message], stream)], self.0.config.timeout) }
     }
 
     /// Refuses a rank that is not there, and this one.
@@ -384,7 +384,7 @@ impl NcclCommunicator {
     /// `Unsupported` with an older NCCL, `Nccl`, `Cuda`.
     #[doc(alias = "ncclMemAlloc")]
     pub fn allocate<T: Data>(&self, stream: &Arc<CudaStream>, count: usize) -> Result<NcclBuffer<T>> {
-        NcclBuffer::zeroed(self.0.plane.comm(), stream, count)
+        NcclBuffer::zeroed(self.0.backend.comm(), stream, count)
     }
 
     /// Registers a buffer, so that NCCL can use it without copies. NCCL 2.19.1.
@@ -419,6 +419,6 @@ impl NcclCommunicator {
     /// does.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
-        Registration::new(self.0.plane.comm(), buffer, &self.deadline())
+        Registration::new(self.0.backend.comm(), buffer, &self.deadline())
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::clock::Timeline;
-use super::record::{Plane, Record, State};
+use super::record::{Backend, Record, State};
 use super::ring::{Raw, Ring, Stage};
 use super::{Flight, Kept, Slowly, file};
 use crate::call::Call;
@@ -85,8 +85,8 @@ fn is_about_peers(error: &Error) -> bool {
 
 /// A record of a ring in full.
 fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<Record> {
-    let plane = if kept == Kept::Device { Plane::Device } else { Plane::Host };
-    let record = Record::decode(raw.id, plane, raw.what)?;
+    let backend = if kept == Kept::Device { Backend::Device } else { Backend::Host };
+    let record = Record::decode(raw.id, backend, raw.what)?;
     let state = match raw.stage {
         Stage::Started => State::Started,
         Stage::Finished => State::Finished,
@@ -108,6 +108,6 @@ fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<
 
 /// A collective that was started and that the worker has not taken up, with the sequence number that it will have.
 fn waiting_for_its_turn(call: &Call, since: Duration, sequence: u64, number: u64) -> Option<Record> {
-    let record = Record::decode(number, Plane::Host, Call { sequence, ..*call }.record())?;
+    let record = Record::decode(number, Backend::Host, Call { sequence, ..*call }.record())?;
     Some(Record { state: State::Queued, started_ns: u64::try_from(since.as_nanos()).ok(), ..record })
 }

@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::clock::since_1970;
-use super::record::{About, Plane, Record, State};
+use super::record::{About, Backend, Record, State};
 use crate::error::{Error, Peer, Result};
 
 /// The value of `format`.
@@ -69,7 +69,7 @@ fn to_json(about: &About, reason: &str, records: &[Record]) -> String {
 /// The numbers of the last collectives of the host.
 fn status(json: &mut Json, records: &[Record]) {
     let last = |states: &[State]| {
-        let fitting = records.iter().filter(|record| record.plane == Plane::Host && states.contains(&record.state));
+        let fitting = records.iter().filter(|record| record.backend == Backend::Host && states.contains(&record.state));
         fitting.filter_map(|record| record.sequence).max()
     };
     let (started, finished) = ([State::Started, State::Finished, State::Failed], [State::Finished]);
@@ -89,7 +89,7 @@ fn peer(json: &mut Json, peer: &Peer) {
 fn entry(json: &mut Json, record: &Record) {
     json.object(|json| {
         json.key("record_id").number(record.number);
-        json.key("plane").text(if record.plane == Plane::Device { "device" } else { "host" });
+        json.key("backend").text(if record.backend == Backend::Device { "device" } else { "host" });
         json.key("is_p2p").boolean(record.sequence.is_none());
         json.key("collective_seq_id").number_or_null(record.sequence);
         json.key("p2p_seq_id").number_or_null(record.sequence.is_none().then_some(record.number));

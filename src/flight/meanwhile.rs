@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::clock::Timeline;
 use super::living::living;
-use super::record::{Plane, in_words};
+use super::record::{Backend, in_words};
 use super::ring::{Raw, Ring, Stage};
 use super::{About, Flight};
 use crate::base::event;
@@ -81,10 +81,10 @@ impl Flight {
 
     /// Adds the calls of this communicator that waited for a good part of a time.
     fn add_waiting(&self, about: &About, line: &Timeline, span: Span, found: &mut Vec<Waiting>) {
-        let rings = [(Some(&self.collectives), Plane::Host), (self.messages.get(), Plane::Host), (self.device.get(), Plane::Device)];
-        for (ring, plane) in rings {
+        let rings = [(Some(&self.collectives), Backend::Host), (self.messages.get(), Backend::Host), (self.device.get(), Backend::Device)];
+        for (ring, backend) in rings {
             let Some((nanoseconds, raw)) = ring.and_then(|ring| longest(ring, line, span)) else { continue };
-            let Some(call) = in_words(plane, raw.what) else { continue };
+            let Some(call) = in_words(backend, raw.what) else { continue };
             match found.iter_mut().find(|waiting| (waiting.id, &waiting.call) == (about.id, &call)) {
                 Some(known) => {
                     known.ranks.push(about.rank);

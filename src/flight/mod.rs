@@ -7,7 +7,7 @@
 //!
 //! # When a call goes on record
 //!
-//! A call of the host plane goes on record when this rank has told the others of it and has to wait for one of them: recording then costs
+//! A call of the host backend goes on record when this rank has told the others of it and has to wait for one of them: recording then costs
 //! time that would pass anyway. The clock is read at that moment. It is read again at the end of calls that took a while or moved much; the
 //! others are over too soon for a second look. A call for which everybody else was there already goes on record when it is over, and one in
 //! 16 of these has a time.
@@ -15,7 +15,7 @@
 //! # Design
 //!
 //! The last calls of each communicator are kept in three rings (collectives, messages, device calls). Each has one writer at a time: whoever
-//! has the plane, holds the progress engine's lock, or has the turn at the device plane. A slot is one cache line of relaxed atomics under a sequence
+//! has the backend, holds the progress engine's lock, or has the turn at the device backend. A slot is one cache line of relaxed atomics under a sequence
 //! lock, so that any thread can read while a call is stuck (model-checked with loom). Writing is a dozen plain stores, and 10 ns for the
 //! time-stamp counter, which becomes a time when records are read. (`benches/record/2026-11-22-design-figures.md` has what that costs.)
 //!
@@ -58,7 +58,7 @@ use ring::{Ring, Stage};
 pub(crate) use file::{Json, write_whole};
 pub(crate) use living::enlist;
 pub(crate) use record::{About, Message};
-pub use record::{Plane, Record, State};
+pub use record::{Backend, Record, State};
 pub use recorder::Recorder;
 pub use signal::{write_records, write_records_on_sigusr1};
 
@@ -178,7 +178,7 @@ impl Flight {
         event::lock(&self.slowly)
     }
 
-    /// Puts a collective on record, unless it is already. By the thread whose turn it is at the host plane.
+    /// Puts a collective on record, unless it is already. By the thread whose turn it is at the host backend.
     #[inline]
     pub(crate) fn begin(&self, call: &Call) {
         if self.phase.load(Ordering::Relaxed) == phase::CLOSED {
@@ -345,7 +345,7 @@ impl Flight {
         }
     }
 
-    /// Puts a collective on record that is queued on a device, and how that went. By the thread whose turn it is at the device plane, as the next.
+    /// Puts a collective on record that is queued on a device, and how that went. By the thread whose turn it is at the device backend, as the next.
     #[cfg(feature = "cuda")]
     pub(crate) fn note_device_call(&self, call: &Call, tracker: u8, error: Option<&Error>) {
         self.note_on_device(call.record(), tracker, error);

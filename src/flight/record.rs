@@ -10,7 +10,7 @@ use crate::error::{Error, Peer};
 /// Where a recorded call ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Plane {
+pub enum Backend {
     /// On the host.
     Host,
     /// On a device: on record when it is queued. Whether it is over is looked at about every 100 milliseconds; one that was captured into a
@@ -39,7 +39,7 @@ pub struct Record {
     /// Its number among the collectives, messages or device calls of its communicator on this rank.
     pub number: u64,
     /// Where it ran.
-    pub plane: Plane,
+    pub backend: Backend,
     /// The collective, or which end of a message.
     pub kind: CallKind,
     /// For collectives the number by which ranks compare them, as errors name it.
@@ -121,8 +121,8 @@ impl Message {
 }
 
 /// What four words of a ring say, as errors name it: `all_reduce(sum, f32, count 4) number 7`, `recv from rank 1, tag 5`.
-pub(super) fn in_words(plane: Plane, words: [u64; 4]) -> Option<String> {
-    let record = Record::decode(0, plane, words)?;
+pub(super) fn in_words(backend: Backend, words: [u64; 4]) -> Option<String> {
+    let record = Record::decode(0, backend, words)?;
     let words = match (Call::from_record(words).filter(|_| record.sequence.is_some()), record.peer) {
         (Some(call), _) => call.to_string(),
         (None, Some(peer)) => format!("{} {} rank {peer}", record.kind, if record.kind == CallKind::Send { "to" } else { "from" }),
@@ -130,17 +130,17 @@ pub(super) fn in_words(plane: Plane, words: [u64; 4]) -> Option<String> {
     };
     // Larger tags are the crate's own.
     let tag = record.tag.filter(|tag| (1..1 << 63).contains(tag)).map_or_else(String::new, |tag| format!(", tag {tag}"));
-    let place = if plane == Plane::Device { " on the device" } else { "" };
+    let place = if backend == Backend::Device { " on the device" } else { "" };
     Some(words + &tag + place)
 }
 
 impl Record {
     /// What four words of a ring say; `None` for words that no call has.
-    pub(super) fn decode(number: u64, plane: Plane, words: [u64; 4]) -> Option<Self> {
+    pub(super) fn decode(number: u64, backend: Backend, words: [u64; 4]) -> Option<Self> {
         let kind = words[3] >> 32 & 0xff;
         let blank = Self {
             number,
-            plane,
+            backend,
             kind: if kind == SEND { CallKind::Send } else { CallKind::Recv },
             sequence: None,
             op: None,

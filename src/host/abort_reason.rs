@@ -58,7 +58,7 @@ pub(crate) enum AbortReason {
     },
 }
 
-/// Why a wait on the host plane ended without success, with what this rank knows about the others.
+/// Why a wait on the host backend ended without success, with what this rank knows about the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interrupted {
     /// The reason, as it is told to peers.

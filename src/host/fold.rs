@@ -1,4 +1,4 @@
-//! What the host plane asks of a reduction, whatever its type and op.
+//! What the host backend asks of a reduction, whatever its type and op.
 
 #![expect(unsafe_code, reason = "a fold works on raw memory: buffers may be the same, and may lie in a shared mapping")]
 

@@ -5,11 +5,11 @@ use crate::base::deadline::Deadline;
 use crate::call::Call;
 use crate::call::algorithm::AlgorithmRanges;
 
+pub use super::backend::fuzz::facts;
 #[cfg(feature = "encryption")]
 pub use super::encrypted::fuzz::encrypted_link;
 pub use super::engine::fuzz::{engine_headers, engine_peer};
 pub use super::net::fuzz::{acceptor, greetings};
-pub use super::plane::fuzz::facts;
 pub use super::point_to_point::fuzz::{message_frames, message_peer};
 pub use super::shm::fuzz::{shared_memory_file, shared_memory_layout, shared_memory_ring};
 
@@ -65,7 +65,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds.extend(super::net::fuzz::seeds());
     #[cfg(feature = "encryption")]
     seeds.extend(super::encrypted::fuzz::seeds());
-    seeds.push(("facts", super::plane::fuzz::seed()));
+    seeds.push(("facts", super::backend::fuzz::seed()));
     seeds.push(("shared_memory_file", b"\x05\x01name".to_vec()));
     seeds.push(("shared_memory_file", b"\x05\0nameno memory".to_vec()));
     seeds.push(("shared_memory_ring", (0..200_u8).flat_map(|at| [at % 6, at]).collect()));

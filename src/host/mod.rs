@@ -1,4 +1,4 @@
-//! The host plane: collectives on ordinary memory, over shared memory inside a host and TCP between hosts.
+//! The host backend: collectives on ordinary memory, over shared memory inside a host and TCP between hosts.
 //!
 //! # Plans and links
 //!
@@ -7,7 +7,7 @@
 //! never write what is still to be read. The engine runs a plan over any byte stream that does not block: a TCP connection, or a ring
 //! of bytes in shared memory. All links progress together, so full socket buffers cannot deadlock; folds overlap with transfers.
 //!
-//! A communicator keeps the plans of its latest calls, found by all that a plan depends on (`plan/shape.rs`, `plane/plans.rs`), with the lengths and
+//! A communicator keeps the plans of its latest calls, found by all that a plan depends on (`plan/shape.rs`, `backend/plans.rs`), with the lengths and
 //! the overlap of the buffers that each was checked for. A repeated call so allocates nothing and goes through its plan once, to queue the steps.
 //!
 //! Messages between ranks (`send`, `recv`) have links of their own, so that they are independent of collectives; eager up to 64 KiB, after
@@ -17,6 +17,7 @@
 //! connections, over which a death is noticed and passed on.
 
 pub(crate) mod abort_reason;
+pub(crate) mod backend;
 pub(crate) mod bools;
 mod caches;
 pub(crate) mod copy;
@@ -30,7 +31,6 @@ pub(crate) mod health;
 pub(crate) mod link;
 pub(crate) mod net;
 pub(crate) mod plan;
-pub(crate) mod plane;
 pub(crate) mod point_to_point;
 pub(crate) mod processors;
 pub(crate) mod reduce;

@@ -11,19 +11,19 @@
 //! | `collectives::call` | TRACE | span `call`, around each call |
 //! | `collectives::call` | TRACE | event in that span, at the end of the call |
 //! | `collectives::call` | WARN | event: a call failed; DEBUG where it was refused since the communicator had ended |
-//! | `collectives::life` | INFO | events: a job's communicator is ready, its device plane is; abort, shrink; the trace is written |
+//! | `collectives::life` | INFO | events: a job's communicator is ready, its device backend is; abort, shrink; the trace is written |
 //! | `collectives::life` | DEBUG | events: split, close, drop |
 //! | `collectives::…` | WARN, DEBUG | waits that get long, links that break, unproven connections at the recovery listener |
 //!
 //! | of | fields |
 //! | --- | --- |
-//! | the span | `communicator` `rank` `world_size` `plane` `kind` `sequence` `op` `dtype` `count` `bytes` `root` `peer` `tag` `algorithm` |
+//! | the span | `communicator` `rank` `world_size` `backend` `kind` `sequence` `op` `dtype` `count` `bytes` `root` `peer` `tag` `algorithm` |
 //! | its event | `elapsed_us` `bandwidth` (10⁹ B/s) `result`, and `error` where it failed |
 //! | failures | `communicator` `rank` `result` `error` |
 //! | ready | `communicator` `rank` `world_size` `wiring`, and since the beginning `met_ms` `linked_ms` `ready_ms` |
 //! | the rest of life | `communicator` `rank`; a split also `child` `world_size` |
 //!
-//! `kind` is the method's name (`send` and `recv` for messages of every kind), `plane` `host` or `device`, `result` `ok`, `timeout`,
+//! `kind` is the method's name (`send` and `recv` for messages of every kind), `backend` `host` or `device`, `result` `ok`, `timeout`,
 //! `peer_lost`, `mismatch`, `aborted`, `poisoned`, `unsupported` or `error`; the rest is described at [`CallReport`]. Fields that a call
 //! does not have are left out. So `RUST_LOG=collectives::call=trace` shows each call and how it ended, and `RUST_LOG=collectives=info`
 //! failures, stalls and starts. A call that is made of others (an object collective, a split, a tagged or monitored barrier) shows those; the crate's own messages have tags from 2⁶³ on. A message in the background has its span
@@ -119,7 +119,7 @@ pub struct CallReport<'a> {
     /// How many ranks the communicator has.
     pub world_size: usize,
     /// Where it ran.
-    pub plane: flight::Plane,
+    pub backend: flight::Backend,
     /// The collective, or which end of a message.
     pub kind: CallKind,
     /// For collectives of the host, the number by which ranks compare them.
@@ -168,7 +168,7 @@ impl CallReport<'_> {
             communicator,
             rank,
             world_size,
-            plane: flight::Plane::Host,
+            backend: flight::Backend::Host,
             kind: call.call_kind(),
             sequence: Some(call.sequence),
             op: op(call),
@@ -190,7 +190,7 @@ impl CallReport<'_> {
             communicator,
             rank,
             world_size,
-            plane: flight::Plane::Host,
+            backend: flight::Backend::Host,
             kind: if message.sends { CallKind::Send } else { CallKind::Recv },
             sequence: None,
             op: None,

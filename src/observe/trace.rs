@@ -304,16 +304,16 @@ impl Event {
 
     /// `None` where nobody looked when it began, or it has not.
     fn of_record(record: &flight::Record, communicator: u32, began_ns: u64) -> Option<Self> {
-        let started = record.started_ns.filter(|_| record.plane == flight::Plane::Device || record.state != flight::State::Queued)?;
+        let started = record.started_ns.filter(|_| record.backend == flight::Backend::Device || record.state != flight::State::Queued)?;
         let start_ns = started.saturating_sub(began_ns);
         Some(Self {
             start_ns,
             duration_ns: record.finished_ns.map(|finished| finished.saturating_sub(started)),
             communicator,
-            track: match (record.plane, record.sequence) {
-                (flight::Plane::Device, _) => Track::Device,
-                (flight::Plane::Host, Some(_)) => Track::Collectives,
-                (flight::Plane::Host, None) => Track::Background,
+            track: match (record.backend, record.sequence) {
+                (flight::Backend::Device, _) => Track::Device,
+                (flight::Backend::Host, Some(_)) => Track::Collectives,
+                (flight::Backend::Host, None) => Track::Background,
             },
             kind: record.kind,
             sequence: record.sequence,

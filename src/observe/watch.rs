@@ -3,7 +3,7 @@
 //! # Design
 //!
 //! `observe/` tells of calls while they happen. What makes calls holds the communicator's `Observers`: a `Watch`, and a flag that says whether it has an
-//! observer, a trace or an NVTX tool. A call looks at the flag and at `tracing`'s level, one load each, where it begins (`HostPlane::run`, the progress engine,
+//! observer, a trace or an NVTX tool. A call looks at the flag and at `tracing`'s level, one load each, where it begins (`HostBackend::run`, the progress engine,
 //! `Communicator::queue`), and goes a cold way if somebody listens: clock, span, range, the call itself, report. The trace file is not made of
 //! the flight recorder's rings, since these read no clock for the shortest calls; it has a log of its own, which communicators hand on to
 //! those that are made of them, and which is written when the last is gone. A trace that nobody asked for beforehand is made of the rings
@@ -112,17 +112,17 @@ impl Watch {
     }
 
     /// A collective of the host, or of the device.
-    pub(crate) fn call(&self, call: &Call, plane: flight::Plane, moved: Moved) -> CallReport<'_> {
+    pub(crate) fn call(&self, call: &Call, backend: flight::Backend, moved: Moved) -> CallReport<'_> {
         let report = CallReport::of_call(&self.communicator, (self.rank, self.world_size), call);
         // On a device the number is not the one by which ranks compare calls.
-        let sequence = report.sequence.filter(|_| plane == flight::Plane::Host);
-        CallReport { plane, sequence, bytes: moved.bytes as u64, algorithm: moved.algorithm, ..report }
+        let sequence = report.sequence.filter(|_| backend == flight::Backend::Host);
+        CallReport { backend, sequence, bytes: moved.bytes as u64, algorithm: moved.algorithm, ..report }
     }
 
     /// A message.
-    pub(crate) fn message(&self, message: &Message, plane: flight::Plane, bytes: usize) -> CallReport<'_> {
+    pub(crate) fn message(&self, message: &Message, backend: flight::Backend, bytes: usize) -> CallReport<'_> {
         let report = CallReport::of_message(&self.communicator, (self.rank, self.world_size), message);
-        CallReport { plane, bytes: bytes as u64, ..report }
+        CallReport { backend, bytes: bytes as u64, ..report }
     }
 
     /// Runs a call, inside a span and a range, and tells how it ended; also where it panics.
@@ -193,7 +193,7 @@ fn span(report: &CallReport<'_>) -> Span {
         communicator = report.communicator,
         rank = report.rank,
         world_size = report.world_size,
-        plane = if report.plane == flight::Plane::Device { "device" } else { "host" },
+        backend = if report.backend == flight::Backend::Device { "device" } else { "host" },
         kind = report.kind.name(),
         sequence = report.sequence,
         op = report.op.as_deref(),

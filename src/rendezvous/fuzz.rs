@@ -286,11 +286,11 @@ pub fn store_service(data: &[u8]) {
 }
 
 /// What each client has been answered, and why it was refused.
-type Told = Vec<(Vec<u8>, Option<String>)>;
+type Answers = Vec<(Vec<u8>, Option<String>)>;
 
-fn serve(mut data: &[u8], step: usize) -> Told {
+fn serve(mut data: &[u8], step: usize) -> Answers {
     let mut service = Service::default();
-    let mut told: Told = vec![Default::default(); CLIENTS as usize];
+    let mut told: Answers = vec![Default::default(); CLIENTS as usize];
     service.connect(WITNESS);
     service.receive(WITNESS, &validate());
     for id in 0..CLIENTS {
@@ -319,7 +319,7 @@ fn serve(mut data: &[u8], step: usize) -> Told {
 }
 
 /// Takes the answers; a client that was refused is no longer read from.
-fn collect(service: &mut Service, told: &mut Told) {
+fn collect(service: &mut Service, told: &mut Answers) {
     for (id, (answers, refusal)) in (0..).zip(told) {
         while !service.unsent(id).is_empty() {
             answers.extend_from_slice(service.unsent(id));

@@ -35,11 +35,11 @@ pub(crate) use launcher::Launch;
 pub(crate) use tcp::listen;
 pub(crate) use url::{Method, Rendezvous};
 
+use crate::authentication::Secret;
 use crate::base::deadline::Deadline;
 use crate::base::tuning::bootstrap::LAST_QUESTIONS;
 use crate::base::tuning::store::TELL_OF_OUTSIDER;
 use crate::error::{Error, Result};
-use crate::proof::Secret;
 
 /// The store at which the ranks of a job meet, and who this process is among them.
 ///

@@ -246,7 +246,7 @@ impl Memory for DeviceMemory {
     }
 }
 
-/// Runs `program` on `world_size` threads, each a rank of a communicator without a host plane, with a device of its own; what they return, in
+/// Runs `program` on `world_size` threads, each a rank of a communicator without a host backend, with a device of its own; what they return, in
 /// rank order.
 pub fn nccl_ranks<R: Send>(
     world_size: usize,

@@ -127,7 +127,7 @@ fn a_group_across_communicators_is_compared() {
     assert_nothing_found();
 }
 
-/// The first call that needs more memory than a plane has from the start, of a thread that has all ranks: it can make it nowhere else.
+/// The first call that needs more memory than a backend has from the start, of a thread that has all ranks: it can make it nowhere else.
 #[test]
 fn one_thread_makes_the_first_large_call_of_several_ranks() {
     prepare();

@@ -1,4 +1,4 @@
-//! Every collective × op × element type × world size × kind of rank, against the oracle that the host plane is held to, bit by bit.
+//! Every collective × op × element type × world size × kind of rank, against the oracle that the host backend is held to, bit by bit.
 
 use collectives::{Config, F8E4M3, ReduceOp, bf16};
 
@@ -96,7 +96,7 @@ fn a_reproducible_communicator_folds_like_the_host() {
     }
 }
 
-/// Inputs whose sums are rounded differently in every order: in the reproducible mode both planes give the same bits all the same.
+/// Inputs whose sums are rounded differently in every order: in the reproducible mode both backends give the same bits all the same.
 fn rounding_agrees(comm: &collectives::Communicator, memory: &super::gpu::DeviceMemory) {
     use crate::common::cases::Memory;
     let rank = comm.rank() as f32;

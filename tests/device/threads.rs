@@ -2,7 +2,7 @@
 //!
 //! Threads that are started and joined leave nothing behind, so it is not enough to count those that are there. The kernel gives every new
 //! thread the next number, and says which was the last. While that stays the same nobody has started one. Where the process has no numbers of its
-//! own, others use some up, and the host plane starts one when it asks for ranks that are late: calls are made until a thousand of them fell into
+//! own, others use some up, and the host backend starts one when it asks for ranks that are late: calls are made until a thousand of them fell into
 //! stretches of time in which nobody did.
 
 use std::fs;

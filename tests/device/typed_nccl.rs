@@ -1,4 +1,4 @@
-//! Typed calls of a communicator without a host plane: every collective × op × element type against the oracle, messages, streams, threads.
+//! Typed calls of a communicator without a host backend: every collective × op × element type against the oracle, messages, streams, threads.
 
 use collectives::{F8E4M3, F8E5M2, ReduceOp, bf16, f16, nccl::NcclCommunicator};
 

@@ -94,7 +94,7 @@ fn a_release_that_cannot_encrypt_is_not_used_where_it_is_to() {
         simgpu::nccl::install(22809);
         let error = encrypting().require_device(DeviceChoice::Local).run_local(2, |_| Ok(())).unwrap_err().to_string();
         assert!(error.contains("2.32.3 or later") && error.contains("COLLECTIVES_ENCRYPT"), "{error}");
-        // The host plane is as good as ever.
+        // The host backend is as good as ever.
         let sums = encrypting().run_local(2, |comm| {
             let mut sum = 1_u8;
             comm.all_reduce(&mut sum, ReduceOp::Sum).map(|()| sum)

@@ -226,9 +226,9 @@ fn memory_that_nccl_did_not_forget_is_not_let_go() {
 }
 
 #[test]
-fn a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the_process_again() {
+fn a_device_that_has_failed_for_good_leaves_the_host_backend_and_says_to_start_the_process_again() {
     steers_gpu!();
-    alone_in_a_process("endings::a_device_that_has_failed_for_good_leaves_the_host_plane_and_says_to_start_the_process_again", || {
+    alone_in_a_process("endings::a_device_that_has_failed_for_good_leaves_the_host_backend_and_says_to_start_the_process_again", || {
         let finished = Meeting::new(3);
         threads_with(3, patient, |comm| {
             let device = comm.device().unwrap();

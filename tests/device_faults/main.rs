@@ -1,4 +1,4 @@
-//! Faults on the device plane, planted in the simulated GPU: each becomes a typed error on every rank, or is found by the simulation. Those that
+//! Faults on the device backend, planted in the simulated GPU: each becomes a typed error on every rank, or is found by the simulation. Those that
 //! are not planted in NCCL are tried on a real one, too, where `COLLECTIVES_TEST_NCCL` names one (`simgpu::real`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

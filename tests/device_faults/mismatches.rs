@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use collectives::{
     Communicator, Config, CustomOp, Error, ReduceOp, Result,
-    flight::{Plane, Record},
+    flight::{Backend, Record},
 };
 use cudarc::driver::CudaSlice;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -481,7 +481,7 @@ fn errors_of_device_calls_say_which_call() {
             .unwrap();
         comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
         let records = comm.flight_recorder().records();
-        let numbers: Vec<_> = records.iter().filter(|record| record.plane == Plane::Device).map(|record| record.sequence).collect();
+        let numbers: Vec<_> = records.iter().filter(|record| record.backend == Backend::Device).map(|record| record.sequence).collect();
         assert_eq!(numbers, [0, 1, 2, 3, 4, 5].map(Some));
         let copy = comm.duplicate().unwrap();
         copy.all_reduce(&mut buffer, ReduceOp::Max).unwrap();

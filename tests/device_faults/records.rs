@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use collectives::{
     Communicator, ReduceOp,
-    flight::{Plane, Record, State},
+    flight::{Backend, Record, State},
 };
 use simgpu::Gate;
 
@@ -16,7 +16,7 @@ use super::common::ranks::{alone_in_a_process, threads_with};
 use super::gpu::{DeviceMemory, builder, ranks, unchecked};
 
 fn device_records(comm: &Communicator) -> Vec<Record> {
-    comm.flight_recorder().records().into_iter().filter(|record| record.plane == Plane::Device).collect()
+    comm.flight_recorder().records().into_iter().filter(|record| record.backend == Backend::Device).collect()
 }
 
 fn states(comm: &Communicator) -> Vec<State> {

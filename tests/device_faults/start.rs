@@ -1,4 +1,4 @@
-//! Communicators without a host plane, made, changed and ended.
+//! Communicators without a host backend, made, changed and ended.
 
 #![expect(unsafe_code, reason = "raw calls on addresses")]
 
@@ -34,7 +34,7 @@ fn sum(comm: &NcclCommunicator, stream: &Arc<CudaStream>, value: u32) -> u32 {
     memory.get(&buffer)[0]
 }
 
-/// Runs `program` on so many threads, each with a rank of a communicator without a host plane.
+/// Runs `program` on so many threads, each with a rank of a communicator without a host backend.
 fn raw_ranks(world_size: usize, ids: usize, program: impl Fn(NcclCommunicator, Arc<CudaStream>) + Sync) {
     simgpu::install();
     let ids: Vec<UniqueId> = (0..ids).map(|_| UniqueId::new(None).unwrap()).collect();
@@ -198,7 +198,7 @@ fn a_rank_that_cannot_start_is_told_to_those_that_wait_for_it() {
         builder.configure(|config| config.timeout = Duration::from_secs(3600))
     };
     let whys = threads_with(3, builder, |comm| {
-        // The host plane is as good as before.
+        // The host backend is as good as before.
         let mut sum = [1_u32];
         comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum, [3]);

@@ -1,4 +1,4 @@
-//! Typed calls of a communicator without a host plane that cannot be right: ranks that differ, ranks that do not come, memory that is not the
+//! Typed calls of a communicator without a host backend that cannot be right: ranks that differ, ranks that do not come, memory that is not the
 //! device's. Errors in words on every rank, before anything is queued.
 
 #![expect(unsafe_code, reason = "bytes that are no truth values, ops of PTX, and cudarc's tracking of events")]

@@ -1,4 +1,4 @@
-//! Memory and streams of other crates on the device plane: the simulation finds any two uses of memory that nothing orders.
+//! Memory and streams of other crates on the device backend: the simulation finds any two uses of memory that nothing orders.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "the tests play the part of another crate, with addresses and handles of their own")]

@@ -13,7 +13,7 @@ use sources::{Sources, code, files_below, root};
 /// Top-level modules, lowest first; modules of one row do not know each other.
 const LAYERS: [&[&str]; 9] = [
     &["base", "error"],
-    &["call", "proof"],
+    &["authentication", "call"],
     &["interop"],
     &["flight"],
     &["observe"],
@@ -35,9 +35,9 @@ const PURE: [&str; 26] = [
     "src/host/point_to_point/frame.rs",
     "src/host/point_to_point/matching.rs",
     "src/host/shm/layout.rs",
-    "src/proof/admission.rs",
-    "src/proof/frame.rs",
-    "src/proof/record.rs",
+    "src/authentication/admission.rs",
+    "src/authentication/frame.rs",
+    "src/authentication/record.rs",
     "src/rendezvous/launcher",
     "src/rendezvous/protocol",
     "src/rendezvous/service",

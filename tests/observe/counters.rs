@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use collectives::observe::CallReport;
-use collectives::{AbortHandle, Algorithm, Collective, Communicator, CustomOp, ReduceOp, flight::Plane, observe::CallKind};
+use collectives::{AbortHandle, Algorithm, Collective, Communicator, CustomOp, ReduceOp, flight::Backend, observe::CallKind};
 
 use crate::common::ranks::{Wiring, communicators_with, each, threads_with};
 
@@ -71,7 +71,7 @@ fn failures_are_told_as_what_they_are() {
         let results = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&results);
         let observer = move |call: &CallReport<'_>| {
-            assert_eq!((call.plane, call.world_size), (Plane::Host, 2));
+            assert_eq!((call.backend, call.world_size), (Backend::Host, 2));
             kept.lock().unwrap().push((call.rank, call.kind.name(), call.sequence, call.result(), call.algorithm, call.elapsed));
         };
         threads_with(

@@ -107,7 +107,7 @@ fn a_call_is_a_span_and_its_end_an_event_with_what_a_person_looks_for() {
         let calls = calls(seen);
         assert_eq!(calls.len(), 2, "{calls:?}");
         let of = rank.to_string();
-        let common = [("communicator", "world"), ("rank", &of), ("world_size", "2"), ("plane", "host")];
+        let common = [("communicator", "world"), ("rank", &of), ("world_size", "2"), ("backend", "host")];
         let sequence = calls[0].span.as_ref().unwrap().1["sequence"].clone();
         let reduce = [("kind", "reduce"), ("sequence", &sequence), ("op", "sum"), ("dtype", "f64"), ("count", "3"), ("bytes", "24")];
         let way = [("root", "1"), ("algorithm", "mailboxes")];

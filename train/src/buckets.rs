@@ -383,7 +383,7 @@ impl Buckets {
     /// Copies the root's parameter to every rank, where it lies. Collective.
     pub(super) fn broadcast<B: BufferMut + ?Sized>(&self, index: usize, values: &mut B, root: usize) -> Result<()> {
         self.fitting::<B::Element>("broadcast", index, Buffer::memory(values).len())?;
-        // One rank alone needs no device plane.
+        // One rank alone needs no device backend.
         if self.comm.world_size() == 1 && root == 0 { Ok(()) } else { self.comm.broadcast(values, root) }
     }
 }

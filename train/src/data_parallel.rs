@@ -94,7 +94,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// As for [`new`](Self::new), and what the driver refuses: `NoDevice` where the communicator of several ranks has no device plane,
+    /// As for [`new`](Self::new), and what the driver refuses: `NoDevice` where the communicator of several ranks has no device backend,
     /// `InvalidArgument` for a stream of another device, `Cuda`. Where one rank fails all do, the others with an `Io` that names it.
     #[cfg(feature = "cuda")]
     pub fn on_device(

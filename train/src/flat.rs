@@ -93,7 +93,7 @@ fn elsewhere(are_in_host_memory: bool) -> Error {
     Error::argument("train", format!("a buffer {there}, where the buckets are {here}"))
 }
 
-/// Refuses a stream of another context than the communicator's device has. One rank alone needs no device plane.
+/// Refuses a stream of another context than the communicator's device has. One rank alone needs no device backend.
 #[cfg(feature = "cuda")]
 fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
     const CALL: &str = "on_device";

@@ -109,10 +109,10 @@ fn shared_memory(path: &Path) -> Finding {
         Ok(facts) => {
             let free = facts.f_bavail.saturating_mul(facts.f_frsize);
             let advice =
-                "docker run --shm-size=2g (or an emptyDir of medium Memory): NCCL has its buffers there; the host plane does without";
+                "docker run --shm-size=2g (or an emptyDir of medium Memory): NCCL has its buffers there; the host backend does without";
             Finding::judged("/dev/shm", format!("{} free", human(free as usize)), free >= ENOUGH_SHM, advice)
         }
-        Err(error) => Finding::note("/dev/shm", error, "mount a tmpfs there: NCCL has its buffers there; the host plane does without"),
+        Err(error) => Finding::note("/dev/shm", error, "mount a tmpfs there: NCCL has its buffers there; the host backend does without"),
     }
 }
 

@@ -47,7 +47,7 @@ fn look() -> Vec<Finding> {
     #[cfg(feature = "cuda")]
     findings.extend(devices::look());
     #[cfg(not(feature = "cuda"))]
-    findings.push(Finding::note("device plane", "not in this build of collperf", "build it with the feature cuda, where there are GPUs"));
+    findings.push(Finding::note("device backend", "not in this build of collperf", "build it with the feature cuda, where there are GPUs"));
     findings
 }
 

@@ -56,7 +56,7 @@ pub(super) enum State {
 /// Where a call ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Plane {
+pub(super) enum Backend {
     Host,
     Device,
 }
@@ -64,7 +64,7 @@ pub(super) enum Plane {
 /// One call.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Entry {
-    pub(super) plane: Plane,
+    pub(super) backend: Backend,
     pub(super) collective_seq_id: Option<u64>,
     pub(super) profiling_name: String,
     pub(super) op: Option<String>,

@@ -1,6 +1,6 @@
 //! What can be found.
 
-use super::file::{Plane, State};
+use super::file::{Backend, State};
 
 /// One thing that the records of a communicator say.
 #[derive(Debug, Clone, PartialEq)]
@@ -10,10 +10,10 @@ pub(super) enum Finding {
     /// These ranks left no record, and nobody says that they are gone. `waiters` wait for them.
     NoRecord { ranks: Vec<usize>, waiters: Vec<usize> },
     /// Ranks have made different calls under one number: each call, and who made it.
-    Diverged { plane: Plane, number: u64, versions: Vec<(String, Vec<usize>)> },
+    Diverged { backend: Backend, number: u64, versions: Vec<(String, Vec<usize>)> },
     /// A rank has not come to a call in which others wait.
     Behind {
-        plane: Plane,
+        backend: Backend,
         rank: usize,
         call: String,
         waiting: Vec<usize>,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::file::{Entry, Peer, Plane, Record, State};
+use super::file::{Backend, Entry, Peer, Record, State};
 use super::finding::{Finding, list};
 
 /// One communicator.
@@ -13,7 +13,7 @@ pub(super) struct Group {
     pub(super) records: BTreeMap<usize, Record>,
 }
 
-/// One rank's collectives of one plane, by number.
+/// One rank's collectives of one backend, by number.
 type Calls<'a> = BTreeMap<u64, &'a Entry>;
 
 impl Group {
@@ -60,26 +60,26 @@ impl Group {
     /// What is wrong, worst first.
     pub(super) fn findings(&self, all: &[Group]) -> Vec<Finding> {
         let mut findings = self.absent();
-        for plane in [Plane::Host, Plane::Device] {
-            let calls = self.calls(plane);
-            findings.extend(Self::divergence(plane, &calls));
-            findings.extend(self.behind(plane, &calls, all));
+        for backend in [Backend::Host, Backend::Device] {
+            let calls = self.calls(backend);
+            findings.extend(Self::divergence(backend, &calls));
+            findings.extend(self.behind(backend, &calls, all));
         }
         findings.extend(self.all_waiting());
         findings.extend(self.messages());
         findings.extend(self.ended_early());
         if findings.is_empty() {
             findings.push(Finding::Nothing {
-                last: self.calls(Plane::Host).values().filter_map(|calls| calls.keys().next_back()).max().copied(),
+                last: self.calls(Backend::Host).values().filter_map(|calls| calls.keys().next_back()).max().copied(),
             });
         }
         findings
     }
 
-    /// Every rank's collectives of a plane.
-    fn calls(&self, plane: Plane) -> BTreeMap<usize, Calls<'_>> {
+    /// Every rank's collectives of a backend.
+    fn calls(&self, backend: Backend) -> BTreeMap<usize, Calls<'_>> {
         let of_one = |record: &'_ Record| -> Vec<(u64, usize)> {
-            let entries = record.entries.iter().enumerate().filter(|(_, entry)| entry.plane == plane);
+            let entries = record.entries.iter().enumerate().filter(|(_, entry)| entry.backend == backend);
             entries.filter_map(|(at, entry)| Some((entry.collective_seq_id?, at))).collect()
         };
         let calls = |record| of_one(record).into_iter().map(|(number, at)| (number, &record.entries[at])).collect();
@@ -88,7 +88,7 @@ impl Group {
 
     /// The collectives of the host that every record holds; rings that have wrapped begin at different ones.
     fn compared(&self) -> Option<(u64, u64)> {
-        let calls = self.calls(Plane::Host);
+        let calls = self.calls(Backend::Host);
         let first = calls.values().filter_map(|calls| calls.keys().next()).max()?;
         let last = calls.values().filter_map(|calls| calls.keys().next_back()).min()?;
         (first <= last).then_some((*first, *last))
@@ -123,32 +123,32 @@ impl Group {
     }
 
     /// The first number under which ranks have made different calls.
-    fn divergence(plane: Plane, calls: &BTreeMap<usize, Calls<'_>>) -> Option<Finding> {
+    fn divergence(backend: Backend, calls: &BTreeMap<usize, Calls<'_>>) -> Option<Finding> {
         let numbers: std::collections::BTreeSet<u64> = calls.values().flat_map(|calls| calls.keys().copied()).collect();
         numbers.into_iter().find_map(|number| {
             let mut versions: BTreeMap<String, Vec<usize>> = BTreeMap::new();
             for (rank, calls) in calls {
                 // What is queued is numbered by counting, which may be one off while the call before it is not on record.
-                if let Some(entry) = calls.get(&number).filter(|entry| plane == Plane::Device || entry.state != State::Scheduled) {
+                if let Some(entry) = calls.get(&number).filter(|entry| backend == Backend::Device || entry.state != State::Scheduled) {
                     versions.entry(entry.call()).or_default().push(*rank);
                 }
             }
             let mut versions: Vec<_> = versions.into_iter().collect();
             versions.sort_by_key(|(_, ranks)| (std::cmp::Reverse(ranks.len()), ranks[0]));
-            (versions.len() > 1).then_some(Finding::Diverged { plane, number, versions })
+            (versions.len() > 1).then_some(Finding::Diverged { backend, number, versions })
         })
     }
 
     /// The ranks that have not come to a call in which others are stuck.
-    fn behind(&self, plane: Plane, calls: &BTreeMap<usize, Calls<'_>>, all: &[Group]) -> Vec<Finding> {
-        let is_made = |entry: &Entry| plane == Plane::Device || entry.state != State::Scheduled;
+    fn behind(&self, backend: Backend, calls: &BTreeMap<usize, Calls<'_>>, all: &[Group]) -> Vec<Finding> {
+        let is_made = |entry: &Entry| backend == Backend::Device || entry.state != State::Scheduled;
         let reached = |calls: &Calls<'_>| calls.iter().rev().find(|(_, entry)| is_made(entry)).map(|(number, _)| *number);
         let Some(front) = calls.values().filter_map(reached).max() else { return Vec::new() };
         let there: Vec<(usize, &Entry)> =
             calls.iter().filter(|(_, calls)| reached(calls) == Some(front)).map(|(rank, calls)| (*rank, calls[&front])).collect();
         // A collective that is over somewhere has been entered everywhere: the others' records are older, that is all.
         // Of what is on a device one knows when it is over, and not when it begins.
-        let is_open = |entry: &Entry| entry.is_stuck() || plane == Plane::Device && entry.state != State::Completed;
+        let is_open = |entry: &Entry| entry.is_stuck() || backend == Backend::Device && entry.state != State::Completed;
         if !there.iter().any(|(_, entry)| is_open(entry)) {
             return Vec::new();
         }
@@ -163,7 +163,7 @@ impl Group {
             let has_scheduled = calls.get(&front).is_some_and(|entry| !is_made(entry));
             let elsewhere = self.elsewhere(*rank, all);
             let (call, waiting) = (call.clone(), waiting.clone());
-            Finding::Behind { plane, rank: *rank, call, waiting, seconds, last, has_scheduled, elsewhere }
+            Finding::Behind { backend, rank: *rank, call, waiting, seconds, last, has_scheduled, elsewhere }
         })
         .collect()
     }
@@ -185,7 +185,7 @@ impl Group {
 
     /// All ranks are in one call and none is behind: who waits for whom.
     fn all_waiting(&self) -> Option<Finding> {
-        let calls = self.calls(Plane::Host);
+        let calls = self.calls(Backend::Host);
         let last: Vec<(usize, u64, &Entry)> = calls
             .iter()
             .filter_map(|(rank, calls)| {

@@ -9,7 +9,7 @@ use super::explain;
 /// A collective on record.
 fn call(number: u64, name: &str, state: &str) -> Value {
     json!({
-        "record_id": number, "plane": "host", "is_p2p": false, "collective_seq_id": number, "p2p_seq_id": null, "profiling_name": name,
+        "record_id": number, "backend": "host", "is_p2p": false, "collective_seq_id": number, "p2p_seq_id": null, "profiling_name": name,
         "op": if name == "all_reduce" { json!("sum") } else { json!(null) }, "dtype": "f32", "count": 4, "counts_hash": null,
         "root": if name == "broadcast" { json!(0) } else { json!(null) }, "peer": null, "tag": null, "state": state,
         "time_created_ns": 1_000_000_000_u64 * number, "time_discovered_started_ns": null, "time_discovered_completed_ns": null,

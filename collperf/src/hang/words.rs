@@ -1,6 +1,6 @@
 //! What was found, in words.
 
-use super::file::{Plane, State};
+use super::file::{Backend, State};
 use super::finding::{Finding, list};
 use super::group::Group;
 
@@ -17,9 +17,9 @@ impl Finding {
                 let why = "it was stuck outside of this communicator's calls, was killed, or its file is not in this folder";
                 format!("no record of {}: {why}{waiting}", group.names(ranks))
             }
-            Finding::Diverged { plane, number, versions } => {
+            Finding::Diverged { backend, number, versions } => {
                 let said: Vec<String> = versions.iter().map(|(call, ranks)| format!("{} called {call}", list(ranks))).collect();
-                format!("the calls differ from {}collective number {number} on: {}", on(*plane), said.join("; "))
+                format!("the calls differ from {}collective number {number} on: {}", on(*backend), said.join("; "))
             }
             Finding::Behind { .. } => self.behind_in_words(group),
             Finding::AllWaiting { call, awaited } => {
@@ -53,7 +53,7 @@ impl Finding {
     }
 
     fn behind_in_words(&self, group: &Group) -> String {
-        let Finding::Behind { plane, rank, call, waiting, seconds, last, has_scheduled, elsewhere } = self else { return String::new() };
+        let Finding::Behind { backend, rank, call, waiting, seconds, last, has_scheduled, elsewhere } = self else { return String::new() };
         let last = match last {
             None => "it has made no call yet".to_owned(),
             Some((call, State::Completed)) => format!("its last call, {call}, is over, and it makes no other"),
@@ -61,9 +61,9 @@ impl Finding {
             Some((call, State::Failed)) => format!("its last call, {call}, failed"),
             Some((call, State::Scheduled)) => format!("the last that it queued is {call}"),
         };
-        let waited = match plane {
-            Plane::Host => format!("in which {} waited for {seconds:.1} s", list(waiting)),
-            Plane::Device => format!("which {} queued on the device", list(waiting)),
+        let waited = match backend {
+            Backend::Host => format!("in which {} waited for {seconds:.1} s", list(waiting)),
+            Backend::Device => format!("which {} queued on the device", list(waiting)),
         };
         let scheduled = if *has_scheduled { "; it has started the call in the background, behind others" } else { "" };
         let elsewhere = elsewhere.as_ref().map(|what| format!("; its process is in {what}")).unwrap_or_default();
@@ -71,9 +71,9 @@ impl Finding {
     }
 }
 
-fn on(plane: Plane) -> &'static str {
-    match plane {
-        Plane::Host => "",
-        Plane::Device => "device ",
+fn on(backend: Backend) -> &'static str {
+    match backend {
+        Backend::Host => "",
+        Backend::Device => "device ",
     }
 }

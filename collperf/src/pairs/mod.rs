@@ -20,7 +20,7 @@ use matrix::Matrix;
 ///
 /// One rank of each host takes part, and half as many pairs as hosts are measured at a time, so that every host is in one of them:
 /// messages there and back for latency, then a stream of messages in each direction for bandwidth. In host memory, over what the host
-/// plane uses between hosts.
+/// backend uses between hosts.
 ///
 /// A host is out of line where most of what it sends (or gets) is slower than what the others exchange, and a pair where it is while its
 /// hosts are not. What looks so is measured again, with all others and shorter streams, and named only if it is so again more often than

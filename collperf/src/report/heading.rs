@@ -44,7 +44,7 @@ pub(super) fn heading(settings: &Settings, facts: &RunFacts, collective: Collect
     text
 }
 
-/// How many GPUs a thread of rank 0's process has, as nccl-tests counts them; none on the host plane.
+/// How many GPUs a thread of rank 0's process has, as nccl-tests counts them; none on the host backend.
 pub(super) fn gpus_of_thread(settings: &Settings, facts: &RunFacts) -> usize {
     let same_process = |rank: &&RankFacts| (&rank.peer.host, rank.peer.pid) == (&facts.ranks[0].peer.host, facts.ranks[0].peer.pid);
     match facts.on.is_device() && !facts.ranks.is_empty() {
@@ -68,7 +68,7 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
         *text += &format!("# {}{note}\n", if is_warning { "note: " } else { "" });
     }
     if facts.on.is_device() && collective == Collective::Barrier {
-        *text += "# A barrier is the host plane's, whatever the plane\n";
+        *text += "# A barrier is the host backend's, whatever the backend\n";
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
         ];
         expected.into_iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in\n{text}"));
         let barrier = heading(&settings, &RunFacts::example_on_devices(1), Collective::Barrier);
-        assert!(barrier.contains("# A barrier is the host plane's"), "{barrier}");
+        assert!(barrier.contains("# A barrier is the host backend's"), "{barrier}");
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
             Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), &crate::environment::Environment::default()).unwrap();
         let facts = RunFacts { on: On::Host { why: Some("no driver".to_owned()) }, ..RunFacts::example(1) };
         let text = heading(&settings, &facts, Collective::Broadcast);
-        assert!(text.contains("# On the host plane, since there is no device plane: no driver\n"), "{text}");
+        assert!(text.contains("# On the host backend, since there is no device backend: no driver\n"), "{text}");
     }
 
     #[test]

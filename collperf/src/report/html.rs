@@ -280,7 +280,7 @@ mod tests {
         for part in [
             "<p class=\"verdict bad\">Others keep 1.4 of 2 cores busy: times will be too high.</p>",
             "<p class=\"below\">Links between hosts are encrypted.</p>",
-            "there is no device plane: no driver.</p>",
+            "there is no device backend: no driver.</p>",
         ] {
             assert!(page.find(part).is_some_and(|at| at < page.find("<svg ").unwrap()), "{part:?} is not above the picture in\n{page}");
         }

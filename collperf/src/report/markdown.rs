@@ -13,7 +13,7 @@ pub(super) fn heading(settings: &Settings, facts: &RunFacts, collective: Collect
     let encrypted = if facts.is_encrypted { ", links between hosts encrypted" } else { "" };
     let note = facts.load_note().map_or(String::new(), |note| format!("\nNote: {note}.\n"));
     format!(
-        "## {collective}\n\n{} on {}, {} plane ({}{encrypted}), {} timed calls; {}, {}\n{note}\n\
+        "## {collective}\n\n{} on {}, {} backend ({}{encrypted}), {} timed calls; {}, {}\n{note}\n\
          | size (B) | count | type | op | root |{half} in place:{half}\n|{}\n",
         count(facts.ranks.len(), "rank"),
         count(facts.hosts(), "host"),
@@ -86,7 +86,7 @@ mod tests {
         let text = heading(&settings, &RunFacts::example(2), Collective::AllReduce) + &row(&example) + &footer(1, 2.5, Some(false));
         let cells: Vec<usize> = text.lines().filter(|line| line.starts_with('|')).map(|line| line.matches('|').count()).collect();
         assert_eq!(cells, [14, 14, 14], "{text}");
-        assert!(text.starts_with("## all_reduce\n\n2 ranks on 1 host, host plane (auto), 20 timed calls; Abacus 9, "), "{text}");
+        assert!(text.starts_with("## all_reduce\n\n2 ranks on 1 host, host backend (auto), 20 timed calls; Abacus 9, "), "{text}");
         assert!(text.contains("| 8 | 2 | float | sum |  | 4.00 | 0.002 | 0.002 | 3 | | | | |\n"), "{text}");
         assert!(text.ends_with("Mean busbw: 2.5 GB/s, less than was asked for. Checks that found wrong elements: 1.\n\n"), "{text}");
     }

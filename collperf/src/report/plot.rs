@@ -118,7 +118,7 @@ pub(super) fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String,
     let cores = machine.told_cores();
     let encrypted = if facts.is_encrypted { ", encrypted" } else { "" };
     let below = format!(
-        "{}, {cores}, {} · {} plane, transport {transport}{encrypted} · collectives {} · {} UTC",
+        "{}, {cores}, {} · {} backend, transport {transport}{encrypted} · collectives {} · {} UTC",
         machine.processor,
         machine.kernel,
         facts.on.name(),

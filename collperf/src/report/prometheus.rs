@@ -51,7 +51,7 @@ fn labels(settings: &Settings, facts: &RunFacts, row: &Row, in_place: bool) -> S
     let root = row.root.map_or(String::new(), |root| root.to_string());
     // All of them are this program's own words, without anything to be escaped.
     format!(
-        "collective=\"{}\",op=\"{}\",type=\"{}\",bytes=\"{}\",root=\"{root}\",in_place=\"{in_place}\",ranks=\"{}\",plane=\"{}\",transport=\"{}\"",
+        "collective=\"{}\",op=\"{}\",type=\"{}\",bytes=\"{}\",root=\"{root}\",in_place=\"{in_place}\",ranks=\"{}\",backend=\"{}\",transport=\"{}\"",
         row.collective,
         row.op_name(),
         row.type_name(),

@@ -2,7 +2,7 @@
 
 use collectives::{Buffer, BufferMut, Communicator, Group, ReduceOp, Result};
 
-use super::plane::Memory;
+use super::backend::Memory;
 use crate::collective::Collective;
 use crate::inputs::{Sample, premultiplier};
 use crate::layout::Layout;

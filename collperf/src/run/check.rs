@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use collectives::{Communicator, Result};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::backend::{Backend, Memory};
 use super::call::Call;
-use super::plane::{Memory, Plane};
 use super::words::share;
 use crate::inputs::{Recipe, Sample};
 use crate::layout::{Layout, Origin, Run};
@@ -29,9 +29,9 @@ impl<'a> Checks<'a> {
     }
 
     /// Calls with two buffers and counts wrong elements over all ranks.
-    pub(super) fn out_of_place<P: Plane, T: Sample>(
+    pub(super) fn out_of_place<P: Backend, T: Sample>(
         &mut self,
-        plane: &P,
+        backend: &P,
         call: &Call<'_>,
         layout: &Layout,
         recipe: Recipe,
@@ -44,14 +44,14 @@ impl<'a> Checks<'a> {
         let expected = poison(&recipe, layout.expected(rank), target)?;
         call.comm.barrier()?;
         call.out_of_place(root, source, target)?;
-        plane.finish()?;
+        backend.finish()?;
         self.compare(call, &expected, target)
     }
 
     /// Calls with one buffer and counts wrong elements over all ranks.
-    pub(super) fn in_place<P: Plane, T: Sample>(
+    pub(super) fn in_place<P: Backend, T: Sample>(
         &mut self,
-        plane: &P,
+        backend: &P,
         call: &Call<'_>,
         layout: &Layout,
         recipe: Recipe,
@@ -65,7 +65,7 @@ impl<'a> Checks<'a> {
         }
         call.comm.barrier()?;
         call.in_place(root, buffer)?;
-        plane.finish()?;
+        backend.finish()?;
         self.compare(call, &expected, buffer)
     }
 

@@ -1,4 +1,4 @@
-//! The device plane: memory of a GPU, and calls that are queued on a stream.
+//! The device backend: memory of a GPU, and calls that are queued on a stream.
 
 #![expect(unsafe_code, reason = "memory of a device is known by its address")]
 
@@ -15,7 +15,7 @@ use collectives::{
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DevicePtr, DriverError, result};
 
-use super::plane::{Memory, Plane};
+use super::backend::{Backend, Memory};
 use super::subjects::largest_buffer;
 use crate::failure::Failure;
 use crate::inputs::Sample;
@@ -28,7 +28,7 @@ const IMPATIENCE: Duration = Duration::from_millis(20);
 /// The largest element, in bytes.
 const ELEMENT_BYTES: usize = 8;
 
-/// The device plane of one rank.
+/// The device backend of one rank.
 pub(super) struct OnDevice<'a> {
     comm: &'a Communicator,
     device: &'a Device,
@@ -111,7 +111,7 @@ impl<'a> OnDevice<'a> {
     }
 }
 
-impl Plane for OnDevice<'_> {
+impl Backend for OnDevice<'_> {
     type Memory<'p, T: Sample>
         = Elements<'p, T>
     where
@@ -411,8 +411,8 @@ mod tests {
             Settings::new(&Arguments::parse_from(["collperf", "all_reduce", "-e", "1M"]), &crate::environment::Environment::default())
                 .unwrap();
         let device = comm.device().unwrap();
-        let plane = OnDevice::new(&comm, &device, device.stream(), &settings).unwrap();
-        let [mut buffer, _] = plane.buffers::<u16>(200_000, 3).unwrap();
+        let backend = OnDevice::new(&comm, &device, device.stream(), &settings).unwrap();
+        let [mut buffer, _] = backend.buffers::<u16>(200_000, 3).unwrap();
         let origin = Origin::Folded { start: 0 };
         let runs = [Run { start: 1, length: 150_000, origin }, Run { start: 150_010, length: 9, origin }];
         // Fewer values than elements, and as many.
@@ -436,6 +436,6 @@ mod tests {
         let right = |index: usize| ((index - 1) % OnDevice::PERIOD) as u16;
         let expected = [(2, right(2)), (140_000, right(140_000)), (150_012, 102)];
         assert_eq!(told(&buffer), expected.map(|(index, right)| (index, "0xffee".to_owned(), right)));
-        plane.close().unwrap();
+        backend.close().unwrap();
     }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use collectives::ReduceOp;
 
+use super::backend::{Backend, Memory};
 use super::call::Call;
 use super::curve::Curve;
-use super::plane::{Memory, Plane};
 use super::session::Session;
 use super::timing;
 use crate::collective::Collective;
@@ -17,7 +17,7 @@ use crate::statistics::Spread;
 const SIZES: [usize; 6] = [16, 2 << 10, 24 << 10, 192 << 10, 1536 << 10, 12 << 20];
 const TIME: Duration = Duration::from_millis(12);
 
-impl<P: Plane> Session<'_, P> {
+impl<P: Backend> Session<'_, P> {
     /// Measures a collective at the sizes, in f32, with the op Max where it has one. What has no algorithm is not measured.
     pub(super) fn curve_of(&self, collective: Collective) -> Result<Curve, Failure> {
         let (comm, element) = (self.comm, size_of::<f32>());
@@ -26,12 +26,12 @@ impl<P: Plane> Session<'_, P> {
             return Ok(Curve::default());
         }
         if collective == Collective::Barrier {
-            let cell = timing::sample(self.plane, self.world, TIME, 0, || comm.barrier())?;
+            let cell = timing::sample(self.backend, self.world, TIME, 0, || comm.barrier())?;
             return Ok(Curve(Spread::of(&cell.samples).map(|spread| (1.0, spread.p50)).into_iter().collect()));
         }
         let counts = SIZES.map(|bytes| collective.count(bytes, element, ranks));
         let most = collective.bytes(counts[SIZES.len() - 1], 1, ranks);
-        let [mut source, mut target] = self.plane.buffers::<f32>(most, 0)?;
+        let [mut source, mut target] = self.backend.buffers::<f32>(most, 0)?;
         source.clear(most)?;
         target.clear(most)?;
         let mut curve = Curve::default();
@@ -44,7 +44,7 @@ impl<P: Plane> Session<'_, P> {
                 root = (root + 1) % ranks;
                 call.out_of_place(root, &source, &mut target)
             };
-            let cell = timing::sample(self.plane, self.world, TIME, bytes, once)?;
+            let cell = timing::sample(self.backend, self.world, TIME, bytes, once)?;
             curve.0.extend(Spread::of(&cell.samples).map(|spread| (bytes as f64, spread.p50)));
         }
         curve.0.dedup_by_key(|(bytes, _)| *bytes);

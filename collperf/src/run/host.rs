@@ -1,4 +1,4 @@
-//! The host plane: ordinary memory, and calls that have ended when they return.
+//! The host backend: ordinary memory, and calls that have ended when they return.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use collectives::{Communicator, Error, Result};
 
+use super::backend::{Backend, Memory};
 use super::buffer::Buffer;
-use super::plane::{Memory, Plane};
 use crate::failure::Failure;
 use crate::inputs::Sample;
 use crate::layout::Run;
@@ -21,7 +21,7 @@ const MADE_BYTES: usize = 16 << 20;
 /// After so many elements. A prime, so that data that lands in the place of another chunk's shows.
 const PERIOD: usize = (1 << 18) + 3;
 
-/// The host plane.
+/// The host backend.
 pub(super) struct Host<'a> {
     comm: &'a Communicator,
     register: Register,
@@ -71,7 +71,7 @@ impl<T: Sample> Drop for Kept<'_, T> {
     }
 }
 
-impl Plane for Host<'_> {
+impl Backend for Host<'_> {
     type Memory<'p, T: Sample>
         = Kept<'p, T>
     where
@@ -105,7 +105,7 @@ impl Plane for Host<'_> {
     }
 
     fn capture(&self, _queue: &mut dyn FnMut() -> Result<()>) -> Result<Infallible> {
-        Err(Error::Unsupported { what: "a graph of calls".to_owned(), reason: "the host plane has no CUDA graphs".to_owned() })
+        Err(Error::Unsupported { what: "a graph of calls".to_owned(), reason: "the host backend has no CUDA graphs".to_owned() })
     }
 
     fn launch(&self, graph: &Infallible) -> Result<()> {

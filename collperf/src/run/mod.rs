@@ -2,6 +2,7 @@
 //!
 //! All ranks walk the same list in the same order; rank 0 also reports.
 
+mod backend;
 mod binding;
 mod buffer;
 mod call;
@@ -11,7 +12,6 @@ mod curve;
 mod device;
 mod forecast;
 mod host;
-mod plane;
 mod session;
 mod subjects;
 mod sweep;
@@ -20,7 +20,7 @@ mod words;
 
 use collectives::Communicator;
 
-use crate::arguments::Plane as PlaneChoice;
+use crate::arguments::Backend as BackendChoice;
 use crate::collective::Collective;
 #[cfg(feature = "cuda")]
 use crate::contradictions::EXPLAIN_ON_DEVICE;
@@ -32,10 +32,10 @@ use crate::machine::{Machine, available_memory, now};
 use crate::report::Report;
 use crate::settings::Settings;
 use crate::sizes::human;
+use backend::Backend;
 use check::Checks;
 use curve::Curve;
 use host::Host;
-use plane::Plane;
 use session::Session;
 use subjects::{largest_buffer, row_count};
 use words::{NAME_BYTES, name, share, text};
@@ -91,7 +91,7 @@ impl Ranks<'_> {
 fn on_host(ranks: &Ranks<'_>, settings: &Settings) -> Result<u8, Failure> {
     let comm = ranks.comm;
     let asked_of_device = settings.device.refusal.as_ref();
-    let why = (settings.plane == PlaneChoice::Auto).then(|| why_no_device(ranks.world));
+    let why = (settings.backend == BackendChoice::Auto).then(|| why_no_device(ranks.world));
     match (asked_of_device, &why) {
         (Some(asked), Some(why)) => return Err(Failure::unsupported(format!("{asked}, and there is no device: {why}"))),
         (Some(asked), None) => return Err(Failure::unsupported(asked)),
@@ -114,10 +114,10 @@ fn on_device(ranks: &Ranks<'_>, device: collectives::Device, settings: &Settings
     let on_null_stream = settings.device.null_stream.then(|| ranks.comm.with_stream(&null_stream));
     let ranks = ranks.with(on_null_stream.as_ref().unwrap_or(ranks.comm));
     let stream = if settings.device.null_stream { &null_stream } else { device.stream() };
-    let plane = device::OnDevice::new(ranks.comm, &device, stream, settings)?;
-    let facts = RunFacts { on: On::Device { nccl: plane.nccl_version() }, ..facts(&ranks, &plane.describe())? };
-    let code = measure(&ranks, &plane, settings, facts)?;
-    plane.close()?;
+    let backend = device::OnDevice::new(ranks.comm, &device, stream, settings)?;
+    let facts = RunFacts { on: On::Device { nccl: backend.nccl_version() }, ..facts(&ranks, &backend.describe())? };
+    let code = measure(&ranks, &backend, settings, facts)?;
+    backend.close()?;
     Ok(code)
 }
 
@@ -141,8 +141,8 @@ fn check_room(ranks: &Ranks<'_>, settings: &Settings) -> Result<(), Failure> {
     }
 }
 
-/// Everything that was asked for, on a plane.
-fn measure<P: Plane>(ranks: &Ranks<'_>, plane: &P, settings: &Settings, facts: RunFacts) -> Result<u8, Failure> {
+/// Everything that was asked for, on a backend.
+fn measure<P: Backend>(ranks: &Ranks<'_>, backend: &P, settings: &Settings, facts: RunFacts) -> Result<u8, Failure> {
     let Ranks { world, comm, .. } = *ranks;
     let opened = (world.rank() == 0).then(|| Report::open(settings, facts, row_count(settings, comm.world_size())));
     // All hear of files that cannot be made: a rank that was left alone could fail before rank 0 says why.
@@ -152,7 +152,7 @@ fn measure<P: Plane>(ranks: &Ranks<'_>, plane: &P, settings: &Settings, facts: R
         return Ok(0);
     }
     let checks = Checks::new(world);
-    let mut session = Session { world, comm, plane, settings, report, checks, curve: Curve::default(), wrong_cells: 0 };
+    let mut session = Session { world, comm, backend, settings, report, checks, curve: Curve::default(), wrong_cells: 0 };
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
     let result = result.and_then(|()| if settings.device.memory { session.tell_memory() } else { Ok(()) });
     match (result, session.report) {

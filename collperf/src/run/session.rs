@@ -2,9 +2,9 @@
 
 use collectives::Communicator;
 
+use super::backend::Backend;
 use super::check::Checks;
 use super::curve::Curve;
-use super::plane::Plane;
 use super::subjects::{Subject, has_extra_types, subjects};
 use super::words::share;
 use crate::collective::Collective;
@@ -21,7 +21,7 @@ pub(super) struct Session<'a, P> {
     pub(super) world: &'a Communicator,
     /// Those that calls are made by: all, or a group of them.
     pub(super) comm: &'a Communicator,
-    pub(super) plane: &'a P,
+    pub(super) backend: &'a P,
     pub(super) settings: &'a Settings,
     /// On rank 0.
     pub(super) report: Option<Report<'a>>,
@@ -32,7 +32,7 @@ pub(super) struct Session<'a, P> {
     pub(super) wrong_cells: usize,
 }
 
-impl<P: Plane> Session<'_, P> {
+impl<P: Backend> Session<'_, P> {
     /// Everything that was asked of one collective.
     pub(super) fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
         if self.settings.columns.predictions {
@@ -69,7 +69,7 @@ impl<P: Plane> Session<'_, P> {
 
     /// Has the report say how much memory is in use on the device that has the most of it in use.
     pub(super) fn tell_memory(&mut self) -> Result<(), Failure> {
-        let all = share(self.world, &self.plane.memory_use()?)?;
+        let all = share(self.world, &self.backend.memory_use()?)?;
         let most = all.chunks_exact(3).max_by_key(|of_rank| of_rank[1]);
         match (&mut self.report, most) {
             (Some(report), Some([buffers, used, total])) => report.memory([*buffers, *used, *total].map(|bytes| bytes as usize)),

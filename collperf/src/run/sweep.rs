@@ -4,9 +4,9 @@ use std::cell::Cell as Mutable;
 
 use collectives::{DType, ReduceOp};
 
+use super::backend::{Backend, Memory};
 use super::call::Call;
 use super::check::Checks;
-use super::plane::{Memory, Plane};
 use super::session::Session;
 use super::subjects::{EXTRA_TYPES, Subject};
 use super::timing;
@@ -17,13 +17,13 @@ use crate::layout::Layout;
 use crate::row::{Forecast, Half, Row};
 use crate::statistics::Spread;
 
-impl<P: Plane> Session<'_, P> {
+impl<P: Backend> Session<'_, P> {
     /// Measures every size, or all of them several times.
     pub(super) fn sweep<T: Sample>(&mut self, subject: Subject) -> Result<(), Failure> {
         let world_size = self.comm.world_size();
         let counts = subject.counts(&self.settings.sizes, size_of::<T>(), world_size, self.settings.subset.is_some());
         let most = subject.collective.bytes(counts.iter().copied().max().unwrap_or(0), 1, world_size);
-        let mut buffers = self.plane.buffers::<T>(most, self.settings.unalign)?;
+        let mut buffers = self.backend.buffers::<T>(most, self.settings.unalign)?;
         if self.settings.cell.is_some() {
             return self.cells(subject, &counts, &mut buffers);
         }
@@ -35,7 +35,7 @@ impl<P: Plane> Session<'_, P> {
                 call.out_of_place(subject.root, source, target)?;
             }
         }
-        self.plane.finish()?;
+        self.backend.finish()?;
         let mut cycle = 0;
         while self.settings.cycles == 0 || cycle < self.settings.cycles {
             for count in &counts {
@@ -64,15 +64,15 @@ impl<P: Plane> Session<'_, P> {
         // What was left by an earlier check, products above all, could drift into numbers that are slow to compute with.
         source.clear(call.whole())?;
         let half = self.timed(&row, || call.out_of_place_together(together, root, source, target))?;
-        let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
-            checks.out_of_place::<P, T>(plane, &call, layout, recipe, root, [&mut *source, &mut *target])
+        let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
+            checks.out_of_place::<P, T>(backend, &call, layout, recipe, root, [&mut *source, &mut *target])
         })?;
         row.out_of_place = Some(Half { wrong, ..half });
         if subject.collective.has_in_place() {
             target.clear(call.whole())?;
             let half = self.timed(&row, || call.in_place_together(together, root, target))?;
-            let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
-                checks.in_place::<P, T>(plane, &call, layout, recipe, root, target)
+            let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
+                checks.in_place::<P, T>(backend, &call, layout, recipe, root, target)
             })?;
             row.in_place = Some(Half { wrong, ..half });
         }
@@ -81,13 +81,13 @@ impl<P: Plane> Session<'_, P> {
 
     /// Times a call, and, where that is wanted, each call by itself.
     fn timed(&self, row: &Row, mut once: impl FnMut() -> collectives::Result<()>) -> Result<Half, Failure> {
-        let mean = timing::mean(self.plane, self.world, self.settings, &mut once)?;
+        let mean = timing::mean(self.backend, self.world, self.settings, &mut once)?;
         let mut half = Half::new(row.collective, row.ranks, row.bytes, mean.time);
         if self.settings.device.issue_time {
             half.time_us = mean.issue;
         }
         if self.settings.wants_samples() {
-            half.samples = timing::single(self.plane, self.world, self.settings, &mut once)?.split_off(self.settings.skip);
+            half.samples = timing::single(self.backend, self.world, self.settings, &mut once)?.split_off(self.settings.skip);
             half.spread = Spread::of(&half.samples);
         }
         Ok(half)
@@ -117,8 +117,8 @@ impl<P: Plane> Session<'_, P> {
         let [source, target] = buffers;
         let forms = cell_forms(collective, T::ELEMENT_TYPE, op, row.bytes, self.has_extra_types());
         if forms.out_of_place && !(collective == Collective::SendRecv && world_size < 2) {
-            let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
-                checks.out_of_place::<P, T>(plane, &call, layout, recipe, first_root, [&mut *source, &mut *target])
+            let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
+                checks.out_of_place::<P, T>(backend, &call, layout, recipe, first_root, [&mut *source, &mut *target])
             })?;
             source.clear(call.whole())?;
             target.clear(call.whole())?;
@@ -128,8 +128,8 @@ impl<P: Plane> Session<'_, P> {
             })?;
         }
         if forms.in_place {
-            let wrong = self.check(subject, count, row.bytes, |plane, checks, layout, recipe| {
-                checks.in_place::<P, T>(plane, &call, layout, recipe, first_root, target)
+            let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
+                checks.in_place::<P, T>(backend, &call, layout, recipe, first_root, target)
             })?;
             target.clear(call.whole())?;
             root.set(0);
@@ -151,7 +151,7 @@ impl<P: Plane> Session<'_, P> {
             self.tell(&format!("WRONG RESULT {} {} {bytes} B: {} elements", row.collective, row.op_name(), wrong.unwrap_or(0)));
             return Ok(None);
         };
-        let mut cell = timing::sample(self.plane, self.world, time, row.bytes, once)?;
+        let mut cell = timing::sample(self.backend, self.world, time, row.bytes, once)?;
         if row.collective == Collective::SendRecv {
             cell.samples.iter_mut().for_each(|round_trip| *round_trip /= 2.0);
         }
@@ -174,7 +174,7 @@ impl<P: Plane> Session<'_, P> {
         let recipe = Recipe { seed: 0, op: subject.op, world_size, period: P::period(bytes) };
         let mut wrong = None;
         for _ in 0..self.settings.check {
-            wrong = Some(once(self.plane, &mut self.checks, &layout, recipe)?);
+            wrong = Some(once(self.backend, &mut self.checks, &layout, recipe)?);
             if wrong != Some(0) {
                 break;
             }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Result};
 
-use super::plane::Plane;
+use super::backend::Backend;
 use super::words::share;
 use crate::settings::{Blocking, Settings};
 use crate::statistics::slowest;
@@ -18,15 +18,20 @@ pub(super) struct Mean {
 }
 
 /// Times iterations back to back, or launches of a graph of them. `once` makes as many calls as each has.
-pub(super) fn mean<P: Plane>(plane: &P, comm: &Communicator, settings: &Settings, mut once: impl FnMut() -> Result<()>) -> Result<Mean> {
+pub(super) fn mean<P: Backend>(
+    backend: &P,
+    comm: &Communicator,
+    settings: &Settings,
+    mut once: impl FnMut() -> Result<()>,
+) -> Result<Mean> {
     once()?;
-    plane.finish()?;
+    backend.finish()?;
     let launches = settings.device.graph;
     let graph = match launches {
         0 => None,
-        _ => Some(plane.capture(&mut || (0..settings.iterations).try_for_each(|_| once()))?),
+        _ => Some(backend.capture(&mut || (0..settings.iterations).try_for_each(|_| once()))?),
     };
-    let mut round = || graph.as_ref().map_or_else(&mut once, |graph| plane.launch(graph));
+    let mut round = || graph.as_ref().map_or_else(&mut once, |graph| backend.launch(graph));
     let (rounds, iterations) = if launches == 0 { (settings.iterations, 1) } else { (launches, settings.iterations) };
     let calls = iterations * settings.aggregated;
     comm.barrier()?;
@@ -34,10 +39,10 @@ pub(super) fn mean<P: Plane>(plane: &P, comm: &Communicator, settings: &Settings
     let began = Instant::now();
     for _ in 0..rounds {
         round()?;
-        excluded += between_calls(plane, comm, settings.blocking)?;
+        excluded += between_calls(backend, comm, settings.blocking)?;
     }
     let issued = began.elapsed();
-    plane.finish()?;
+    backend.finish()?;
     let ended = began.elapsed();
     let per_call = |time: Duration| microseconds(time.saturating_sub(excluded)) / (rounds * calls) as f64;
     let all = share(comm, &[per_call(ended), per_call(issued)])?;
@@ -46,11 +51,11 @@ pub(super) fn mean<P: Plane>(plane: &P, comm: &Communicator, settings: &Settings
 }
 
 /// What `-z` asks for after each call; returns how long of it is not to be counted.
-fn between_calls<P: Plane>(plane: &P, comm: &Communicator, blocking: Blocking) -> Result<Duration> {
+fn between_calls<P: Backend>(backend: &P, comm: &Communicator, blocking: Blocking) -> Result<Duration> {
     if blocking == Blocking::No {
         return Ok(Duration::ZERO);
     }
-    plane.finish()?;
+    backend.finish()?;
     let done = Instant::now();
     match blocking {
         Blocking::No | Blocking::Wait => Ok(Duration::ZERO),
@@ -60,8 +65,8 @@ fn between_calls<P: Plane>(plane: &P, comm: &Communicator, blocking: Blocking) -
 }
 
 /// Microseconds per call of every single iteration, the slowest rank's.
-pub(super) fn single<P: Plane>(
-    plane: &P,
+pub(super) fn single<P: Backend>(
+    backend: &P,
     comm: &Communicator,
     settings: &Settings,
     mut once: impl FnMut() -> Result<()>,
@@ -69,19 +74,19 @@ pub(super) fn single<P: Plane>(
     let mut marks = Vec::with_capacity(settings.iterations);
     comm.barrier()?;
     for _ in 0..settings.iterations {
-        let began = plane.mark()?;
+        let began = backend.mark()?;
         once()?;
         if settings.blocking == Blocking::Barrier {
-            between_calls(plane, comm, Blocking::Barrier)?;
+            between_calls(backend, comm, Blocking::Barrier)?;
         }
-        marks.push((began, plane.mark()?));
+        marks.push((began, backend.mark()?));
         if settings.blocking != Blocking::Barrier {
-            between_calls(plane, comm, settings.blocking)?;
+            between_calls(backend, comm, settings.blocking)?;
         }
     }
-    plane.finish()?;
+    backend.finish()?;
     let times =
-        marks.iter().map(|(began, ended)| Ok(plane.between(began, ended)? / settings.aggregated as f64)).collect::<Result<Vec<f64>>>()?;
+        marks.iter().map(|(began, ended)| Ok(backend.between(began, ended)? / settings.aggregated as f64)).collect::<Result<Vec<f64>>>()?;
     Ok(slowest(&share(comm, &times)?, settings.iterations))
 }
 
@@ -100,8 +105,8 @@ pub(super) struct Cell {
 
 /// Samples for as long as asked: batches of calls back to back, each after a barrier that is not timed, each counted as the
 /// slowest rank's time per call.
-pub(super) fn sample<P: Plane>(
-    plane: &P,
+pub(super) fn sample<P: Backend>(
+    backend: &P,
     comm: &Communicator,
     time: Duration,
     bytes: usize,
@@ -111,7 +116,7 @@ pub(super) fn sample<P: Plane>(
     let mut batch = |calls: usize| -> Result<Duration> {
         let began = Instant::now();
         (0..calls).try_for_each(|_| once())?;
-        plane.finish()?;
+        backend.finish()?;
         Ok(began.elapsed())
     };
     batch(if bytes >= 16 << 20 { 1 } else { 20 })?;

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use nccl_sys::Version;
 
-/// The releases that tests look at: the oldest that the device plane supports, one in the middle, and the one that was bound.
+/// The releases that tests look at: the oldest that the device backend supports, one in the middle, and the one that was bound.
 pub(crate) const RELEASES: [Release; 3] = [
     Release { package: "nvidia-nccl-cu12", version: Version::new(2, 18, 3) },
     Release { package: "nvidia-nccl-cu13", version: Version::new(2, 28, 9) },

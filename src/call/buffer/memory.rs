@@ -6,24 +6,24 @@
 use super::device::{DeviceMemory, DeviceMemoryMut};
 use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
 
-/// Memory that a call reads, and the plane that reads it.
+/// Memory that a call reads, and the backend that reads it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Memory<'a, T> {
-    /// Ordinary memory: the call runs on the host plane.
+    /// Ordinary memory: the call runs on the host backend.
     Host(HostMemory<'a, T>),
-    /// Memory of a GPU: the call is queued on the device plane.
+    /// Memory of a GPU: the call is queued on the device backend.
     #[cfg(feature = "cuda")]
     Device(DeviceMemory<'a, T>),
 }
 
-/// Memory that a call writes, and the plane that writes it.
+/// Memory that a call writes, and the backend that writes it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum MemoryMut<'a, T> {
-    /// Ordinary memory: the call runs on the host plane.
+    /// Ordinary memory: the call runs on the host backend.
     Host(HostMemoryMut<'a, T>),
-    /// Memory of a GPU: the call is queued on the device plane.
+    /// Memory of a GPU: the call is queued on the device backend.
     #[cfg(feature = "cuda")]
     Device(DeviceMemoryMut<'a, T>),
 }

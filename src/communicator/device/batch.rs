@@ -1,6 +1,6 @@
 //! Device calls that are queued together: those of a group, and messages.
 
-#![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device plane")]
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device backend")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 
 use super::headers::Headers;
-use super::queue::Pledge;
+use super::queue::CommitGuard;
 use super::started::Queued;
 use crate::base::ticket_lock::Turn;
 use crate::call::buffer::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite};
@@ -16,7 +16,7 @@ use crate::call::element::Data;
 use crate::communicator::Communicator;
 use crate::communicator::prepare::device_call::{DeviceCall, Guards, Hold, check_place, check_places, overlap, resolve};
 use crate::communicator::work::message::Received;
-use crate::device::{self, DevicePlane};
+use crate::device::{self, DeviceBackend};
 use crate::error::{Error, Result};
 use crate::flight::{self, Message};
 use crate::observe::{Moved, Track};
@@ -78,11 +78,11 @@ impl<'a> Batch<'a> {
         Received { source: from, tag: 0, count }
     }
 
-    /// Refuses messages in memory of another device than the plane's.
-    pub(super) fn check_devices(&self, plane: &DevicePlane) -> Result<()> {
+    /// Refuses messages in memory of another device than the backend's.
+    pub(super) fn check_devices(&self, backend: &DeviceBackend) -> Result<()> {
         self.messages.iter().try_for_each(|DeviceMessage { end, .. }| match end {
-            End::Read(memory) => Communicator::same_device(plane, "send", "the buffer", memory.context()),
-            End::Write(memory) => Communicator::same_device(plane, "recv", "the buffer", memory.context()),
+            End::Read(memory) => Communicator::same_device(backend, "send", "the buffer", memory.context()),
+            End::Write(memory) => Communicator::same_device(backend, "recv", "the buffer", memory.context()),
         })
     }
 
@@ -133,14 +133,14 @@ fn recorded<'a, R>(call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> 
 
 impl Communicator {
     /// Puts on record what was queued together, and how that went, and tells those who listen.
-    fn note_batch(&self, plane: &DevicePlane, part: &Resolved<'_>, error: Option<&Error>, elapsed: Duration) {
-        let (flight, tracker) = (&self.core.shared.recorder, plane.comm().last_tracker());
+    fn note_batch(&self, backend: &DeviceBackend, part: &Resolved<'_>, error: Option<&Error>, elapsed: Duration) {
+        let (flight, tracker) = (&self.core.shared.recorder, backend.comm().last_tracker());
         let watch = self.core.shared.observers.watch();
         for job in &part.jobs {
             flight.note_device_call(&job.call, tracker, error);
             if let Some(watch) = watch {
                 let moved = Moved { bytes: job.bytes(), algorithm: None };
-                watch.ended(watch.call(&job.call, flight::Plane::Device, moved), elapsed, error, Track::Device);
+                watch.ended(watch.call(&job.call, flight::Backend::Device, moved), elapsed, error, Track::Device);
             }
         }
         for device::Message { peer, sends, bytes, element, .. } in &part.messages {
@@ -148,7 +148,7 @@ impl Communicator {
             let message = Message { sends: *sends, peer: Some(*peer), tag: 0, count, element: *element };
             flight.note_device_message(&message, tracker, error);
             if let Some(watch) = watch {
-                watch.ended(watch.message(&message, flight::Plane::Device, *bytes), elapsed, error, Track::Device);
+                watch.ended(watch.message(&message, flight::Backend::Device, *bytes), elapsed, error, Track::Device);
             }
         }
         if let Some(error) = error {
@@ -157,12 +157,12 @@ impl Communicator {
     }
 
     /// Checks a batch before anything is queued.
-    fn admit_batch<'s>(&'s self, batch: &Batch<'_>) -> Result<(&'s DevicePlane, &'s Arc<CudaStream>)> {
-        let plane = self.plane("group")?;
+    fn admit_batch<'s>(&'s self, batch: &Batch<'_>) -> Result<(&'s DeviceBackend, &'s Arc<CudaStream>)> {
+        let backend = self.backend("group")?;
         for call in &batch.calls {
-            self.admit(plane, call)?;
+            self.admit(backend, call)?;
         }
-        batch.check_devices(plane)?;
+        batch.check_devices(backend)?;
         for DeviceMessage { message, .. } in &batch.messages {
             if message.peer == self.rank() && !batch.answers(message) {
                 let reason = "a device message to oneself needs its other end in the same group, of the same length and element type";
@@ -173,8 +173,8 @@ impl Communicator {
         if let Some(refusal) = shared.health.refusal(|| "a group of device calls".to_owned(), &shared.peers) {
             return Err(refusal);
         }
-        self.check_stream(plane, "group")?;
-        Ok((plane, self.device_stream(plane)))
+        self.check_stream(backend, "group")?;
+        Ok((backend, self.device_stream(backend)))
     }
 
     /// Queues the messages that `record` records, and returns what it returns.
@@ -227,9 +227,9 @@ impl Communicator {
         }
         let mut admitted = Vec::with_capacity(parts.len());
         for (comm, batch) in parts.iter() {
-            let (plane, stream) = comm.admit_batch(batch)?;
-            hold.refuse_if_over(plane, &|| "a started call".to_owned())?;
-            admitted.push((plane, stream));
+            let (backend, stream) = comm.admit_batch(batch)?;
+            hold.refuse_if_over(backend, &|| "a started call".to_owned())?;
+            admitted.push((backend, stream));
         }
         let timeout = parts.iter().map(|(comm, _)| comm.timeout()).min().unwrap_or_default();
         let comms: Vec<&Communicator> = parts.iter().map(|(comm, _)| *comm).collect();
@@ -238,32 +238,35 @@ impl Communicator {
         for ((_, batch), (_, stream)) in parts.iter_mut().zip(&admitted) {
             resolved.push(batch.resolve(stream, hold)?);
         }
-        for ((plane, stream), part) in admitted.iter().zip(&resolved) {
-            part.guards.check(&plane.gpu().context, stream, "group")?;
+        for ((backend, stream), part) in admitted.iter().zip(&resolved) {
+            part.guards.check(&backend.gpu().context, stream, "group")?;
         }
-        admitted.iter().zip(&mut resolved).for_each(|((plane, _), part)| plane.number(&mut part.jobs));
-        let planes: Vec<&DevicePlane> = admitted.iter().map(|(plane, _)| *plane).collect();
-        let pledges = agree(&comms, &planes, &resolved)?;
-        let ready: Vec<_> =
-            admitted.iter().zip(&resolved).map(|((plane, stream), part)| (*plane, &part.jobs[..], &part.messages[..], *stream)).collect();
+        admitted.iter().zip(&mut resolved).for_each(|((backend, _), part)| backend.number(&mut part.jobs));
+        let backends: Vec<&DeviceBackend> = admitted.iter().map(|(backend, _)| *backend).collect();
+        let commits = agree(&comms, &backends, &resolved)?;
+        let ready: Vec<_> = admitted
+            .iter()
+            .zip(&resolved)
+            .map(|((backend, stream), part)| (*backend, &part.jobs[..], &part.messages[..], *stream))
+            .collect();
         // SAFETY: - every address belongs to a buffer that is borrowed (or owned by a work) until the guards in `resolved` have been dropped,
         //   which is after everything has been queued: their events then make later users wait. It is as long as its job or message
-        //   says, on the device of its plane (checked in `admit_batch`);
+        //   says, on the device of its backend (checked in `admit_batch`);
         // - two buffers of one job are the same or apart (checked in `resolve`), and no two calls of the group share what one of them writes:
         //   the group holds each such buffer by a borrow of its own;
         // - other ranks make the same collectives, and the other ends of messages have the same types and lengths: compared by `agree`, or
         //   promised by whoever had them not compared (`CheckDeviceCalls::unchecked_after`).
-        let queued = unsafe { DevicePlane::enqueue_group(&ready, timeout) };
-        planes.iter().for_each(|plane| hold.note(plane, &queued));
-        pledges.into_iter().for_each(|pledge| pledge.settle(&queued));
+        let queued = unsafe { DeviceBackend::enqueue_group(&ready, timeout) };
+        backends.iter().for_each(|backend| hold.note(backend, &queued));
+        commits.into_iter().for_each(|commit| commit.settle(&queued));
         drop(ready);
-        for ((comm, part), (plane, _)) in comms.iter().zip(&resolved).zip(&admitted) {
-            comm.note_batch(plane, part, queued.as_ref().err(), began.elapsed());
+        for ((comm, part), (backend, _)) in comms.iter().zip(&resolved).zip(&admitted) {
+            comm.note_batch(backend, part, queued.as_ref().err(), began.elapsed());
         }
         let mut outcome = queued;
-        for ((plane, stream), part) in admitted.iter().zip(resolved) {
+        for ((backend, stream), part) in admitted.iter().zip(resolved) {
             // Each, whatever became of another.
-            outcome = outcome.and(Self::release(part.guards, plane, stream, timeout));
+            outcome = outcome.and(Self::release(part.guards, backend, stream, timeout));
         }
         outcome
     }
@@ -278,24 +281,24 @@ fn turns<'a>(comms: &[&'a Communicator]) -> Result<Vec<Turn<'a, ()>>> {
 
 /// Has the ranks compare what they are about to queue. On an error nothing is queued; where others may have queued their part by then, the
 /// communicators are ended.
-type Agree = for<'a> fn(&[&'a Communicator], &[&'a DevicePlane], &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>>;
+type Agree = for<'a> fn(&[&'a Communicator], &[&'a DeviceBackend], &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>>;
 
 impl Communicator {
     /// Of calls of one communicator: collectives in a collective on the host, then messages by headers.
-    fn agree_together<'a>(comms: &[&'a Self], planes: &[&'a DevicePlane], resolved: &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>> {
-        let mut pledges = Vec::with_capacity(comms.len());
-        for ((comm, plane), part) in comms.iter().zip(planes).zip(resolved) {
-            let is_captured = comm.confer(plane, part.jobs.iter())?;
-            let headers = Headers::of_messages(comm, plane, &part.messages);
-            pledges.push(Pledge::new(plane, !part.messages.is_empty(), is_captured.or(headers.is_captured())));
-            headers.exchange(comm.timeout()).inspect_err(|error| comm.end_by_device_call(plane, error))?;
+    fn agree_together<'a>(comms: &[&'a Self], backends: &[&'a DeviceBackend], resolved: &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>> {
+        let mut commits = Vec::with_capacity(comms.len());
+        for ((comm, backend), part) in comms.iter().zip(backends).zip(resolved) {
+            let is_captured = comm.agree_on_calls(backend, part.jobs.iter())?;
+            let headers = Headers::of_messages(comm, backend, &part.messages);
+            commits.push(CommitGuard::new(backend, !part.messages.is_empty(), is_captured.or(headers.is_captured())));
+            headers.exchange(comm.timeout()).inspect_err(|error| comm.end_by_device_call(backend, error))?;
         }
-        Ok(pledges)
+        Ok(commits)
     }
 
     /// Of calls of several communicators, all by headers: what this thread's ranks say is on its way before any of them waits.
-    fn agree_across<'a>(comms: &[&'a Self], planes: &[&'a DevicePlane], resolved: &[Resolved<'_>]) -> Result<Vec<Pledge<'a>>> {
-        if planes.iter().zip(resolved).any(|(plane, part)| part.jobs.iter().any(|job| plane.lacks_kernel(job))) {
+    fn agree_across<'a>(comms: &[&'a Self], backends: &[&'a DeviceBackend], resolved: &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>> {
+        if backends.iter().zip(resolved).any(|(backend, part)| part.jobs.iter().any(|job| backend.lacks_kernel(job))) {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
@@ -303,33 +306,34 @@ impl Communicator {
             let reason = "its lengths are compared by all ranks of one communicator; record it in a group of that alone";
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }
-        Self::allocate_across(comms, planes, resolved)?;
-        let headers = comms.iter().zip(planes).zip(resolved);
-        let headers = headers.map(|((comm, plane), part)| Headers::of_messages(comm, plane, &part.messages).with_calls(&part.jobs));
+        Self::allocate_across(comms, backends, resolved)?;
+        let headers = comms.iter().zip(backends).zip(resolved);
+        let headers = headers.map(|((comm, backend), part)| Headers::of_messages(comm, backend, &part.messages).with_calls(&part.jobs));
         let headers: Vec<_> = headers.collect();
-        let pledges = planes.iter().zip(&headers).map(|(plane, headers)| Pledge::new(plane, true, headers.is_captured())).collect();
+        let commits =
+            backends.iter().zip(&headers).map(|(backend, headers)| CommitGuard::new(backend, true, headers.is_captured())).collect();
         let sent = headers.iter().zip(comms).try_for_each(|(headers, comm)| headers.send(comm.timeout()));
         let agreed = sent.and_then(|()| headers.into_iter().zip(comms).try_for_each(|(headers, comm)| headers.hear(comm.timeout())));
         if let Err(error) = &agreed {
-            comms.iter().zip(planes).for_each(|(comm, plane)| comm.end_by_device_call(plane, error));
+            comms.iter().zip(backends).for_each(|(comm, backend)| comm.end_by_device_call(backend, error));
         }
-        agreed.map(|()| pledges)
+        agreed.map(|()| commits)
     }
 
     /// Allocates what the first large calls of communicators need, before anybody is told of them. The thread may be the only one of several ranks, which
     /// cannot agree one after the other: a rank that has no memory ends them, and has the others told.
-    fn allocate_across(comms: &[&Self], planes: &[&DevicePlane], resolved: &[Resolved<'_>]) -> Result<()> {
-        let jobs = comms.iter().zip(planes).zip(resolved).flat_map(|(of, part)| part.jobs.iter().map(move |job| (of, job)));
+    fn allocate_across(comms: &[&Self], backends: &[&DeviceBackend], resolved: &[Resolved<'_>]) -> Result<()> {
+        let jobs = comms.iter().zip(backends).zip(resolved).flat_map(|(of, part)| part.jobs.iter().map(move |job| (of, job)));
         let first_uses = jobs.map(|(of, job)| (of, job, of.1.first_use(job)));
         let first_uses: Vec<_> = first_uses.filter(|(.., first_use)| first_use.is_any()).collect();
-        let allocated = first_uses.iter().try_for_each(|((comm, plane), job, _)| plane.load(job, comm.device_stream(plane)));
+        let allocated = first_uses.iter().try_for_each(|((comm, backend), job, _)| backend.load(job, comm.device_stream(backend)));
         match &allocated {
             Ok(()) => {}
             // In a capture: nothing has happened, on any rank.
             Err(error) if error.is_unsupported() => {
-                first_uses.iter().for_each(|((_, plane), job, first_use)| plane.unload(job, *first_use))
+                first_uses.iter().for_each(|((_, backend), job, first_use)| backend.unload(job, *first_use))
             }
-            Err(error) => comms.iter().zip(planes).for_each(|(comm, plane)| comm.end_by_device_call(plane, error)),
+            Err(error) => comms.iter().zip(backends).for_each(|(comm, backend)| comm.end_by_device_call(backend, error)),
         }
         allocated
     }

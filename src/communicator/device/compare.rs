@@ -1,4 +1,4 @@
-//! Comparing device calls among the ranks before they are queued, over the host plane: NCCL compares nothing, and writes what it is sent.
+//! Comparing device calls among the ranks before they are queued, over the host backend: NCCL compares nothing, and writes what it is sent.
 //!
 //! Ranks of a `gather_v`, `scatter_v` or `all_to_all_v` agree on the call and not on its lengths, which only the two ends of each transfer
 //! know. Each rank tells every other what it sends to it and what it expects of it; then all hear of the first difference. So either all
@@ -10,9 +10,9 @@ use crate::call::element::Data;
 use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::prepare::prepared::{Prepared, Source};
-use crate::device::{self, DevicePlane, Job};
+use crate::device::{self, DeviceBackend, Job};
 use crate::error::{Error, Peer, Result};
-use crate::host::plane;
+use crate::host::backend;
 
 /// The bytes of a digest.
 const DIGEST_BYTES: usize = 32;
@@ -20,7 +20,7 @@ const _: () = assert!(DIGEST_BYTES == Call::FINGERPRINT_BYTES, "what a rank says
 
 /// What a rank says of its next calls: how many there are, whether they are captured into a graph, and the fingerprint of the only one, or
 /// the SHA-256 of all fingerprints.
-pub(super) type Said = [u8; 8 + DIGEST_BYTES];
+pub(super) type CallDigest = [u8; 8 + DIGEST_BYTES];
 
 /// Set in the number of calls where these are captured into a graph. NCCL would match a call that runs with a later call of a rank that
 /// captures.
@@ -38,7 +38,7 @@ fn fingerprint(job: &Job) -> [u8; DIGEST_BYTES] {
 }
 
 /// What a rank says of these jobs.
-pub(super) fn said<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> Said {
+pub(super) fn digest_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> CallDigest {
     let count = jobs.clone().count();
     let words: [u8; DIGEST_BYTES] = if count == 1 {
         fingerprint(first)
@@ -51,8 +51,8 @@ pub(super) fn said<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone,
 }
 
 /// A fingerprint, or a digest, behind a number of calls.
-fn with_count(count: usize, is_captured: bool, words: [u8; DIGEST_BYTES]) -> Said {
-    let mut said = [0; size_of::<Said>()];
+fn with_count(count: usize, is_captured: bool, words: [u8; DIGEST_BYTES]) -> CallDigest {
+    let mut said = [0; size_of::<CallDigest>()];
     let count = count as u64 | if is_captured { CAPTURED } else { 0 };
     said[..8].copy_from_slice(&count.to_le_bytes());
     said[8..].copy_from_slice(&words);
@@ -60,12 +60,12 @@ fn with_count(count: usize, is_captured: bool, words: [u8; DIGEST_BYTES]) -> Sai
 }
 
 /// What a rank says of calls that begin with this one.
-pub(super) fn first_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job>, is_captured: bool) -> Said {
+pub(super) fn first_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job>, is_captured: bool) -> CallDigest {
     with_count(jobs.count(), is_captured, fingerprint(first))
 }
 
 /// What a rank has said, in words: the first call, and how many there are.
-pub(super) fn in_words(first: &Said) -> String {
+pub(super) fn in_words(first: &CallDigest) -> String {
     let (count, fingerprint) = first.split_at(8);
     let count = count.try_into().map_or(0, u64::from_le_bytes);
     let call = fingerprint.try_into().ok().and_then(Call::from_bytes);
@@ -92,10 +92,10 @@ pub(super) fn comparing(mut error: Error, first: &Call) -> Error {
     error
 }
 
-/// Marks a call of the host plane's as the crate's own.
+/// Marks a call of the host backend's as the crate's own.
 fn as_comparison(prepared: Prepared<'_>) -> Prepared<'_> {
     match prepared {
-        Prepared::Host(job, lent) => Prepared::Host(plane::Job { call: Call { op: Call::COMPARISON, ..job.call }, ..job }, lent),
+        Prepared::Host(job, lent) => Prepared::Host(backend::Job { call: Call { op: Call::COMPARISON, ..job.call }, ..job }, lent),
         device => device,
     }
 }
@@ -104,8 +104,8 @@ impl Communicator {
     /// Compares the calls that this rank is about to queue together with everyone's, where that was asked for. Nothing has been queued
     /// yet, so a difference harms nothing. Gives whether they are captured, as the others were told.
     #[inline]
-    pub(super) fn compare<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<Option<bool>> {
-        self.compared(jobs.clone()).map(|first| self.compare_as(plane, first, jobs)).transpose()
+    pub(super) fn compare<'a>(&self, backend: &DeviceBackend, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<Option<bool>> {
+        self.compared(jobs.clone()).map(|first| self.compare_as(backend, first, jobs)).transpose()
     }
 
     /// The first of jobs that are to be compared.
@@ -115,17 +115,17 @@ impl Communicator {
     }
 
     /// The comparison of jobs that begin with `first`.
-    fn compare_as<'a>(&self, plane: &DevicePlane, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<bool> {
+    fn compare_as<'a>(&self, backend: &DeviceBackend, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<bool> {
         // The others may make no comparison any more.
-        plane.refuse_if_over(&|| first.call.to_string())?;
-        let is_captured = device::is_capturing(self.device_stream(plane));
+        backend.refuse_if_over(&|| first.call.to_string())?;
+        let is_captured = device::is_capturing(self.device_stream(backend));
         // Kept from call to call. A comparison within this one makes its own.
-        let mut all = plane.lend_comparison();
-        all.resize(self.world_size(), [0; size_of::<Said>()]);
-        let mine = said(first, jobs.clone(), is_captured);
+        let mut all = backend.lend_comparison();
+        all.resize(self.world_size(), [0; size_of::<CallDigest>()]);
+        let mine = digest_of(first, jobs.clone(), is_captured);
         let heard = self.gather_said(&[mine], &mut all[..]).map_err(|error| comparing(error, &first.call));
         let agree = all.iter().all(|said| *said == all[0]);
-        plane.return_comparison(all);
+        backend.return_comparison(all);
         heard?;
         if !agree {
             return self.find_difference(first, jobs, is_captured).map(|()| is_captured);
@@ -149,7 +149,7 @@ impl Communicator {
     /// Exchanges the ranks' calls in full, because some differ.
     #[cold]
     fn find_difference<'a>(&self, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> Result<()> {
-        let mut firsts = vec![[0; size_of::<Said>()]; self.world_size()];
+        let mut firsts = vec![[0; size_of::<CallDigest>()]; self.world_size()];
         let mine = first_of(first, jobs.clone(), is_captured);
         self.gather_said(&[mine], &mut firsts[..]).map_err(|error| comparing(error, &first.call))?;
         self.difference(&firsts).map_or_else(|| self.compare_each(&jobs.map(fingerprint).collect::<Vec<_>>()), Err)
@@ -171,13 +171,13 @@ impl Communicator {
     }
 
     /// The error of the first rank that says something else than rank 0.
-    pub(super) fn difference(&self, firsts: &[Said]) -> Option<Error> {
+    pub(super) fn difference(&self, firsts: &[CallDigest]) -> Option<Error> {
         difference(firsts, |rank| self.peers()[rank].clone())
     }
 }
 
 /// The error of the first rank that says something else than rank 0.
-pub(super) fn difference(firsts: &[Said], peer: impl Fn(usize) -> Peer) -> Option<Error> {
+pub(super) fn difference(firsts: &[CallDigest], peer: impl Fn(usize) -> Peer) -> Option<Error> {
     let other = firsts.iter().position(|first| *first != firsts[0])?;
     let [first_call, second_call] = [0, other].map(|rank| in_words(&firsts[rank]));
     Some(Error::Mismatch { first: peer(0), first_call, second: peer(other), second_call })

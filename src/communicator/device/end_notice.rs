@@ -27,7 +27,7 @@ impl Communicator {
     /// Where this communicator's ranks say that they give up on their devices; nothing where this one shares memory with none of them.
     pub(super) fn end_notice(&self) -> Option<Arc<dyn EndNotice>> {
         let shared = &self.core.shared;
-        let word = shared.plane.with(ABORTING, |plane| plane.device_end()).ok()??;
+        let word = shared.backend.with(ABORTING, |backend| backend.device_end()).ok()??;
         let (peers, health) = (Arc::clone(&shared.peers), Arc::clone(&shared.health));
         Some(Arc::new(SharedNotice { rank: shared.rank as u32, peers, health, word }))
     }

@@ -13,11 +13,11 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::element::{Data, TypeTag};
 use crate::communicator::Communicator;
 use crate::communicator::prepare::device_call::{self, Guards, Hold};
-use crate::device::{self, DevicePlane, NcclCommunicator};
+use crate::device::{self, DeviceBackend, NcclCommunicator};
 use crate::error::{Error, Result};
 use crate::interop::AsStream;
 
-/// A communicator's device plane; see [`Communicator::device`].
+/// A communicator's device backend; see [`Communicator::device`].
 ///
 /// ```no_run
 /// # use collectives::{Communicator, DeviceChoice};
@@ -36,17 +36,17 @@ pub struct Device {
 }
 
 impl Communicator {
-    /// The device plane, where this communicator has one: calls on device buffers need it.
+    /// The device backend, where this communicator has one: calls on device buffers need it.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         let raw = self.core.device.get()?.as_ref().ok()?.clone();
         Some(Device { comm: self.clone(), raw })
     }
 
-    /// Why there is no device plane, in words; `None` where there is one.
+    /// Why there is no device backend, in words; `None` where there is one.
     #[must_use]
     pub fn why_no_device(&self) -> Option<String> {
-        match self.plane("device") {
+        match self.backend("device") {
             Ok(_) => None,
             Err(Error::NoDevice { reason, .. }) => Some(reason),
             Err(error) => Some(error.to_string()),
@@ -58,37 +58,37 @@ impl Device {
     /// The device's number in this process.
     #[must_use]
     pub fn ordinal(&self) -> usize {
-        self.raw.plane().gpu().ordinal
+        self.raw.backend().gpu().ordinal
     }
 
     /// The device's name, as the driver has it.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.raw.plane().gpu().name
+        &self.raw.backend().gpu().name
     }
 
     /// The device's address on its bus, as `0000:1b:00.0`.
     #[must_use]
     pub fn pci_address(&self) -> &str {
-        &self.raw.plane().gpu().pci
+        &self.raw.backend().gpu().pci
     }
 
     /// The device's context, in which buffers for this communicator are allocated.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
-        &self.raw.plane().gpu().context
+        &self.raw.backend().gpu().context
     }
 
     /// The stream on which calls are queued where no other is named with [`Communicator::with_stream`].
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
-        self.raw.plane().stream()
+        self.raw.backend().stream()
     }
 
     /// The version of the loaded NCCL, as `2.28.9`.
     #[must_use]
     pub fn nccl_version(&self) -> String {
-        self.raw.plane().comm().version().to_string()
+        self.raw.backend().comm().version().to_string()
     }
 
     /// The same communicator of NCCL's, for raw calls on addresses, memory and registrations.
@@ -112,7 +112,7 @@ impl Device {
     #[doc(alias = "cudaStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.comm.refuse_forked("synchronize")?;
-        self.raw.plane().synchronize(&Deadline::after(self.comm.timeout()))
+        self.raw.backend().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
     /// Waits until everything queued on a stream of the caller's has ended, in the same way: what waits for it may wait for other ranks.
@@ -122,14 +122,14 @@ impl Device {
     /// As for [`synchronize`](Self::synchronize), and `InvalidArgument` for a stream of another device.
     pub fn wait_for(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.comm.refuse_forked("waiting for a stream")?;
-        Communicator::same_device(self.raw.plane(), "wait_for", "the stream", stream.context())?;
-        self.raw.plane().comm().wait_for(stream, &Deadline::after(self.comm.timeout()))
+        Communicator::same_device(self.raw.backend(), "wait_for", "the stream", stream.context())?;
+        self.raw.backend().comm().wait_for(stream, &Deadline::after(self.comm.timeout()))
     }
 
     /// Which algorithm each op and type takes, in words. For people; the text may change.
     #[must_use]
     pub fn explain(&self) -> String {
-        self.raw.plane().explain()
+        self.raw.backend().explain()
     }
 }
 
@@ -147,7 +147,7 @@ impl Communicator {
     /// # }
     /// ```
     ///
-    /// Where there is no device plane, or the stream belongs to another device, calls on device buffers say so.
+    /// Where there is no device backend, or the stream belongs to another device, calls on device buffers say so.
     #[must_use]
     pub fn with_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self { stream: Some(Arc::clone(stream)), ..self.clone() }
@@ -171,14 +171,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `NoDevice` where there is no device plane, `InvalidArgument` for a stream of another device, `Unsupported` for one that is being
+    /// `NoDevice` where there is no device backend, `InvalidArgument` for a stream of another device, `Unsupported` for one that is being
     /// captured, what the driver refuses, and what `calls` returns.
     pub fn in_order_of<R>(&self, stream: &(impl AsStream + ?Sized), calls: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         const CALL: &str = "in_order_of";
-        let plane = self.plane(CALL)?;
+        let backend = self.backend(CALL)?;
         self.refuse_forked(CALL)?;
-        let context = &plane.gpu().context;
-        self.check_stream(plane, CALL)?;
+        let context = &backend.gpu().context;
+        self.check_stream(backend, CALL)?;
         if stream.device() != context.ordinal() {
             let reason = format!("the stream belongs to device {}, and this communicator to device {}", stream.device(), context.ordinal());
             return Err(Error::argument(CALL, reason));
@@ -192,7 +192,7 @@ impl Communicator {
                 "the stream is being captured into a graph; capture calls made with Communicator::with_stream",
             ));
         }
-        let own = self.device_stream(plane);
+        let own = self.device_stream(backend);
         let refusal = |error| device::cuda_error(format!("{CALL}: ordering the streams"), error);
         let ordered = Ordered::after(&foreign, own);
         device_call::check_ordering(context, own).map_err(refusal)?;
@@ -228,11 +228,11 @@ impl Device {
         if pattern_bytes == 0 || !pattern_bytes.is_multiple_of(VECTOR_BYTES) {
             return Err(Error::argument(call, format!("a pattern has a multiple of {VECTOR_BYTES} B, and this one has {pattern_bytes} B")));
         }
-        let plane = self.raw().plane();
-        Communicator::same_device(plane, call, "the pattern", pattern.inner.context())?;
-        Communicator::same_device(plane, call, "the buffer", buffer.inner.context())?;
+        let backend = self.raw().backend();
+        Communicator::same_device(backend, call, "the pattern", pattern.inner.context())?;
+        Communicator::same_device(backend, call, "the buffer", buffer.inner.context())?;
         let bytes = buffer.bytes();
-        self.run_fill(plane, buffer, bytes, pattern, pattern_bytes, phase % pattern.len() * element)
+        self.run_fill(backend, buffer, bytes, pattern, pattern_bytes, phase % pattern.len() * element)
     }
 
     /// Refuses a buffer and a pattern of two types.
@@ -242,14 +242,14 @@ impl Device {
 
     fn run_fill<T: Data>(
         &self,
-        plane: &DevicePlane,
+        backend: &DeviceBackend,
         buffer: DeviceMemoryMut<'_, T>,
         bytes: usize,
         pattern: DeviceMemory<'_, T>,
         pattern_bytes: usize,
         phase: usize,
     ) -> Result<()> {
-        let stream = plane.stream();
+        let stream = backend.stream();
         let mut guards = Guards::new(Hold::Borrowed);
         let element = buffer.element();
         let from = guards.read(pattern.inner, stream);
@@ -257,9 +257,9 @@ impl Device {
         device_call::check_place("fill", "the buffer", element, to, bytes)?;
         device_call::check_place("fill", "the pattern", element, from, pattern_bytes)?;
         // SAFETY: both are borrowed, on this device (checked by the caller), as long as they say; their events order what follows.
-        let queued = unsafe { plane.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
-        // The end of the plane waits for its own stream: its kernels are not taken away from under this.
-        queued.and(Communicator::release(guards, plane, stream, self.comm.timeout()))
+        let queued = unsafe { backend.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
+        // The end of the backend waits for its own stream: its kernels are not taken away from under this.
+        queued.and(Communicator::release(guards, backend, stream, self.comm.timeout()))
     }
 
     /// How many elements of a buffer differ from a pattern that is repeated from its `phase`-th element on; compares bytes. Waits for
@@ -281,11 +281,11 @@ impl Device {
         if pattern.bytes() == 0 {
             return Err(Error::argument(call, "an empty pattern is like nothing"));
         }
-        let plane = self.raw().plane();
-        Communicator::same_device(plane, call, "the pattern", pattern.inner.context())?;
-        Communicator::same_device(plane, call, "the buffer", buffer.inner.context())?;
+        let backend = self.raw().backend();
+        Communicator::same_device(backend, call, "the pattern", pattern.inner.context())?;
+        Communicator::same_device(backend, call, "the buffer", buffer.inner.context())?;
         let failed = |error| device::cuda_error(call, error);
-        let stream = plane.stream();
+        let stream = backend.stream();
         let mut counter = stream.alloc_zeros::<u64>(1).map_err(failed)?;
         let (count, pattern_elements) = (buffer.len() as u64, pattern.len() as u64);
         let (phase, element_bytes) = (phase as u64 % pattern_elements, buffer.element_bytes() as u32);
@@ -296,8 +296,8 @@ impl Device {
         device_call::check_place(call, "the pattern", pattern.element(), like, pattern.bytes())?;
         // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and as long as they say; the
         // counter is an allocation of ours, aligned for its type; the events of all three order what follows.
-        let queued = unsafe { plane.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };
-        queued.and(Communicator::release(guards, plane, stream, self.comm.timeout()))?;
+        let queued = unsafe { backend.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };
+        queued.and(Communicator::release(guards, backend, stream, self.comm.timeout()))?;
         self.synchronize()?;
         let counted = stream.clone_dtoh(&counter).map_err(failed)?;
         Ok(counted.first().copied().unwrap_or_default())

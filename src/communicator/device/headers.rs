@@ -1,10 +1,10 @@
 //! Headers: what ranks tell each other of calls that are not compared in a collective, before these are queued. Such calls are messages, and
-//! the collectives of groups of several communicators. A header goes over the host plane; its receiver waits for it, and compares.
+//! the collectives of groups of several communicators. A header goes over the host backend; its receiver waits for it, and compares.
 //!
 //! From the first header on, other ranks count on this rank's calls. These are queued, or the communicator ends: NCCL would match a call that
 //! was announced and not queued with a later one, perhaps of another length.
 //!
-//! Headers are awaited in the turn at the device plane, though nothing is queued meanwhile and others could be. NCCL has the kernels of one
+//! Headers are awaited in the turn at the device backend, though nothing is queued meanwhile and others could be. NCCL has the kernels of one
 //! communicator follow each other in the order of their launches, across streams, so sends and receives stand in one order with the collectives
 //! around them, the same on both ranks; a send that is larger than NCCL's buffers ends with its receive and not before. Say that rank 0 queues a
 //! send and then an `all_reduce`. Were rank 1 to await the header outside of its turn, another thread's `all_reduce` could be queued first, though
@@ -16,13 +16,13 @@
 
 use std::time::Duration;
 
-use super::compare::{self, Said};
+use super::compare::{self, CallDigest};
 use crate::call::element::{DType, TypeTag};
 use crate::call::{Call, CallKind};
 use crate::communicator::Communicator;
 use crate::communicator::handle::state::Shared;
 use crate::communicator::work::message::{INTERNAL_TAG, MessageBuffer, MessageContext, receive_place, send_place};
-use crate::device::{self, DevicePlane, Job, Message};
+use crate::device::{self, DeviceBackend, Job, Message};
 use crate::error::{Error, Result};
 use crate::flight;
 
@@ -38,12 +38,12 @@ type Header = [u8; 24];
 const CAPTURED_AT: u32 = 32;
 
 /// A message, and its header.
-struct Told<'a> {
+struct WithHeader<'a> {
     message: &'a Message,
     header: Header,
 }
 
-impl<'a> Told<'a> {
+impl<'a> WithHeader<'a> {
     fn new(message: &'a Message, number: u64, is_captured: bool) -> Self {
         let count = message.bytes / message.element.size_bytes().max(1);
         let mut header = [0; size_of::<Header>()];
@@ -72,7 +72,7 @@ fn comparing(mut error: Error, what: impl FnOnce() -> String) -> Error {
     error
 }
 
-/// The receive that has a turn at the device plane, and waits for its sender there, in words.
+/// The receive that has a turn at the device backend, and waits for its sender there, in words.
 #[cold]
 pub(super) fn awaited_header(shared: &Shared) -> Option<String> {
     let records = shared.recorder.records();
@@ -91,15 +91,15 @@ fn message_context(peer: usize, tag: u64) -> MessageContext {
 /// What is said of a group's collectives by every rank to every other.
 struct Calls {
     /// A digest of all, and the first one.
-    mine: [Said; 2],
-    heard: Vec<[Said; 2]>,
+    mine: [CallDigest; 2],
+    heard: Vec<[CallDigest; 2]>,
 }
 
 /// Headers of one communicator: those that it sends, and room for those that it waits for.
 pub(super) struct Headers<'a> {
     comm: &'a Communicator,
-    sent: Vec<Told<'a>>,
-    awaited: Vec<Told<'a>>,
+    sent: Vec<WithHeader<'a>>,
+    awaited: Vec<WithHeader<'a>>,
     heard: Vec<Header>,
     calls: Option<Calls>,
     /// Whether what is to be queued is captured into a graph.
@@ -108,14 +108,14 @@ pub(super) struct Headers<'a> {
 
 impl<'a> Headers<'a> {
     /// Those of messages, which are counted.
-    pub(super) fn of_messages(comm: &'a Communicator, plane: &DevicePlane, messages: &'a [Message]) -> Self {
-        let is_captured = device::is_capturing(comm.device_stream(plane));
+    pub(super) fn of_messages(comm: &'a Communicator, backend: &DeviceBackend, messages: &'a [Message]) -> Self {
+        let is_captured = device::is_capturing(comm.device_stream(backend));
         let (mut sent, mut awaited) = (Vec::new(), Vec::new());
         // What a rank sends to itself was compared when it was recorded.
         for message in messages.iter().filter(|message| message.peer != comm.rank()) {
-            let number = plane.number_message(message);
+            let number = backend.number_message(message);
             if comm.config().check_device_calls.covers(number) {
-                if message.sends { &mut sent } else { &mut awaited }.push(Told::new(message, number, is_captured));
+                if message.sends { &mut sent } else { &mut awaited }.push(WithHeader::new(message, number, is_captured));
             }
         }
         let heard = vec![[0; size_of::<Header>()]; awaited.len()];
@@ -126,7 +126,7 @@ impl<'a> Headers<'a> {
     /// other in a collective.
     pub(super) fn with_calls(mut self, jobs: &[Job]) -> Self {
         if let Some(first) = self.comm.compared(jobs.iter()) {
-            let mine = [compare::said(first, jobs.iter(), self.is_captured), compare::first_of(first, jobs.iter(), self.is_captured)];
+            let mine = [compare::digest_of(first, jobs.iter(), self.is_captured), compare::first_of(first, jobs.iter(), self.is_captured)];
             self.calls = Some(Calls { mine, heard: vec![mine; self.comm.world_size()] });
         }
         self
@@ -212,7 +212,7 @@ impl<'a> Headers<'a> {
         }
         let Some(Calls { heard, .. }) = &self.calls else { return Ok(()) };
         let Some(other) = heard.iter().position(|said| said[0] != heard[0][0]) else { return Ok(()) };
-        let firsts: Vec<Said> = heard.iter().map(|said| said[1]).collect();
+        let firsts: Vec<CallDigest> = heard.iter().map(|said| said[1]).collect();
         let later = || {
             let words = format!("{}, and differs in a later one", compare::in_words(&firsts[0]));
             Error::Mismatch { first: peers[0].clone(), first_call: words.clone(), second: peers[other].clone(), second_call: words }
@@ -222,4 +222,4 @@ impl<'a> Headers<'a> {
 }
 
 /// A fingerprint fits into what is said.
-const _: () = assert!(Call::FINGERPRINT_BYTES + 8 == size_of::<Said>());
+const _: () = assert!(Call::FINGERPRINT_BYTES + 8 == size_of::<CallDigest>());

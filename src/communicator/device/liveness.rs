@@ -56,12 +56,12 @@ pub(super) struct PeerLiveness {
 }
 
 impl Communicator {
-    /// The liveness probe of the device plane. All ranks are alive now.
+    /// The liveness probe of the device backend. All ranks are alive now.
     pub(super) fn liveness_probe(&self) -> Arc<dyn LivenessProbe> {
         let shared = &self.core.shared;
         let me = &shared.peers[shared.rank];
         // The number of a process of another namespace can be that of any process here.
-        let same_numbers = self.with_plane(|plane| plane.same_numbers().to_vec()).unwrap_or_default();
+        let same_numbers = self.with_backend(|backend| backend.same_numbers().to_vec()).unwrap_or_default();
         let observation = |peer: &Peer| match peer {
             peer if peer.rank == me.rank => Observation::Own,
             peer if peer.pid != me.pid && same_numbers.get(peer.rank) == Some(&true) => match state_of(peer.pid) {
@@ -108,7 +108,7 @@ impl Observation {
 }
 
 impl PeerLiveness {
-    /// Why the host plane has ended, where that ends the device's too.
+    /// Why the host backend has ended, where that ends the device's too.
     fn told(&self) -> Option<AbortReason> {
         let ends = |abort_reason: &&AbortReason| {
             matches!(
@@ -128,7 +128,7 @@ impl PeerLiveness {
         self.progress.upgrade().map_or(Ok(()), |progress| progress.wake_background())
     }
 
-    /// A rank that said that it cannot start. There is no device plane then, and nothing else to wait for.
+    /// A rank that said that it cannot start. There is no device backend then, and nothing else to wait for.
     fn failed_to_start(&self) -> Option<usize> {
         self.progress.upgrade().and_then(|progress| progress.has_arrived(NO_START_TAG))
     }

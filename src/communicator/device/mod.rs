@@ -1,4 +1,4 @@
-//! The face of the device plane: calls on device buffers are checked, ordered by their buffers' events, and queued.
+//! The face of the device backend: calls on device buffers are checked, ordered by their buffers' events, and queued.
 
 mod batch;
 mod compare;

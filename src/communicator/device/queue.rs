@@ -1,6 +1,6 @@
 //! Queues checked calls: what precedes every call on the device, and what a rank owes once others count on its calls.
 
-#![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device plane")]
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device backend")]
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,31 +15,31 @@ use crate::base::event;
 use crate::base::ticket_lock::{NoTurn, Turn};
 use crate::communicator::Communicator;
 use crate::communicator::prepare::device_call::{DeviceCall, Guards, Hold, ordered};
-use crate::device::{self, DevicePlane};
+use crate::device::{self, DeviceBackend};
 use crate::error::{Error, Result};
 use crate::flight;
 use crate::host::abort_reason::AbortReason;
+use crate::host::backend::HostBackend;
 use crate::host::health::forked;
-use crate::host::plane::HostPlane;
 use crate::observe::{Moved, Track};
 
 /// How much of an error a rank tells the others, in bytes: a compiler's can be long.
 const LONGEST_REASON: usize = 4096;
 
-/// What this rank owes once others count on its calls: that they are queued. Where they are not, for whatever reason, the device plane ends:
+/// What this rank owes once others count on its calls: that they are queued. Where they are not, for whatever reason, the device backend ends:
 /// NCCL would match the others' calls with later ones of this rank, perhaps of other lengths.
-pub(super) struct Pledge<'a> {
-    plane: &'a DevicePlane,
+pub(super) struct CommitGuard<'a> {
+    backend: &'a DeviceBackend,
     /// Whether other ranks were told of these calls by headers; else all have compared them.
     has_told: bool,
     is_kept: bool,
 }
 
-impl<'a> Pledge<'a> {
+impl<'a> CommitGuard<'a> {
     /// `is_captured`: what they were told of that, if anything.
-    pub(super) fn new(plane: &'a DevicePlane, has_told: bool, is_captured: Option<bool>) -> Self {
-        plane.comm().announce_capture(is_captured);
-        Self { plane, has_told, is_kept: false }
+    pub(super) fn new(backend: &'a DeviceBackend, has_told: bool, is_captured: Option<bool>) -> Self {
+        backend.comm().announce_capture(is_captured);
+        Self { backend, has_told, is_kept: false }
     }
 
     /// How queueing went. Where calls were compared, a refusal before anything is queued is every rank's: all made the same call.
@@ -49,25 +49,25 @@ impl<'a> Pledge<'a> {
         if let Err(error) = queued
             && !everywhere(error)
         {
-            self.plane.comm().fail(error);
+            self.backend.comm().fail(error);
         }
     }
 }
 
-impl Drop for Pledge<'_> {
+impl Drop for CommitGuard<'_> {
     fn drop(&mut self) {
-        self.plane.comm().announce_capture(None);
+        self.backend.comm().announce_capture(None);
         if !self.is_kept {
-            self.plane.comm().abort();
+            self.backend.comm().abort();
         }
     }
 }
 
 impl Communicator {
-    /// The device plane.
-    pub(in crate::communicator) fn plane(&self, call: &str) -> Result<&DevicePlane> {
+    /// The device backend.
+    pub(in crate::communicator) fn backend(&self, call: &str) -> Result<&DeviceBackend> {
         match self.core.device.get() {
-            Some(Ok(device)) => Ok(device.plane()),
+            Some(Ok(device)) => Ok(device.backend()),
             Some(Err(reason)) => Err(Error::NoDevice { call: call.to_owned(), reason: reason.clone() }),
             None => {
                 let reason = "none was asked for: make the communicator with Communicator::builder().device(…)".to_owned();
@@ -76,14 +76,14 @@ impl Communicator {
         }
     }
 
-    /// A turn at the device plane, where there is one. In a call on the host it is refused: whoever has the turn may wait for that call.
+    /// A turn at the device backend, where there is one. In a call on the host it is refused: whoever has the turn may wait for that call.
     pub(in crate::communicator) fn device_turn(&self, call: &'static str) -> Result<Option<Turn<'_, ()>>> {
         let Some(Ok(device)) = self.core.device.get() else { return Ok(None) };
-        if self.core.shared.plane.is_used_here() {
+        if self.core.shared.backend.is_used_here() {
             return Err(self.no_turn(call, NoTurn::Inside));
         }
         let shared = &self.core.shared;
-        let entered = device.plane().enter_call(self.timeout()).map(Some);
+        let entered = device.backend().enter_call(self.timeout()).map(Some);
         entered.map_err(|why| self.no_turn_behind(call, why, || awaited_header(shared).or_else(|| shared.under_way())))
     }
 
@@ -98,13 +98,13 @@ impl Communicator {
     }
 
     /// The stream that device calls are queued on.
-    pub(super) fn device_stream<'a>(&'a self, plane: &'a DevicePlane) -> &'a Arc<CudaStream> {
-        self.stream.as_ref().unwrap_or_else(|| plane.stream())
+    pub(super) fn device_stream<'a>(&'a self, backend: &'a DeviceBackend) -> &'a Arc<CudaStream> {
+        self.stream.as_ref().unwrap_or_else(|| backend.stream())
     }
 
-    /// Refuses a buffer or a stream of another device than the plane's.
-    pub(super) fn same_device(plane: &DevicePlane, call: &'static str, what: &str, context: &Arc<CudaContext>) -> Result<()> {
-        let own = &plane.gpu().context;
+    /// Refuses a buffer or a stream of another device than the backend's.
+    pub(super) fn same_device(backend: &DeviceBackend, call: &'static str, what: &str, context: &Arc<CudaContext>) -> Result<()> {
+        let own = &backend.gpu().context;
         if Arc::ptr_eq(own, context) || own.cu_ctx() == context.cu_ctx() {
             return Ok(());
         }
@@ -118,16 +118,16 @@ impl Communicator {
     }
 
     /// Refuses a stream of another device.
-    pub(super) fn check_stream(&self, plane: &DevicePlane, call: &'static str) -> Result<()> {
-        self.stream.as_ref().map_or(Ok(()), |stream| Self::same_device(plane, call, "the stream", stream.context()))
+    pub(super) fn check_stream(&self, backend: &DeviceBackend, call: &'static str) -> Result<()> {
+        self.stream.as_ref().map_or(Ok(()), |stream| Self::same_device(backend, call, "the stream", stream.context()))
     }
 
     /// Everything that is checked before a call is queued.
-    pub(super) fn admit(&self, plane: &DevicePlane, call: &DeviceCall<'_>) -> Result<()> {
+    pub(super) fn admit(&self, backend: &DeviceBackend, call: &DeviceCall<'_>) -> Result<()> {
         let kind = call.job.call.kind;
-        self.check_stream(plane, kind.name())?;
+        self.check_stream(backend, kind.name())?;
         for (what, context) in call.contexts() {
-            Self::same_device(plane, kind.name(), what, context)?;
+            Self::same_device(backend, kind.name(), what, context)?;
         }
         let shared = &self.core.shared;
         if let Some(refusal) = shared.health.refusal(|| call.job.call.to_string(), &shared.peers) {
@@ -136,34 +136,38 @@ impl Communicator {
         Ok(())
     }
 
-    /// What ranks tell each other over the host plane before the calls of a batch are queued: nothing, but where calls are to be compared,
+    /// What ranks tell each other over the host backend before the calls of a batch are queued: nothing, but where calls are to be compared,
     /// and at the first use of a kernel of the caller's.
     /// Gives what they were told of a capture, where calls were compared.
-    pub(super) fn confer<'a>(&self, plane: &DevicePlane, jobs: impl Iterator<Item = &'a device::Job> + Clone) -> Result<Option<bool>> {
-        if self.compared(jobs.clone()).is_none() && !jobs.clone().any(|job| plane.first_use(job).is_any()) {
+    pub(super) fn agree_on_calls<'a>(
+        &self,
+        backend: &DeviceBackend,
+        jobs: impl Iterator<Item = &'a device::Job> + Clone,
+    ) -> Result<Option<bool>> {
+        if self.compared(jobs.clone()).is_none() && !jobs.clone().any(|job| backend.first_use(job).is_any()) {
             return Ok(None);
         }
         // Several collectives: no other thread's comes in between.
         self.composite("comparing calls on devices", || {
-            let is_captured = self.compare(plane, jobs.clone())?;
-            jobs.into_iter().try_for_each(|job| self.prepare_kernel(plane, job))?;
+            let is_captured = self.compare(backend, jobs.clone())?;
+            jobs.into_iter().try_for_each(|job| self.prepare_kernel(backend, job))?;
             Ok(is_captured)
         })
     }
 
     /// Loads the kernel of the caller's that a job needs, and allocates memory for it, where this is the first use.
-    fn prepare_kernel(&self, plane: &DevicePlane, job: &device::Job) -> Result<()> {
-        let first_use = plane.first_use(job);
+    fn prepare_kernel(&self, backend: &DeviceBackend, job: &device::Job) -> Result<()> {
+        let first_use = backend.first_use(job);
         if !first_use.is_any() {
             return Ok(());
         }
         // A rank that cannot load it must not leave the others waiting on their devices.
-        let mine = plane.load(job, self.device_stream(plane));
+        let mine = backend.load(job, self.device_stream(backend));
         let mut reason = mine.as_ref().map_or_else(|error| error.to_string().into_bytes(), |()| Vec::new());
         reason.truncate(LONGEST_REASON);
-        let reasons = self.all_gather_blobs(&reason).inspect_err(|_| plane.unload(job, first_use))?;
+        let reasons = self.all_gather_blobs(&reason).inspect_err(|_| backend.unload(job, first_use))?;
         let Some(failed) = reasons.iter().position(|reason| !reason.is_empty()) else { return mine };
-        plane.unload(job, first_use);
+        backend.unload(job, first_use);
         mine?;
         let reason = format!("{}: {}", self.peers()[failed], String::from_utf8_lossy(&reasons[failed]));
         Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
@@ -171,68 +175,68 @@ impl Communicator {
 
     /// Ends the communicator because of a device call of which other ranks may have queued their part, and has them told.
     #[cold]
-    pub(super) fn end_by_device_call(&self, plane: &DevicePlane, error: &Error) {
+    pub(super) fn end_by_device_call(&self, backend: &DeviceBackend, error: &Error) {
         let shared = &self.core.shared;
-        plane.comm().fail(error);
+        backend.comm().fail(error);
         shared.health.keep_cause(error);
         shared.health.end(AbortReason::Failed { rank: self.rank() as u32 });
         shared.announce_end();
-        let _ = self.with_plane(HostPlane::propagate);
+        let _ = self.with_backend(HostBackend::propagate);
     }
 
     /// Queues a checked call on the stream of this handle, and tells those who listen.
     pub(in crate::communicator) fn queue(&self, call: &mut DeviceCall<'_>, hold: Hold<'_>) -> Result<()> {
         let kind = call.job.call.kind;
-        let plane = self.plane(kind.name())?;
+        let backend = self.backend(kind.name())?;
         let _turn = self.device_turn(kind.name())?;
         // Those who listen are told the number, too.
-        plane.number([&mut call.job]);
+        backend.number([&mut call.job]);
         let Some(watch) = self.core.shared.observers.watch() else { return self.queue_unwatched(call, hold) };
         let moved = Moved { bytes: call.job.bytes(), algorithm: None };
-        let report = watch.call(&call.job.call, flight::Plane::Device, moved);
+        let report = watch.call(&call.job.call, flight::Backend::Device, moved);
         watch.around(report, Track::Device, || self.queue_unwatched(call, hold))
     }
 
     fn queue_unwatched(&self, call: &mut DeviceCall<'_>, hold: Hold<'_>) -> Result<()> {
         let kind = call.job.call.kind;
-        let plane = self.plane(kind.name())?;
-        let stream = self.device_stream(plane);
-        self.admit(plane, call)?;
-        hold.refuse_if_over(plane, &|| call.job.call.to_string())?;
+        let backend = self.backend(kind.name())?;
+        let stream = self.device_stream(backend);
+        self.admit(backend, call)?;
+        hold.refuse_if_over(backend, &|| call.job.call.to_string())?;
         let mut guards = Guards::new(hold);
-        ordered(call, &plane.gpu().context, stream, &mut guards)?;
+        ordered(call, &backend.gpu().context, stream, &mut guards)?;
         let job = &call.job;
         // After all checks: where this rank alone refuses the call, the others wait here, on the host, and not on their devices.
-        let is_captured = self.confer(plane, std::iter::once(job))?;
-        let pledge = Pledge::new(plane, false, is_captured);
+        let is_captured = self.agree_on_calls(backend, std::iter::once(job))?;
+        let commit = CommitGuard::new(backend, false, is_captured);
         // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
-        //   long as their lengths say, on the plane's device (checked in `admit`); they are the same or apart (checked);
+        //   long as their lengths say, on the backend's device (checked in `admit`); they are the same or apart (checked);
         // - their events make later users, and the one who frees them, wait for what is queued here: the guards are dropped
         //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with);
-        // - all ranks make this call, with these lengths and this type: compared by `confer`, or promised by whoever had it not compared
+        // - all ranks make this call, with these lengths and this type: compared by `agree_on_calls`, or promised by whoever had it not compared
         //   (`CheckDeviceCalls::unchecked_after`). So what NCCL writes here is as long as the destination, and values of its type, or
         //   bytes that the plan makes truth values of.
-        let queued = unsafe { plane.enqueue(job, stream, self.timeout()) };
-        hold.note(plane, &queued);
-        pledge.settle(&queued);
+        let queued = unsafe { backend.enqueue(job, stream, self.timeout()) };
+        hold.note(backend, &queued);
+        commit.settle(&queued);
         let flight = &self.core.shared.recorder;
         // A call with wrong arguments does not count: the other ranks may not count it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
-            flight.note_device_call(&job.call, plane.comm().last_tracker(), queued.as_ref().err());
+            flight.note_device_call(&job.call, backend.comm().last_tracker(), queued.as_ref().err());
         }
-        let queued = queued.and(Self::release(guards, plane, stream, self.timeout()));
+        let queued = queued.and(Self::release(guards, backend, stream, self.timeout()));
         queued.inspect_err(|error| flight.after_error(error))
     }
 
     /// Lets go of a call's buffers, which is on the stream. Where later users of them cannot be made to wait for it, this thread waits in their place:
     /// the call itself is well.
-    pub(super) fn release(guards: Guards<'_>, plane: &DevicePlane, stream: &Arc<CudaStream>, limit: Duration) -> Result<()> {
-        let Err(error) = guards.release(&plane.gpu().context, stream) else { return Ok(()) };
+    pub(super) fn release(guards: Guards<'_>, backend: &DeviceBackend, stream: &Arc<CudaStream>, limit: Duration) -> Result<()> {
+        let Err(error) = guards.release(&backend.gpu().context, stream) else { return Ok(()) };
         if device::is_capturing(stream) {
             return Err(device::cuda_error("ordering the buffers of a call that is captured", error));
         }
         event::warn!(?error, "the driver does not order what comes after a call: the call is waited for");
-        plane.comm().outlast(stream, &Deadline::after(limit))
+        backend.comm().outlast(stream, &Deadline::after(limit))
     }
 }
 
@@ -246,9 +250,9 @@ impl Communicator {
     /// Marks the end of what `queue` queues. An error comes where nothing is on the stream. Else there is a work, whatever happened: it keeps what
     /// the device may use, and says why it failed.
     pub(super) fn and_mark(&self, call: &str, doing: String, queue: impl FnOnce(Hold<'_>) -> Result<()>) -> Result<Queued> {
-        let plane = self.plane(call)?;
+        let backend = self.backend(call)?;
         self.refuse_forked(call)?;
-        let stream = self.device_stream(plane);
+        let stream = self.device_stream(backend);
         if device::is_capturing(stream) {
             let reason = "its end cannot be asked for inside a graph; use the form that returns no Work, which is queued as well";
             return Err(Error::unsupported(format!("a started {doing} while a graph is captured"), reason));
@@ -259,6 +263,6 @@ impl Communicator {
             queued => queued.err(),
         };
         // From here: the time in which other threads had their turns is not this call's.
-        Ok(Queued::new(plane.comm(), stream, doing, self.timeout(), failure))
+        Ok(Queued::new(backend.comm(), stream, doing, self.timeout(), failure))
     }
 }

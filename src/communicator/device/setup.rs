@@ -1,4 +1,4 @@
-//! The start of a device plane. The ranks exchange what they have, and agree whether that will do. Only then do they connect through NCCL. So
+//! The start of a device backend. The ranks exchange what they have, and agree whether that will do. Only then do they connect through NCCL. So
 //! whatever one rank lacks, every rank hears of it.
 
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ pub fn device_count() -> Result<usize> {
 #[derive(Debug, Clone)]
 pub(in crate::communicator) struct DeviceRequest {
     pub(in crate::communicator) choice: DeviceChoice,
-    /// Whether a communicator without a device plane will not do.
+    /// Whether a communicator without a device backend will not do.
     pub(in crate::communicator) required: bool,
 }
 
@@ -118,7 +118,7 @@ impl DeviceFacts {
     }
 }
 
-/// Why these ranks cannot have a device plane together; every rank comes to the same answer.
+/// Why these ranks cannot have a device backend together; every rank comes to the same answer.
 fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
     let first = all.first()?;
     if let Some(other) = all.iter().position(|facts| facts.version != first.version) {
@@ -160,7 +160,7 @@ fn on_one_switch(all: &[DeviceFacts], peers: &[Peer]) -> bool {
     peers.iter().zip(all).all(|both| both.1.has_multicast && Some(host(both)) == first)
 }
 
-/// Something, or why there is none: an answer on which the ranks agree, and no error of the host plane.
+/// Something, or why there is none: an answer on which the ranks agree, and no error of the host backend.
 type OrReason<T> = std::result::Result<T, String>;
 
 /// The tag of what a rank that cannot start tells the others. It is sent once in the life of a communicator at most, and never received.
@@ -210,15 +210,15 @@ struct Found {
 }
 
 impl Communicator {
-    /// Makes the device plane, or notes why there is none.
+    /// Makes the device backend, or notes why there is none.
     ///
     /// # Errors
     ///
-    /// `NoDevice` on every rank where one is required and cannot be had; those of the host plane.
+    /// `NoDevice` on every rank where one is required and cannot be had; those of the host backend.
     pub(in crate::communicator) fn connect_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
         let found = self.find_device(&request.choice);
-        let plane = self.agree_and_connect(found, deadline)?;
-        self.keep_device(plane, request.required)
+        let backend = self.agree_and_connect(found, deadline)?;
+        self.keep_device(backend, request.required)
     }
 
     /// What every rank has to say, in rank order.
@@ -227,17 +227,17 @@ impl Communicator {
     }
 
     /// Keeps what came of an attempt.
-    fn keep_device(&self, plane: OrReason<NcclCommunicator>, required: bool) -> Result<()> {
-        if let Err(reason) = &plane {
-            crate::base::event::info!(rank = self.rank(), reason, "no device plane");
+    fn keep_device(&self, backend: OrReason<NcclCommunicator>, required: bool) -> Result<()> {
+        if let Err(reason) = &backend {
+            crate::base::event::info!(rank = self.rank(), reason, "no device backend");
             if required {
                 return Err(Error::NoDevice { call: "making a communicator".to_owned(), reason: reason.clone() });
             }
         }
-        if let Ok(device) = &plane {
-            device.plane().comm().record_in(&self.core.shared.recorder);
+        if let Ok(device) = &backend {
+            device.backend().comm().record_in(&self.core.shared.recorder);
         }
-        let _ = self.core.device.set(plane);
+        let _ = self.core.device.set(backend);
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl Communicator {
         })
     }
 
-    /// Agrees with the others, and starts NCCL. The outer error is the host plane's.
+    /// Agrees with the others, and starts NCCL. The outer error is the host backend's.
     fn agree_and_connect(&self, found: OrReason<Found>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
         let said = self.exchange(&DeviceFacts::to_bytes(&self.device_facts(&found)), deadline)?;
         let facts = match judged(&said, self.peers()) {
@@ -331,7 +331,7 @@ impl Communicator {
     /// The devices of the other ranks that are threads of this process.
     fn neighbours(&self, facts: &[DeviceFacts]) -> Vec<usize> {
         let own = usize::from(facts[self.rank()].ordinal);
-        let same_process = self.with_plane(|plane| plane.same_process().to_vec()).unwrap_or_default();
+        let same_process = self.with_backend(|backend| backend.same_process().to_vec()).unwrap_or_default();
         let here = facts.iter().zip(same_process).filter(|(_, is_here)| *is_here);
         here.map(|(facts, _)| usize::from(facts.ordinal)).filter(|ordinal| *ordinal != own).collect()
     }
@@ -367,7 +367,7 @@ impl Communicator {
         Ok(Ok(ids))
     }
 
-    /// Everyone's plane or no one's: the first reason counts, and what only follows from one counts less.
+    /// Everyone's backend or no one's: the first reason counts, and what only follows from one counts less.
     fn agreed(&self, made: StartedOrNot<NcclCommunicator>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
         let mine = made.as_ref().map_or_else(NoStart::to_bytes, |_| Vec::new());
         // Ranks whose time for NCCL is over still hear why.
@@ -375,7 +375,7 @@ impl Communicator {
         let said = self.exchange(&mine, &deadline)?;
         let failed = first_reason(&said).map(|(rank, reason)| (&self.peers()[rank], reason));
         match (made, failed) {
-            (Ok(plane), None) => Ok(Ok(plane)),
+            (Ok(backend), None) => Ok(Ok(backend)),
             (made, failed) => {
                 if let Ok(made) = made {
                     made.abort_handle().abort();
@@ -386,7 +386,7 @@ impl Communicator {
         }
     }
 
-    /// The device plane of a communicator made of some of this one's ranks: all of that take part. It is NCCL's as if it had been made alone, and lives on
+    /// The device backend of a communicator made of some of this one's ranks: all of that take part. It is NCCL's as if it had been made alone, and lives on
     /// whatever becomes of this one's.
     pub(in crate::communicator) fn connect_split_device(&self, child: &Communicator, deadline: &Deadline) -> Result<()> {
         let device = match self.core.device.get() {
@@ -397,34 +397,34 @@ impl Communicator {
             }
             None => return Ok(()),
         };
-        let (plane, config) = (device.plane(), &self.config().nccl);
-        let library = plane.comm().library();
+        let (backend, config) = (device.backend(), &self.config().nccl);
+        let library = backend.comm().library();
         let made = child.unique_ids(library, Ok(()), deadline)?.map_err(NoStart::own).and_then(|ids| {
-            let (gpu, rank, world_size) = (plane.gpu(), child.rank(), child.world_size());
+            let (gpu, rank, world_size) = (backend.gpu(), child.rank(), child.world_size());
             let (liveness_probe, end_notice) = (Some(&child.liveness_probe()), child.end_notice());
             let setup =
                 Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe, end_notice: end_notice.as_ref() };
             child.tell_failure(NcclComm::create(setup).and_then(|comm| device.descendant(comm)), deadline)
         });
-        let plane = child.agreed(made, deadline)?;
-        child.keep_device(plane, false)
+        let backend = child.agreed(made, deadline)?;
+        child.keep_device(backend, false)
     }
 
     /// Refuses to close while captured graphs hold calls: NCCL would wait for them.
     pub(in crate::communicator) fn refuse_live_graphs(&self) -> Result<()> {
         match self.core.device.get() {
-            Some(Ok(device)) => device.plane().comm().refuse_live_graphs("close"),
+            Some(Ok(device)) => device.backend().comm().refuse_live_graphs("close"),
             _ => Ok(()),
         }
     }
 
-    /// Waits for what is queued on the device plane's own stream, and ends NCCL's communicator.
+    /// Waits for what is queued on the device backend's own stream, and ends NCCL's communicator.
     pub(in crate::communicator) fn close_device(&self) -> Result<()> {
         let Some(Ok(device)) = self.core.device.get() else { return Ok(()) };
-        let plane = device.plane();
+        let backend = device.backend();
         let deadline = Deadline::after(self.timeout());
-        plane.synchronize(&deadline)?;
-        plane.comm().finalize(&deadline)
+        backend.synchronize(&deadline)?;
+        backend.comm().finalize(&deadline)
     }
 }
 

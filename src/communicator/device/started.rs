@@ -94,11 +94,11 @@ impl Drive for Watcher {
     }
 
     fn attend(self: Arc<Self>) {
-        Attendant::attend(self);
+        CompletionPoller::add(self);
     }
 
     fn is_noticed_here(&self) -> bool {
-        event::lock(&ATTENDANT).thread.as_ref().is_some_and(OwnThread::is_current)
+        event::lock(&COMPLETION_POLLER).thread.as_ref().is_some_and(OwnThread::is_current)
     }
 }
 
@@ -141,10 +141,10 @@ fn keep(end: &Arc<StreamPosition>, buffers: Box<dyn ErasedBuffer>) {
         drop_caught(buffers);
         return;
     }
-    let mut attendant = event::lock(&ATTENDANT);
-    attendant.kept.push(Kept { end: Arc::clone(end), buffers });
+    let mut poller = event::lock(&COMPLETION_POLLER);
+    poller.kept.push(Kept { end: Arc::clone(end), buffers });
     // Without a thread they stay, which harms nobody.
-    let _ = attendant.wake();
+    let _ = poller.wake();
 }
 
 /// Drops what may be the program's, whose panics end nothing here.
@@ -153,7 +153,7 @@ fn drop_caught<T>(value: T) {
 }
 
 /// Looks at the ends of calls that are awaited, that call back, or whose buffers are kept: one thread of the process, as long as there are any.
-struct Attendant {
+struct CompletionPoller {
     awaited: Vec<Arc<Watcher>>,
     kept: Vec<Kept>,
     /// Whether others are awaited since the last look.
@@ -163,22 +163,22 @@ struct Attendant {
     thread: Option<OwnThread>,
 }
 
-static ATTENDANT: Mutex<Attendant> =
-    Mutex::new(Attendant { awaited: Vec::new(), kept: Vec::new(), has_news: false, is_running: false, thread: None });
+static COMPLETION_POLLER: Mutex<CompletionPoller> =
+    Mutex::new(CompletionPoller { awaited: Vec::new(), kept: Vec::new(), has_news: false, is_running: false, thread: None });
 /// Somebody is awaited.
 static CAME: Condvar = Condvar::new();
 
-impl Attendant {
+impl CompletionPoller {
     /// Has a call looked at until it has ended. Where there is no thread for that, whoever awaits it hears that at once.
-    fn attend(watcher: Arc<Watcher>) {
-        let mut attendant = event::lock(&ATTENDANT);
-        if attendant.awaited.iter().any(|known| Arc::ptr_eq(known, &watcher)) {
+    fn add(watcher: Arc<Watcher>) {
+        let mut poller = event::lock(&COMPLETION_POLLER);
+        if poller.awaited.iter().any(|known| Arc::ptr_eq(known, &watcher)) {
             return;
         }
-        attendant.awaited.push(Arc::clone(&watcher));
-        let Err(error) = attendant.wake() else { return };
-        attendant.awaited.retain(|known| !Arc::ptr_eq(known, &watcher));
-        drop(attendant);
+        poller.awaited.push(Arc::clone(&watcher));
+        let Err(error) = poller.wake() else { return };
+        poller.awaited.retain(|known| !Arc::ptr_eq(known, &watcher));
+        drop(poller);
         let doing =
             format!("awaiting {}: starting the thread that looks at it (raise the limit of threads, or call wait)", watcher.queued.doing);
         watcher.end(Err(Error::io(doing, error)));
@@ -199,30 +199,30 @@ impl Attendant {
         let mut back_off = BackOff::default();
         loop {
             let (mut awaited, kept) = {
-                let mut attendant = event::lock(&ATTENDANT);
-                attendant.is_running = !(attendant.awaited.is_empty() && attendant.kept.is_empty());
-                if !attendant.is_running {
+                let mut poller = event::lock(&COMPLETION_POLLER);
+                poller.is_running = !(poller.awaited.is_empty() && poller.kept.is_empty());
+                if !poller.is_running {
                     return;
                 }
-                if std::mem::take(&mut attendant.has_news) {
+                if std::mem::take(&mut poller.has_news) {
                     back_off = BackOff::default();
                 }
-                (attendant.awaited.clone(), std::mem::take(&mut attendant.kept))
+                (poller.awaited.clone(), std::mem::take(&mut poller.kept))
             };
             // Without the lock: the end is told to the program, and the driver may hold up whoever asks.
             awaited.retain(|watcher| watcher.poll());
             let (passed, mut kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(|kept| kept.end.is_passed());
             {
-                let mut attendant = event::lock(&ATTENDANT);
-                attendant.awaited.retain(|watcher| !awaited.iter().any(|ended| Arc::ptr_eq(ended, watcher)));
-                attendant.kept.append(&mut kept);
+                let mut poller = event::lock(&COMPLETION_POLLER);
+                poller.awaited.retain(|watcher| !awaited.iter().any(|ended| Arc::ptr_eq(ended, watcher)));
+                poller.kept.append(&mut kept);
             }
             // Buffers may be freed with these, which is the program's.
             drop_caught(awaited);
             passed.into_iter().for_each(|kept| drop_caught(kept.buffers));
             back_off.rest_on(|nap| {
-                let attendant = ATTENDANT.lock().unwrap_or_else(PoisonError::into_inner);
-                drop(CAME.wait_timeout_while(attendant, nap, |attendant| !attendant.has_news));
+                let poller = COMPLETION_POLLER.lock().unwrap_or_else(PoisonError::into_inner);
+                drop(CAME.wait_timeout_while(poller, nap, |poller| !poller.has_news));
             });
         }
     }

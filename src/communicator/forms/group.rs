@@ -15,7 +15,7 @@ use crate::communicator::prepare::device_call::Hold;
 use crate::communicator::prepare::prepared::{Prepared, Source, held};
 use crate::communicator::work::message::{Envelope, MessageBuffer, MessageContext, Received, receive_place, send_place};
 use crate::error::{Error, Result};
-use crate::host::plane::Jobs;
+use crate::host::backend::Jobs;
 
 /// Calls recorded by [`Communicator::group`]; their buffers are borrowed until the group has been launched and, on the host, has
 /// ended.
@@ -152,7 +152,7 @@ impl<'comm> Group<'_, 'comm> {
 }
 
 impl<'buffers> Group<'buffers, '_> {
-    /// Records a collective for the plane that runs it.
+    /// Records a collective for the backend that runs it.
     pub(in crate::communicator) fn record(&mut self, prepared: Prepared<'buffers>) {
         match prepared {
             Prepared::Host(job, _) => self.collectives.push(job.into()),

@@ -19,7 +19,7 @@ use crate::communicator::work::{OwnedBuffer, OwnedSource, Work};
 #[cfg(feature = "cuda")]
 use crate::device;
 use crate::error::{Error, Result};
-use crate::host::plane::Job;
+use crate::host::backend::Job;
 
 /// # Lists of buffers
 ///

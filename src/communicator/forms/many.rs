@@ -11,7 +11,7 @@ use crate::communicator::forms::group::Group;
 use crate::communicator::prepare::prepared::{Prepared, Source};
 use crate::communicator::work::{OwnedBuffer, OwnedSource, Work};
 use crate::error::{Error, Result};
-use crate::host::plane::Jobs;
+use crate::host::backend::Jobs;
 
 /// # Several buffers in one call
 ///

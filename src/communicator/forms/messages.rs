@@ -146,7 +146,7 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// receive while others are in a barrier.
 ///
 /// Messages on device buffers go over NCCL: both ends must name the same length and type; there are no tags, and no receiving from any source.
-/// A sender says over the host plane what it sends, and a receive waits on the host until its sender has made the call, before it is queued
+/// A sender says over the host backend what it sends, and a receive waits on the host until its sender has made the call, before it is queued
 /// on the device. Where the two ends differ, the receiver gets a `Mismatch`, and the communicator ends on all ranks.
 ///
 /// All calls on devices, messages too, are one sequence for NCCL, which runs a communicator's calls one after the other in the order in which

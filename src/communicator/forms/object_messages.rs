@@ -19,7 +19,7 @@ use crate::error::Result;
 /// meets a buffer, fails with `Message`, as other types that differ do, and uses the message up.
 ///
 /// Cost: encoding by `postcard`, a message of so many bytes, and decoding; up to 64 KiB it is on its way when the send returns. Objects
-/// travel over the host plane, also where there are devices. Nothing that is received is ever run.
+/// travel over the host backend, also where there are devices. Nothing that is received is ever run.
 ///
 /// In the background: on a thread of the program's, with a clone.
 impl Communicator {

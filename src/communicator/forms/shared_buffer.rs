@@ -166,7 +166,7 @@ impl Communicator {
         let deadline = Deadline::after(self.timeout());
         let everyone: Vec<usize> = (0..self.world_size()).collect();
         let mut exchange = ParentExchange::new(self, &everyone);
-        let opened = match self.with_plane(|plane| plane.site()).map_err(|why| self.no_turn("alloc", why))? {
+        let opened = match self.with_backend(|backend| backend.site()).map_err(|why| self.no_turn("alloc", why))? {
             Some(site) => site.open(&mut exchange, size, &deadline).map(Storage::Window),
             None => Storage::alone(&mut exchange, size, &deadline),
         };
@@ -177,7 +177,7 @@ impl Communicator {
             ShareError::There(rank, reason) => Error::io(refused(rank), std::io::Error::other(reason)),
         })?;
         if let Storage::Window(segment) = &storage {
-            self.with_plane(|plane| plane.admit(segment)).map_err(|why| self.no_turn("alloc", why))?;
+            self.with_backend(|backend| backend.admit(segment)).map_err(|why| self.no_turn("alloc", why))?;
         }
         Ok(storage)
     }

@@ -26,8 +26,8 @@ use crate::config::Config;
 #[cfg(feature = "cuda")]
 use crate::device::NcclCommunicator;
 use crate::error::{Error, Peer, Result};
+use crate::host::backend::HostBackend;
 use crate::host::health::forked;
-use crate::host::plane::HostPlane;
 use crate::observe::LIFE;
 
 /// One rank of a group of processes or threads that call collectives together.
@@ -60,7 +60,7 @@ pub struct Communicator {
     pub(in crate::communicator) core: Arc<Core>,
     /// This handle's own, where it has one.
     pub(in crate::communicator) timeout: Option<Duration>,
-    /// Where device calls are queued; `None` for the device plane's own stream.
+    /// Where device calls are queued; `None` for the device backend's own stream.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) stream: Option<Arc<CudaStream>>,
 }
@@ -79,7 +79,7 @@ pub(in crate::communicator) struct Core {
     pub(in crate::communicator) children: AtomicU64,
     /// Held by a thread that looks for the survivors of a failure: a rank takes part once.
     pub(in crate::communicator) shrinking: TicketLock<()>,
-    /// The device plane, once it was asked for, or why there is none.
+    /// The device backend, once it was asked for, or why there is none.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) device: OnceLock<std::result::Result<NcclCommunicator, String>>,
 }
@@ -176,7 +176,7 @@ impl Communicator {
         if self.core.shared.health.is_foreign() {
             return forked("explain".to_owned()).to_string();
         }
-        let said = self.with_plane(|plane| plane.explain());
+        let said = self.with_backend(|backend| backend.explain());
         said.unwrap_or_else(|_| "in use by a call that is under way".to_owned())
     }
 
@@ -196,7 +196,7 @@ impl Communicator {
         if self.core.shared.health.is_foreign() || self.core.shared.health.is_closed() {
             return None;
         }
-        self.with_plane(|plane| plane.algorithm(collective, bytes, dtype.size_bytes())).ok()
+        self.with_backend(|backend| backend.algorithm(collective, bytes, dtype.size_bytes())).ok()
     }
 
     /// How long a call may wait for its peers.
@@ -251,20 +251,20 @@ impl Communicator {
         self.core.shared.no_turn(call, why, self.timeout(), under_way)
     }
 
-    /// Reaches for the host plane on this thread, after the calls that came before, started ones and other threads' included.
+    /// Reaches for the host backend on this thread, after the calls that came before, started ones and other threads' included.
     #[inline]
-    pub(in crate::communicator) fn with_plane<R>(&self, work: impl FnOnce(&mut HostPlane) -> R) -> std::result::Result<R, NoTurn> {
-        self.core.shared.plane.with(self.timeout(), work)
+    pub(in crate::communicator) fn with_backend<R>(&self, work: impl FnOnce(&mut HostBackend) -> R) -> std::result::Result<R, NoTurn> {
+        self.core.shared.backend.with(self.timeout(), work)
     }
 
     /// Runs what consists of several collectives in one turn: no other thread's call comes in between. Within one of its own kind it is part
     /// of that.
     pub(in crate::communicator) fn composite<R>(&self, call: &'static str, work: impl FnOnce() -> Result<R>) -> Result<R> {
-        let plane = &self.core.shared.plane;
-        if plane.is_inside() && !plane.is_used_here() {
+        let backend = &self.core.shared.backend;
+        if backend.is_inside() && !backend.is_used_here() {
             return work();
         }
-        let _turn = plane.enter(self.timeout()).map_err(|why| self.no_turn(call, why))?;
+        let _turn = backend.enter(self.timeout()).map_err(|why| self.no_turn(call, why))?;
         work()
     }
 }
@@ -284,7 +284,7 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         if self.shared.health.is_foreign() {
-            // Its thread is the parent's, and so is what the device plane has of the driver and NCCL.
+            // Its thread is the parent's, and so is what the device backend has of the driver and NCCL.
             #[cfg(feature = "cuda")]
             std::mem::forget(self.device.take());
             return std::mem::forget(self.worker.take());

@@ -14,8 +14,8 @@ use crate::config::Config;
 use crate::error::{Error, Peer};
 use crate::flight::{self, Flight};
 use crate::host::abort_reason::AbortReason;
+use crate::host::backend::{HostBackend, MessageConnector};
 use crate::host::health::{Health, forked};
-use crate::host::plane::{HostPlane, MessageConnector};
 #[cfg(feature = "cuda")]
 use crate::observe::Observers;
 use crate::observe::TraceLog;
@@ -31,10 +31,10 @@ pub(in crate::communicator) struct Shared {
     pub(in crate::communicator) health: Arc<Health>,
     /// What its calls are recorded in.
     pub(in crate::communicator) recorder: Arc<Flight>,
-    /// Who is told of its device calls. The host plane and the progress engine have copies.
+    /// Who is told of its device calls. The host backend and the progress engine have copies.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) observers: Observers,
-    pub(in crate::communicator) plane: TicketLock<HostPlane>,
+    pub(in crate::communicator) backend: TicketLock<HostBackend>,
     pub(in crate::communicator) progress: Arc<ProgressEngine>,
     /// The address on which communicators split from this one listen.
     pub(in crate::communicator) listen: IpAddr,
@@ -59,9 +59,9 @@ impl Shared {
         members.iter().map(|member| self.world_ranks[*member]).collect()
     }
 
-    /// Of a plane whose observers are known, and what its messages travel on.
+    /// Of a backend whose observers are known, and what its messages travel on.
     pub(in crate::communicator) fn new(
-        plane: HostPlane,
+        backend: HostBackend,
         connector: MessageConnector,
         config: Config,
         listen: IpAddr,
@@ -71,16 +71,16 @@ impl Shared {
     ) -> Self {
         let longest_timeout = AtomicU64::new(packed(config.timeout));
         Self {
-            rank: plane.rank(),
-            peers: plane.peers(),
-            local: plane.local(),
-            health: plane.health(),
-            recorder: plane.recorder(),
+            rank: backend.rank(),
+            peers: backend.peers(),
+            local: backend.local(),
+            health: backend.health(),
+            recorder: backend.recorder(),
             #[cfg(feature = "cuda")]
-            observers: plane.observers(),
-            id: plane.id(),
-            progress: Arc::new(ProgressEngine::new(&plane, connector)),
-            plane: TicketLock::new(plane),
+            observers: backend.observers(),
+            id: backend.id(),
+            progress: Arc::new(ProgressEngine::new(&backend, connector)),
+            backend: TicketLock::new(backend),
             config,
             listen,
             recovery,

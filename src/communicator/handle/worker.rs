@@ -17,7 +17,7 @@ use crate::communicator::work::pinned::ErasedBuffer;
 use crate::communicator::work::thread;
 use crate::error::{Error, Result};
 use crate::host::abort_reason::AbortReason;
-use crate::host::plane::{HostPlane, Jobs, op_panicked};
+use crate::host::backend::{HostBackend, Jobs, op_panicked};
 
 /// How long a dropped communicator waits for calls that were started and not waited for.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
@@ -49,7 +49,7 @@ impl Started {
         let mut started = Some(self);
         // What is left is freed in the turn, too: a buffer whose drop calls this communicator is refused, and does not wait for
         // calls that only this thread can run.
-        let turn = shared.plane.with_ticket(ticket, limit, |plane| started.take().map(|started| started.run(plane, shared).free()));
+        let turn = shared.backend.with_ticket(ticket, limit, |backend| started.take().map(|started| started.run(backend, shared).free()));
         if let (Err(why), Some(started)) = (turn, started) {
             started.refuse(why, limit, shared).free();
         }
@@ -76,15 +76,16 @@ impl Started {
     }
 
     /// Runs it, and tells its end to whoever waits for it; nothing of the program's can keep that from being told.
-    fn run(self, plane: &mut HostPlane, shared: &Shared) -> Left {
+    fn run(self, backend: &mut HostBackend, shared: &Shared) -> Left {
         let Self { jobs, buffers, state, timeout } = self;
         shared.recorder.take_up();
-        let result = event::caught("a custom op", || plane.run_all(&jobs, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
+        let result =
+            event::caught("a custom op", || backend.run_all(&jobs, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
         event::caught("the drop of a custom op", || drop(jobs));
         if let Err(error) = &result {
             shared.after_failure(error);
         }
-        // Before the caller gets the plane back: whoever waited for it finds this call ended.
+        // Before the caller gets the backend back: whoever waited for it finds this call ended.
         let buffers = match result {
             Ok(()) => {
                 state.end(Ok(Finished { buffer: buffers.release(), received: None }));
@@ -115,7 +116,7 @@ thread_local! {
 
 impl Turns for Shared {
     fn would_wait_for_itself(&self) -> bool {
-        self.plane.is_inside() || SERVED.get() == std::ptr::from_ref(self).addr()
+        self.backend.is_inside() || SERVED.get() == std::ptr::from_ref(self).addr()
     }
 }
 
@@ -154,12 +155,12 @@ impl Worker {
         let Some(thread) = &*held else { return Err(gone()) };
         shared.recorder.queue(started.jobs.call());
         // From here to the queue nothing can unwind: a ticket that was drawn has to get there.
-        let sent = thread.jobs.send((shared.plane.draw(), started));
+        let sent = thread.jobs.send((shared.backend.draw(), started));
         // Before what was not sent is dropped: that is the program's.
         drop(held);
         sent.map_err(|SendError((ticket, _))| {
             // Cannot be while this lives: the thread ends when its queue is dropped, and catches panics.
-            shared.plane.give_up(ticket);
+            shared.backend.give_up(ticket);
             gone()
         })
     }

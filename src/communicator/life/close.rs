@@ -11,8 +11,8 @@ use crate::device::NcclComm;
 use crate::error::{Error, Result};
 use crate::flight::Flight;
 use crate::host::abort_reason::AbortReason;
+use crate::host::backend::HostBackend;
 use crate::host::health::{Health, forked};
-use crate::host::plane::HostPlane;
 use crate::observe::LIFE;
 
 /// Ends a communicator from any thread; see [`Communicator::abort_handle`].
@@ -69,7 +69,7 @@ impl Communicator {
             recorder: Arc::downgrade(&shared.recorder),
             progress: Arc::downgrade(&shared.progress),
             #[cfg(feature = "cuda")]
-            device: self.plane("abort_handle").map_or_else(|_| Weak::new(), |plane| Arc::downgrade(plane.comm())),
+            device: self.backend("abort_handle").map_or_else(|_| Weak::new(), |backend| Arc::downgrade(backend.comm())),
         }
     }
 
@@ -78,7 +78,7 @@ impl Communicator {
     pub fn abort(&self) {
         self.abort_handle().abort();
         // Another thread may be in a call, which ends now, and tells the peers as well.
-        let _ = self.core.shared.plane.with(ABORTING, HostPlane::propagate);
+        let _ = self.core.shared.backend.with(ABORTING, HostBackend::propagate);
     }
 
     /// Waits until every rank has come this far and all started calls have ended, then closes the communicator, for all its clones: later
@@ -106,7 +106,7 @@ impl Communicator {
         if shared.health.is_foreign() {
             return Err(forked("close".to_owned()));
         }
-        if shared.plane.is_inside() {
+        if shared.backend.is_inside() {
             return Err(self.no_turn("close", NoTurn::Inside));
         }
         crate::base::event::debug!(target: LIFE, communicator = shared.recorder.name(), rank = self.rank(), "closing");
@@ -139,7 +139,7 @@ impl Communicator {
         let closed = device.and(closed);
         shared.write_unwritten();
         shared.progress.close();
-        let _ = self.with_plane(HostPlane::close);
+        let _ = self.with_backend(HostBackend::close);
         closed
     }
 }

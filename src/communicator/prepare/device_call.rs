@@ -10,7 +10,7 @@ use crate::call::buffer::device::{DeviceRead, DeviceWrite, Ordered, Reading};
 use crate::call::element::TypeTag;
 use crate::call::job::{List, Lists, Operands};
 use crate::call::op;
-use crate::device::{self, DevicePlane};
+use crate::device::{self, DeviceBackend};
 use crate::error::{Error, Result};
 
 /// A checked call on device buffers, which it borrows.
@@ -73,7 +73,7 @@ pub(in crate::communicator) fn resolve<'s, 'a: 's>(call: &mut DeviceCall<'a>, st
 /// Orders a call on `stream` among the other uses of its buffers: it can be queued then, and the guards are released afterwards.
 pub(in crate::communicator) fn ordered<'s, 'a: 's>(
     call: &mut DeviceCall<'a>,
-    plane: &CudaContext,
+    backend: &CudaContext,
     stream: &'s CudaStream,
     guards: &mut Guards<'s>,
 ) -> Result<()> {
@@ -84,7 +84,7 @@ pub(in crate::communicator) fn ordered<'s, 'a: 's>(
         return Err(Error::argument(name, reason));
     }
     check_places(&call.job)?;
-    guards.check(plane, stream, name)
+    guards.check(backend, stream, name)
 }
 
 /// How a device folds what the caller asked for.
@@ -163,15 +163,15 @@ pub(in crate::communicator) enum Hold<'a> {
 
 impl Hold<'_> {
     /// Refuses a call that a work would own, before anything is queued: what is refused later may be on the stream, as far as anybody knows.
-    pub(in crate::communicator) fn refuse_if_over(self, plane: &DevicePlane, doing: &dyn Fn() -> String) -> Result<()> {
-        if matches!(self, Self::Owned(_)) { plane.refuse_if_over(doing) } else { Ok(()) }
+    pub(in crate::communicator) fn refuse_if_over(self, backend: &DeviceBackend, doing: &dyn Fn() -> String) -> Result<()> {
+        if matches!(self, Self::Owned(_)) { backend.refuse_if_over(doing) } else { Ok(()) }
     }
 
     /// Says that the call has been handed to NCCL and the driver. Where these, or what precedes them, refused it, nothing was queued.
-    pub(in crate::communicator) fn note(self, plane: &DevicePlane, queued: &Result<()>) {
+    pub(in crate::communicator) fn note(self, backend: &DeviceBackend, queued: &Result<()>) {
         let is_refused = matches!(queued, Err(Error::InvalidArgument { .. } | Error::Unsupported { .. }));
         if let Self::Owned(may_run) = self
-            && !(is_refused && plane.comm().failure().is_none())
+            && !(is_refused && backend.comm().failure().is_none())
         {
             may_run.set(true);
         }
@@ -223,24 +223,24 @@ impl<'s> Guards<'s> {
     }
 
     /// Refuses a call that could not be ordered, before it is queued.
-    pub(in crate::communicator) fn check(&self, plane: &CudaContext, stream: &CudaStream, call: &str) -> Result<()> {
-        check_ordering(plane, stream).map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
+    pub(in crate::communicator) fn check(&self, backend: &CudaContext, stream: &CudaStream, call: &str) -> Result<()> {
+        check_ordering(backend, stream).map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
     }
 
     /// Lets go, after the call has been queued on `stream`. What fails for one buffer is done for the others.
-    pub(in crate::communicator) fn release(self, plane: &CudaContext, stream: &CudaStream) -> Outcome {
+    pub(in crate::communicator) fn release(self, backend: &CudaContext, stream: &CudaStream) -> Outcome {
         let Self { guards, readings, .. } = self;
         drop(guards);
         let mut outcome = Ok(());
         for reading in readings.few.into_iter().flatten().chain(readings.more) {
             outcome = outcome.and(reading.hold_owner(stream));
         }
-        outcome.and(check_ordering(plane, stream))
+        outcome.and(check_ordering(backend, stream))
     }
 }
 
 /// What cudarc met while it ordered buffers for `stream`: it has no other way out. The stream may be of another `CudaContext` than the
-/// device plane's.
-pub(in crate::communicator) fn check_ordering(plane: &CudaContext, stream: &CudaStream) -> Outcome {
-    stream.context().check_err().and(plane.check_err())
+/// device backend's.
+pub(in crate::communicator) fn check_ordering(backend: &CudaContext, stream: &CudaStream) -> Outcome {
+    stream.context().check_err().and(backend.check_err())
 }

@@ -1,4 +1,4 @@
-//! Makes the job of a checked call, for the plane on which its buffers are.
+//! Makes the job of a checked call, for the backend on which its buffers are.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -18,8 +18,8 @@ use crate::communicator::prepare::device_call::{DeviceCall, device_reduction};
 #[cfg(feature = "cuda")]
 use crate::device;
 use crate::error::{Error, Result};
+use crate::host::backend::{self, Job, Jobs};
 use crate::host::fold::Fold;
-use crate::host::plane::{self, Job, Jobs};
 use crate::host::reduce::{self, Kernel};
 
 /// What a call reads: nothing, a buffer of its own, or the buffer it writes (in place).
@@ -40,7 +40,7 @@ impl<M> Source<M> {
     }
 }
 
-/// A checked call, and the plane that runs it. Its buffers are borrowed as long as it lives.
+/// A checked call, and the backend that runs it. Its buffers are borrowed as long as it lives.
 pub(in crate::communicator) enum Prepared<'a> {
     Host(Job, PhantomData<&'a mut ()>),
     /// One call on several buffers.
@@ -63,35 +63,39 @@ impl Prepared<'_> {
     }
 }
 
-/// A call's two buffers, both on one plane.
-enum OnePlane<'a, T> {
+/// A call's two buffers, both on one backend.
+enum OneBackend<'a, T> {
     Host(Source<HostMemory<'a, T>>, HostMemoryMut<'a, T>),
     #[cfg(feature = "cuda")]
     Device(Source<DeviceMemory<'a, T>>, Option<DeviceMemoryMut<'a, T>>),
 }
 
-/// Refuses buffers of two planes in one call.
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "without devices there is one plane"))]
+/// Refuses buffers of two backends in one call.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "without devices there is one backend"))]
 #[inline(always)]
-fn on_one_plane<'a, T>(kind: Collective, source: Source<Memory<'a, T>>, destination: Option<MemoryMut<'a, T>>) -> Result<OnePlane<'a, T>> {
+fn on_one_backend<'a, T>(
+    kind: Collective,
+    source: Source<Memory<'a, T>>,
+    destination: Option<MemoryMut<'a, T>>,
+) -> Result<OneBackend<'a, T>> {
     Ok(match (source, destination) {
-        (Source::Nothing, Some(MemoryMut::Host(destination))) => OnePlane::Host(Source::Nothing, destination),
-        (Source::InPlace, Some(MemoryMut::Host(destination))) => OnePlane::Host(Source::InPlace, destination),
+        (Source::Nothing, Some(MemoryMut::Host(destination))) => OneBackend::Host(Source::Nothing, destination),
+        (Source::InPlace, Some(MemoryMut::Host(destination))) => OneBackend::Host(Source::InPlace, destination),
         (Source::Separate(Memory::Host(source)), Some(MemoryMut::Host(destination))) => {
-            OnePlane::Host(Source::Separate(source), destination)
+            OneBackend::Host(Source::Separate(source), destination)
         }
-        (Source::Separate(Memory::Host(source)), None) => OnePlane::Host(Source::Separate(source), HostMemoryMut::from(&mut [][..])),
-        (Source::Nothing | Source::InPlace, None) => OnePlane::Host(Source::Nothing, HostMemoryMut::from(&mut [][..])),
+        (Source::Separate(Memory::Host(source)), None) => OneBackend::Host(Source::Separate(source), HostMemoryMut::from(&mut [][..])),
+        (Source::Nothing | Source::InPlace, None) => OneBackend::Host(Source::Nothing, HostMemoryMut::from(&mut [][..])),
         #[cfg(feature = "cuda")]
-        (Source::Nothing, Some(MemoryMut::Device(destination))) => OnePlane::Device(Source::Nothing, Some(destination)),
+        (Source::Nothing, Some(MemoryMut::Device(destination))) => OneBackend::Device(Source::Nothing, Some(destination)),
         #[cfg(feature = "cuda")]
-        (Source::InPlace, Some(MemoryMut::Device(destination))) => OnePlane::Device(Source::InPlace, Some(destination)),
+        (Source::InPlace, Some(MemoryMut::Device(destination))) => OneBackend::Device(Source::InPlace, Some(destination)),
         #[cfg(feature = "cuda")]
         (Source::Separate(Memory::Device(source)), Some(MemoryMut::Device(destination))) => {
-            OnePlane::Device(Source::Separate(source), Some(destination))
+            OneBackend::Device(Source::Separate(source), Some(destination))
         }
         #[cfg(feature = "cuda")]
-        (Source::Separate(Memory::Device(source)), None) => OnePlane::Device(Source::Separate(source), None),
+        (Source::Separate(Memory::Device(source)), None) => OneBackend::Device(Source::Separate(source), None),
         #[cfg(feature = "cuda")]
         (Source::Separate(_), Some(_)) => {
             return Err(Error::argument(kind.name(), "one buffer is on the host and the other on a device: pass both on the same side"));
@@ -115,12 +119,14 @@ impl Communicator {
         let (element, element_bytes) = agreed(kind, &source, &destination)?;
         let layout = layout.in_bytes(element_bytes);
         let call = described(kind, element, root, count, &layout, 0);
-        Ok(match on_one_plane(kind, source, destination)? {
-            OnePlane::Host(source, destination) => {
+        Ok(match on_one_backend(kind, source, destination)? {
+            OneBackend::Host(source, destination) => {
                 Prepared::Host(host_job(call, source.map(HostMemory::parts), destination, layout, element_bytes), PhantomData)
             }
             #[cfg(feature = "cuda")]
-            OnePlane::Device(source, destination) => Prepared::Device(device_call(call, source, destination, layout, element_bytes, None)),
+            OneBackend::Device(source, destination) => {
+                Prepared::Device(device_call(call, source, destination, layout, element_bytes, None))
+            }
         })
     }
 
@@ -142,13 +148,13 @@ impl Communicator {
         let (element, element_bytes) = agreed(kind, &source, &destination)?;
         let layout = layout.in_bytes(element_bytes);
         let call = described(kind, element, root, count, &layout, reduction.code());
-        match on_one_plane(kind, source, destination)? {
-            OnePlane::Host(source, destination) => {
+        match on_one_backend(kind, source, destination)? {
+            OneBackend::Host(source, destination) => {
                 let kernel = Kernel::of(reduction, element, self.world_size())?;
                 Ok(Prepared::Host(folding_job(call, source, destination, layout, kernel, reduction)?, PhantomData))
             }
             #[cfg(feature = "cuda")]
-            OnePlane::Device(source, destination) => {
+            OneBackend::Device(source, destination) => {
                 let reduction = device_reduction(reduction, element)?;
                 Ok(Prepared::Device(device_call(call, source, destination, layout, element_bytes, Some(reduction))))
             }
@@ -247,7 +253,7 @@ pub(in crate::communicator) fn described(
     Call { kind, op, element, count: count as u64, root, counts_hash, sequence: 0 }
 }
 
-/// A job of the host plane that moves elements.
+/// A job of the host backend that moves elements.
 #[inline(always)]
 fn host_job<T: Data>(
     call: Call,
@@ -268,7 +274,7 @@ fn host_job<T: Data>(
     Job { call, memory, layout, reduction: None, element_bytes, in_place, lists: None }
 }
 
-/// A job of the host plane that folds elements.
+/// A job of the host backend that folds elements.
 #[inline(always)]
 fn folding_job<T: Data>(
     call: Call,
@@ -295,7 +301,7 @@ fn folding_job<T: Data>(
         None => source.map(HostMemory::parts),
     };
     let mut job = host_job(call, source, destination, layout, element_bytes);
-    (job.reduction, job.in_place) = (Some(plane::Reduction::new(kernel, scaled.map(|(scaled, _)| scaled))), in_place);
+    (job.reduction, job.in_place) = (Some(backend::Reduction::new(kernel, scaled.map(|(scaled, _)| scaled))), in_place);
     Ok(job)
 }
 
@@ -322,7 +328,7 @@ fn premultiplied_as<E: Element, T: Data>(kind: Collective, op: ReduceOp, contrib
     Ok((Box::new(scaled), parts))
 }
 
-/// A call of the device plane, without addresses yet: those come with the stream.
+/// A call of the device backend, without addresses yet: those come with the stream.
 #[cfg(feature = "cuda")]
 fn device_call<'a, T: Data>(
     call: Call,

@@ -52,7 +52,7 @@ impl ProgressEngine {
         });
         if let Some((watch, began)) = watched {
             let bytes = result.as_ref().map_or(0, |(_, object)| object.len());
-            let report = watch.message(&context.recorded(false, bytes), flight::Plane::Host, bytes);
+            let report = watch.message(&context.recorded(false, bytes), flight::Backend::Host, bytes);
             watch.ended(report, began.elapsed(), result.as_ref().err(), Track::Messages);
         }
         result.inspect_err(|error| self.recorder.after_error(error))

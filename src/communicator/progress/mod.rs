@@ -23,8 +23,8 @@ use crate::communicator::work::pinned::ErasedBuffer;
 use crate::error::{Error, Peer, Result};
 use crate::flight::{Flight, Message};
 use crate::host::abort_reason::Interrupted;
+use crate::host::backend::{HostBackend, MessageConnector};
 use crate::host::health::Health;
-use crate::host::plane::{HostPlane, MessageConnector};
 use crate::host::point_to_point::{Messages, Ticket};
 use crate::observe::Observers;
 
@@ -103,18 +103,18 @@ pub(super) struct ProgressEngine {
 }
 
 impl ProgressEngine {
-    /// The progress engine of the communicator whose plane this is.
-    pub(super) fn new(plane: &HostPlane, connector: MessageConnector) -> Self {
-        let (rank, peers) = (plane.rank(), plane.peers());
+    /// The progress engine of the communicator whose backend this is.
+    pub(super) fn new(backend: &HostBackend, connector: MessageConnector) -> Self {
+        let (rank, peers) = (backend.rank(), backend.peers());
         let waiting = connector.waiting;
-        let messages = Messages::new(rank, peers.len(), plane.is_crowded(), connector).waiting(waiting);
+        let messages = Messages::new(rank, peers.len(), backend.is_crowded(), connector).waiting(waiting);
         let inner = Mutex::new(Inner { messages, outstanding: Vec::new(), telling: None, away: 0, closed: false, direct: 0 });
         Self {
             rank,
             peers,
-            health: plane.health(),
-            recorder: plane.recorder(),
-            observers: plane.observers(),
+            health: backend.health(),
+            recorder: backend.recorder(),
+            observers: backend.observers(),
             inner,
             wanted: AtomicUsize::new(0),
             is_shared: AtomicBool::new(false),

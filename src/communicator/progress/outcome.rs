@@ -111,7 +111,7 @@ impl ProgressEngine {
         let (error, buffer) = failed.unzip();
         event::tell("a listener", move || {
             if let Some(watch) = observers.watch() {
-                let report = watch.message(&request.message(), flight::Plane::Host, request.bytes);
+                let report = watch.message(&request.message(), flight::Backend::Host, request.bytes);
                 watch.ended(report, elapsed, error.as_ref(), Track::Background);
             }
             if let Some(error) = &error {

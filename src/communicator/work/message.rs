@@ -153,7 +153,7 @@ impl MessageBuffer {
 
     /// The message, for those who listen.
     pub(in crate::communicator) fn report<'a>(&self, watch: &'a Watch, context: &MessageContext) -> CallReport<'a> {
-        watch.message(&self.recorded(context), flight::Plane::Host, self.bytes())
+        watch.message(&self.recorded(context), flight::Backend::Host, self.bytes())
     }
 }
 

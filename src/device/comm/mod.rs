@@ -11,7 +11,7 @@
 //!
 //! - *An abort* of the control communicator raises the flags before anything that may wait for the device. Kernels end, and a thread inside the data
 //!   communicator, as one that waits for ranks to connect to, comes back with an error. The data communicator's own memory is not touched: it is aborted
-//!   when nobody is inside ([`state::Stay`]). Until it is, its handle is valid.
+//!   when nobody is inside ([`state::InCallGuard`]). Until it is, its handle is valid.
 //! - *The end of a deadline* is somebody else's abort (`watchdog.rs`), and the thread inside gets its error.
 //! - *Captured graphs* hold the data communicator alone, so that they cannot hold up what frees streams. NCCL's last abort waits until they are
 //!   dropped, on a thread that nobody waits for; closing is refused while they are there.
@@ -299,13 +299,13 @@ fn launch(
         turns.push(device.turn(timeout).ok_or_else(|| (0, inners[0].timeout(doing(), timeout)))?);
     }
     // Until the group has ended: it uses all of them.
-    let mut stays = Vec::with_capacity(inners.len());
+    let mut guards = Vec::with_capacity(inners.len());
     for (index, inner) in inners.iter().enumerate() {
-        stays.push(inner.stay(timeout).ok_or_else(|| (index, inner.refuse(doing)))?);
+        guards.push(inner.begin_call(timeout).ok_or_else(|| (index, inner.refuse(doing)))?);
     }
     let mut culprit = 0;
     let mut all = parts.iter_mut();
-    let first = stays[0].raw();
+    let first = guards[0].raw();
     let made = group(&first, || {
         all.try_for_each(|(comm, stream, work)| {
             culprit = inners.iter().position(|known| Arc::ptr_eq(known, comm.inner())).unwrap_or(0);
@@ -313,7 +313,7 @@ fn launch(
                 captured.push(inners[culprit].begin(stream, timeout)?);
                 work(raw)
             };
-            inners[culprit].call(driver::bind, &stays[culprit], in_time)
+            inners[culprit].call(driver::bind, &guards[culprit], in_time)
         })
     });
     if let Some(index) = inners.iter().position(|inner| inner.is_ended()) {

@@ -78,11 +78,11 @@ impl Inner {
     fn forget_unused(&self) {
         let mut unused = Vec::new();
         self.trackers().retain(|tracker| {
-            let stays = Arc::strong_count(tracker) > 1 || !tracker.is_idle();
-            if !stays {
+            let guards = Arc::strong_count(tracker) > 1 || !tracker.is_idle();
+            if !guards {
                 unused.push(Arc::clone(tracker));
             }
-            stays
+            guards
         });
         // Without the lock: the stream may end with it.
         drop(unused);

@@ -28,7 +28,7 @@ pub(in crate::device) struct Inner {
     pub(super) library: &'static Library,
     pub(super) device: &'static Device,
     pub(super) context: Arc<CudaContext>,
-    /// The data communicator; null once it has been given back. It is used during a [`Stay`], and taken away when there is none.
+    /// The data communicator; null once it has been given back. It is used during a [`InCallGuard`], and taken away when there is none.
     pub(super) data: AtomicPtr<ncclComm>,
     /// The control communicator; null once it has been given back. It is used and taken away by whoever holds `control_turn`.
     pub(super) control: AtomicPtr<ncclComm>,
@@ -252,8 +252,8 @@ impl Inner {
     ) -> Result<()> {
         let outcome = {
             let Some(_turn) = self.device.turn(limit) else { return Err(self.expire(doing, limit)) };
-            let Some(stay) = self.stay(limit) else { return Err(self.refuse(doing)) };
-            self.call(bind, &stay, work)
+            let Some(guard) = self.begin_call(limit) else { return Err(self.refuse(doing)) };
+            self.call(bind, &guard, work)
         };
         match outcome {
             // NCCL may have been made to come back. What it has launched is counted by nobody, so others are told while the gate is held.
@@ -267,12 +267,12 @@ impl Inner {
 
     /// A stay of this thread inside the data communicator; nothing where that has ended. The gate is held.
     #[inline]
-    pub(super) fn stay(&self, limit: Duration) -> Option<Stay<'_>> {
+    pub(super) fn begin_call(&self, limit: Duration) -> Option<InCallGuard<'_>> {
         self.entry_limit.store(nanoseconds(limit), Ordering::Relaxed);
         // Either this sees the end, or whoever ends it sees the entry and waits: both orders are total.
         self.entries.fetch_add(ENTRY, Ordering::SeqCst);
-        let stay = Stay(self);
-        (!self.ended.load(Ordering::SeqCst)).then_some(stay)
+        let guard = InCallGuard(self);
+        (!self.ended.load(Ordering::SeqCst)).then_some(guard)
     }
 
     /// Makes a call during a stay.
@@ -280,11 +280,11 @@ impl Inner {
     pub(super) fn call(
         &self,
         bind: fn(&CudaContext) -> std::result::Result<(), DriverError>,
-        stay: &Stay<'_>,
+        guard: &InCallGuard<'_>,
         work: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
     ) -> std::result::Result<(), Refusal> {
         bind(&self.context).map_err(|error| Refusal::driver("cuCtxSetCurrent", error))?;
-        let raw = stay.raw();
+        let raw = guard.raw();
         work(&raw)?;
         raw.check_done()
     }
@@ -452,9 +452,9 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 /// A thread's stay inside the data communicator, whose handle is valid for as long.
-pub(super) struct Stay<'a>(&'a Inner);
+pub(super) struct InCallGuard<'a>(&'a Inner);
 
-impl Stay<'_> {
+impl InCallGuard<'_> {
     /// What calls NCCL.
     #[inline]
     pub(super) fn raw(&self) -> Raw<'_> {
@@ -462,7 +462,7 @@ impl Stay<'_> {
     }
 }
 
-impl Drop for Stay<'_> {
+impl Drop for InCallGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.entries.fetch_sub(1, Ordering::SeqCst);

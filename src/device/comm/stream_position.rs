@@ -8,7 +8,7 @@ use super::NcclComm;
 use super::lock::BackOff;
 use super::stream_tracker::StreamTracker;
 use crate::base::deadline::Deadline;
-use crate::base::tuning::device::PLANE_DROP_WAIT;
+use crate::base::tuning::device::BACKEND_DROP_WAIT;
 use crate::device::driver::{self, Event, cuda_error};
 use crate::error::Result;
 
@@ -106,7 +106,7 @@ impl NcclComm {
     pub(crate) fn outlast(&self, stream: &Arc<CudaStream>, deadline: &Deadline) -> Result<()> {
         let position = self.position(stream);
         let waited = self.wait(&position, deadline);
-        if waited.is_err() && !position.is_passed_within(&Deadline::after(PLANE_DROP_WAIT)) {
+        if waited.is_err() && !position.is_passed_within(&Deadline::after(BACKEND_DROP_WAIT)) {
             crate::base::event::error!(
                 rank = self.rank(),
                 "a stream has not come free, and may still use the buffers of a call that has failed"

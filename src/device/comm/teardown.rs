@@ -305,8 +305,8 @@ impl Inner {
         let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
         driver::bind(&self.context).map_err(|error| driver::cuda_error(doing, error))?;
         {
-            let Some(stay) = self.stay(deadline.remaining()) else { return Err(self.refuse(&|| doing.to_owned())) };
-            let raw = stay.raw();
+            let Some(guard) = self.begin_call(deadline.remaining()) else { return Err(self.refuse(&|| doing.to_owned())) };
+            let raw = guard.raw();
             // SAFETY: the handle is valid during a stay, and the gate keeps all others from using it.
             let answer = unsafe { self.library.ncclCommFinalize(raw.handle) };
             nccl::check(self.library, raw.handle, FINALIZE, answer).map_err(refused)?;

@@ -87,7 +87,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: loaded by `load`, and unloaded here alone. Whoever launches a function of it holds it until the kernel has run, or leaks it
-        // where that is not known (`DevicePlane::drop`). Errors are those of kernels that ran before, and have been reported where they were
+        // where that is not known (`DeviceBackend::drop`). Errors are those of kernels that ran before, and have been reported where they were
         // waited for.
         let _ = bind(&self.context).and_then(|()| unsafe { module::unload(self.module) });
     }

@@ -24,7 +24,7 @@ macro_rules! family {
     };
 }
 
-/// What a plane loads.
+/// What a backend loads.
 pub(super) static FAMILIES: [Family; 5] = [family!("bits"), family!("average"), family!("sum"), family!("premul"), family!("check")];
 
 impl Family {

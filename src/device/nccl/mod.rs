@@ -10,13 +10,13 @@ use std::sync::Mutex;
 use cudarc::driver::DriverError;
 use nccl_sys::{Library, MissingSymbol, Version, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId};
 
+use crate::authentication::{self, Secret};
 use crate::base::event;
 use crate::call::element::DType;
 use crate::config::NcclEnvironment;
 use crate::config::nccl::{CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 use crate::device::driver;
 use crate::error::Error;
-use crate::proof::{self, Secret};
 
 pub(crate) use self::raw::Raw;
 
@@ -48,7 +48,7 @@ static ENCRYPTION: Mutex<Option<CString>> = Mutex::new(None);
 
 /// Has NCCL encrypt what it sends over TCP, from now on and in the whole process, with a key of the job's secret; why it cannot, else.
 pub(crate) fn encrypt(library: &Library, secret: &Secret) -> Result<(), String> {
-    let digits: String = proof::nccl_key(secret).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits: String = authentication::nccl_key(secret).iter().map(|byte| format!("{byte:02x}")).collect();
     let key = CString::new(digits).map_err(|_| "a key with a zero in it".to_owned())?;
     let mut given = event::lock(&ENCRYPTION);
     match &*given {

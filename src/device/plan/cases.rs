@@ -91,7 +91,7 @@ impl Case {
         (known(source, source_len), known(destination, destination_len))
     }
 
-    /// How many bytes of memory a rank has, without the plane's.
+    /// How many bytes of memory a rank has, without the backend's.
     pub(crate) fn memory_len(&self) -> usize {
         let end = |me: usize| {
             let ((source, length), (destination, destination_len)) = self.buffers(me);

@@ -25,7 +25,7 @@ pub(crate) use model::combine;
 pub(crate) use nccl::Library;
 pub(crate) use step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 
-/// A checked collective on device memory. Its number is [`DevicePlane::number`](crate::device::DevicePlane::number)'s.
+/// A checked collective on device memory. Its number is [`DeviceBackend::number`](crate::device::DeviceBackend::number)'s.
 pub(crate) type Job = job::Job<u64, u64, Reduction>;
 
 /// How elements are folded on a device.

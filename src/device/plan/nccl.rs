@@ -50,7 +50,7 @@ pub(crate) fn alone(job: &Job, multiply: Option<(f64, DType)>) -> Plan {
 ///
 /// # Errors
 ///
-/// `Unsupported` where the plane's scratch memory is too small, `InvalidArgument` for a layout that its kind does not have.
+/// `Unsupported` where the backend's scratch memory is too small, `InvalidArgument` for a layout that its kind does not have.
 pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch) -> Result<Plan> {
     let Operands { source, destination, .. } = job.narrowed(ranks.me);
     let root = job.root();

@@ -81,7 +81,7 @@ pub(crate) enum Transfer {
 pub(crate) enum StreamRole {
     /// The stream of the call, on which NCCL's part runs, too.
     Call,
-    /// A stream of the plane's, beside it.
+    /// A stream of the backend's, beside it.
     Side,
 }
 
@@ -184,7 +184,7 @@ pub(crate) enum Plan {
     One(Transfer),
     /// One group of NCCL's calls, which may be empty, then work of our own.
     Group { transfers: Vec<Transfer>, after: Vec<Step> },
-    /// Several exchanges through the plane's memory.
+    /// Several exchanges through the backend's memory.
     Steps(Vec<Step>),
 }
 
@@ -220,7 +220,7 @@ impl Ranks {
     }
 }
 
-/// Memory of the plane's own on the device.
+/// Memory of the backend's own on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scratch {
     pub(crate) address: u64,

@@ -3,8 +3,8 @@
 use std::io::{ErrorKind, IoSlice};
 
 use super::EncryptedLink;
+use crate::authentication::fuzz::connected;
 use crate::host::link::{ByteLink, script::Script};
-use crate::proof::fuzz::connected;
 
 /// Any bytes on an encrypted link, a few at a time: none of them is read, and what this end writes goes out all the same.
 pub fn encrypted_link(data: &[u8]) {

@@ -1,6 +1,6 @@
 //! A link on which nothing goes in plain: a layer over another one.
 //!
-//! **Writing.** What is written becomes records (`proof/record.rs`), of which the link below takes what it takes. The rest waits here: of one
+//! **Writing.** What is written becomes records (`authentication/record.rs`), of which the link below takes what it takes. The rest waits here: of one
 //! write, and nothing more is taken before it is gone. Nobody would come back for it on its own account, so the last byte of a write is not
 //! reported as written until all of its records are: whoever has begun a message comes back for that byte, sleeps until the link is
 //! writable, and does not take its message for sent. So callers need to know nothing of this, as long as they keep to what [`ByteLink`] asks of
@@ -21,9 +21,9 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::BorrowedFd;
 
 use super::link::ByteLink;
+use crate::authentication::Cipher;
+use crate::authentication::record::{self, CONTENT_BYTES, RECORD_BYTES};
 use crate::base::tuning::net::{RECORDS_READ, RECORDS_WRITTEN};
-use crate::proof::Cipher;
-use crate::proof::record::{self, CONTENT_BYTES, RECORD_BYTES};
 
 /// An encrypted stream over `L`.
 pub(crate) struct EncryptedLink<L> {

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::*;
+use crate::authentication::{Initiator, Purpose, Responder, Secret, Step};
 use crate::base::random::Random;
-use crate::proof::{Initiator, Purpose, Responder, Secret, Step};
 
 /// The bytes on their way in one direction.
 type Pipe = Rc<RefCell<VecDeque<u8>>>;

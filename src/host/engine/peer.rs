@@ -20,7 +20,7 @@ pub(super) enum Trouble {
     /// The link broke.
     Link(io::Error),
     /// It said that the communicator ended.
-    Told(AbortReason),
+    Aborted(AbortReason),
     /// It said or did something by which the communicator ends.
     Found(AbortReason),
 }
@@ -36,12 +36,12 @@ pub(super) struct PeerState {
     /// How much of the last message of all has been written.
     said: usize,
     /// Nothing more is said to it: its link broke, or it knows.
-    is_deaf: bool,
+    is_write_closed: bool,
 }
 
 impl PeerState {
     pub(super) fn new(rank: u32) -> Self {
-        Self { rank, input: Input::default(), has_left: false, run_state: RunState::new(), said: 0, is_deaf: false }
+        Self { rank, input: Input::default(), has_left: false, run_state: RunState::new(), said: 0, is_write_closed: false }
     }
 
     /// Begins a run: nothing of the one before is left.
@@ -168,7 +168,7 @@ impl PeerState {
     /// Whether a message is what this run expects; returns the length of its payload.
     fn accept(&mut self, message: Message, span: Span, context: &Context<'_>) -> Result<usize, Trouble> {
         match message {
-            Message::AbortReason(abort_reason) => return Err(Trouble::Told(abort_reason)),
+            Message::AbortReason(abort_reason) => return Err(Trouble::Aborted(abort_reason)),
             Message::Leave => {
                 self.has_left = true;
                 return Err(self.left());
@@ -238,7 +238,7 @@ impl PeerState {
                 break;
             };
             match message {
-                Message::AbortReason(abort_reason) => return Err(Trouble::Told(abort_reason)),
+                Message::AbortReason(abort_reason) => return Err(Trouble::Aborted(abort_reason)),
                 Message::Leave => {
                     self.has_left |= at == 0;
                     return if self.has_left && self.is_needed() { Err(self.left()) } else { Ok(false) };
@@ -307,13 +307,13 @@ impl PeerState {
     /// Writes what the link takes of the last message of all, after what is half sent (for which it needs the run's context). Says whether there
     /// is more to write.
     pub(super) fn say(&mut self, message: &[u8], link: &mut impl ByteLink, context: Option<&Context<'_>>) -> bool {
-        if self.is_deaf || self.has_left {
+        if self.is_write_closed || self.has_left {
             return false;
         }
         let outgoing = &mut self.run_state.outgoing;
         outgoing.is_open &= outgoing.head_sent > 0;
         let result = self.try_say(message, link, context);
-        self.is_deaf = result.is_err();
+        self.is_write_closed = result.is_err();
         result.unwrap_or(false)
     }
 
@@ -340,7 +340,7 @@ impl PeerState {
                 Ok(Filled::Full) => {}
                 Ok(Filled::Nothing | Filled::Drained) => return,
                 Err(_) => {
-                    self.is_deaf = true;
+                    self.is_write_closed = true;
                     return;
                 }
             }
@@ -350,12 +350,12 @@ impl PeerState {
     /// Whether the last message of all, of this length, or the one before it was cut off.
     pub(super) fn is_cut_off(&self, len: usize) -> bool {
         let is_last_cut = self.said > 0 && self.said < len;
-        !self.is_deaf && !self.has_left && (self.run_state.outgoing.is_open || is_last_cut)
+        !self.is_write_closed && !self.has_left && (self.run_state.outgoing.is_open || is_last_cut)
     }
 
     /// Says no more.
-    pub(super) fn hush(&mut self) {
-        self.is_deaf = true;
+    pub(super) fn close_writes(&mut self) {
+        self.is_write_closed = true;
     }
 }
 

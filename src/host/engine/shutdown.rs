@@ -31,7 +31,7 @@ impl Engine {
     /// What trouble with a peer means: a broken link may have brought the reason before it broke.
     pub(super) fn explain<L: Links>(&mut self, rank: usize, trouble: Trouble, links: &mut L) -> End {
         let error = match trouble {
-            Trouble::Told(abort_reason) => return End { stop: abort_reason.into(), told_by: Some(rank) },
+            Trouble::Aborted(abort_reason) => return End { stop: abort_reason.into(), told_by: Some(rank) },
             Trouble::Found(abort_reason) => return abort_reason.into(),
             Trouble::Link(error) => error,
         };
@@ -85,7 +85,7 @@ impl Engine {
             return;
         }
         if let Some(peer) = except.and_then(|rank| self.peers.get_mut(rank)) {
-            peer.hush();
+            peer.close_writes();
         }
         let began = Instant::now();
         loop {

@@ -17,12 +17,12 @@ use super::hello::{Answer, CONFIRM, Hello, Refusal};
 use super::link::{Link, Terms};
 use super::listener::Acceptor;
 use super::tcp;
+use crate::authentication::{AuthenticationError, Initiator, Purpose, Reason, Step};
 use crate::base::event;
 use crate::base::tuning::admission::STARVED;
 use crate::base::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
-use crate::proof::{Initiator, Purpose, Reason, Step, Unproven};
 
 /// A link that is being opened. Dropping it gives up.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub(crate) enum ConnectError {
     Refused { rank: u32, address: SocketAddr, refusal: Refusal },
     /// Someone listens who knows no secret, or another one, or whom this rank's own did not convince.
     #[error("{address}, where rank {rank} listened: no proof of the job's secret: {why}")]
-    Unproven { rank: u32, address: SocketAddr, why: Unproven },
+    Unauthenticated { rank: u32, address: SocketAddr, why: AuthenticationError },
     /// Someone listens who is no rank of any job.
     #[error("{address}, where rank {rank} listened, sent what cannot be understood: {what}")]
     Junk { rank: u32, address: SocketAddr, what: String },
@@ -86,7 +86,7 @@ impl From<ConnectError> for Interrupted {
         event::warn!("{error}");
         let (ConnectError::Gone { rank, .. }
         | ConnectError::Refused { rank, .. }
-        | ConnectError::Unproven { rank, .. }
+        | ConnectError::Unauthenticated { rank, .. }
         | ConnectError::Junk { rank, .. }) = error;
         AbortReason::Lost { rank }.into()
     }
@@ -256,8 +256,10 @@ impl Connector {
                     let link = Link::new(stream, initiator.into_cipher(), &self.terms);
                     return Ok(Turn::Goes(Stage::Greeting(link, Vec::new())));
                 }
-                Err(why @ Unproven::Told(Reason::Busy)) => return Err(Trouble::Passing(why.to_string())),
-                Err(why) => return Err(Trouble::Final(ConnectError::Unproven { rank: self.hello.receiver, address: self.address, why })),
+                Err(why @ AuthenticationError::Refused(Reason::Busy)) => return Err(Trouble::Passing(why.to_string())),
+                Err(why) => {
+                    return Err(Trouble::Final(ConnectError::Unauthenticated { rank: self.hello.receiver, address: self.address, why }));
+                }
             }
         }
     }

@@ -4,7 +4,7 @@
 //! only then the link is open. So an attempt that was given up on the way never looks like a link.
 //!
 //! This keeps no attacker out: the job's number only guards against mix-ups. Where the job has a secret, the hello is the context of a
-//! proof ([`crate::proof`]). It is not sent otherwise, and it is read once both ends are proven.
+//! proof ([`crate::authentication`]). It is not sent otherwise, and it is read once both ends are proven.
 
 use std::fmt;
 
@@ -151,7 +151,7 @@ pub(crate) enum Reason {
     /// A link of this kind from this rank is there already.
     Duplicate,
     /// The sender has not proven that it knows the job's secret.
-    Unproven,
+    Unauthenticated,
     /// A reason of a later version.
     Other(u8),
 }
@@ -166,7 +166,7 @@ impl Reason {
             Self::WorldSize => 4,
             Self::Rank => 5,
             Self::Duplicate => 6,
-            Self::Unproven => 7,
+            Self::Unauthenticated => 7,
             Self::Other(code) => code,
         }
     }
@@ -180,7 +180,7 @@ impl Reason {
             4 => Self::WorldSize,
             5 => Self::Rank,
             6 => Self::Duplicate,
-            7 => Self::Unproven,
+            7 => Self::Unauthenticated,
             other => Self::Other(other),
         }
     }

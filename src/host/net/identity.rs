@@ -6,9 +6,9 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 use std::{fs, io};
 
+use crate::authentication;
 use crate::base::event;
 use crate::base::fork::Process;
-use crate::proof;
 
 /// A text that is equal in two processes only where they can pass each other a descriptor of shared memory over a unix socket
 /// with an abstract name.
@@ -67,7 +67,7 @@ fn identity_from(proc: &str) -> io::Result<String> {
 /// two processes can have the same.
 pub(crate) fn process_token() -> io::Result<String> {
     static TOKEN: Mutex<Option<(Process, String)>> = Mutex::new(None);
-    let fresh: String = proof::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let fresh: String = authentication::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     // A process that was forked while another thread had the lock has it for ever.
     for _ in 0..TOKEN_LOOKS {
         let Some(mut token) = event::try_lock(&TOKEN) else {

@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::tcp::TcpLink;
+use crate::authentication::{Cipher, Secret};
 use crate::host::encrypted::EncryptedLink;
 use crate::host::link::ByteLink;
-use crate::proof::{Cipher, Secret};
 
 /// What all connections of a rank to its peers keep to.
 #[derive(Debug, Clone)]

@@ -12,9 +12,9 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use super::hello::{Answer, CONFIRM, Channel, Hello, Membership, NoHello, Reason, Refusal, is_hello, quote};
 use super::link::{Link, Terms};
 use super::{own_address, tcp};
+use crate::authentication::{self, Admission, AuthenticationError, Cipher, Purpose, Responder, Secret};
 use crate::base::tuning::{admission, net::BACKLOG};
 use crate::host::link::ByteLink;
-use crate::proof::{self, Admission, Cipher, Purpose, Responder, Secret, Unproven};
 
 /// Accepts connections, reads their hellos, and keeps those that belong until they are asked for.
 #[derive(Debug)]
@@ -131,7 +131,7 @@ impl Acceptor {
             Verdict::Gone if pending.began().is_empty() => self.unwatch(&pending.stream),
             Verdict::Gone => self.drop_junk(&pending, "closed the connection in the middle of its hello"),
             Verdict::Junk(what) => self.drop_junk(&pending, &what),
-            Verdict::Unproven(unproven) => self.refuse_unproven(pending, &unproven),
+            Verdict::Unauthenticated(unproven) => self.refuse_unauthenticated(pending, &unproven),
             Verdict::Refused(refusal) => self.refuse(pending, refusal),
             Verdict::Welcome(hello) => self.welcome(pending, &hello),
         }
@@ -143,7 +143,7 @@ impl Acceptor {
         if pending.proving.is_some() {
             // What is left unread when it is closed would take the word with it.
             pending.drain();
-            let _ = (&pending.stream).write(&proof::Reason::Busy.to_reply());
+            let _ = (&pending.stream).write(&authentication::Reason::Busy.to_reply());
         }
     }
 
@@ -191,14 +191,14 @@ impl Acceptor {
     }
 
     /// Tells the other end what it lacks, in the words that it can understand.
-    fn refuse_unproven(&mut self, pending: PendingConnection, unproven: &Unproven) {
+    fn refuse_unauthenticated(&mut self, pending: PendingConnection, error: &AuthenticationError) {
         if is_hello(pending.began()) {
             let text = "it wants a proof of the job's secret: set COLLECTIVES_SECRET (or Config::secret) as for the other ranks";
-            return self.refuse(pending, Refusal::new(Reason::Unproven, text.to_owned()));
+            return self.refuse(pending, Refusal::new(Reason::Unauthenticated, text.to_owned()));
         }
-        self.drop_junk(&pending, &format!("no proof of the job's secret: {unproven}"));
+        self.drop_junk(&pending, &format!("no proof of the job's secret: {error}"));
         pending.drain();
-        let _ = (&pending.stream).write(&unproven.to_reply());
+        let _ = (&pending.stream).write(&error.to_reply());
     }
 
     /// Welcomes a peer, unless the link it wants is there already.
@@ -265,7 +265,7 @@ enum Verdict {
     /// What it said is no hello.
     Junk(String),
     /// It has not proven that it knows the secret, or offers a proof where there is none.
-    Unproven(Unproven),
+    Unauthenticated(AuthenticationError),
     /// It said hello and will not be taken.
     Refused(Refusal),
     /// It said hello and may come in.
@@ -298,7 +298,11 @@ impl PendingConnection {
             }
         }
         let heard = &self.heard[..self.heard_bytes];
-        if proof::is_opening(heard) { Some(Verdict::Unproven(Unproven::Found(proof::Reason::NoSecret))) } else { judge(heard, me) }
+        if authentication::is_opening(heard) {
+            Some(Verdict::Unauthenticated(AuthenticationError::Found(authentication::Reason::NoSecret)))
+        } else {
+            judge(heard, me)
+        }
     }
 
     /// Has the other end prove that it knows the secret, and then judges the hello that was part of it.
@@ -318,7 +322,7 @@ impl PendingConnection {
                 // A reply fits into an empty send buffer.
                 Ok(Some(reply)) if !matches!(self.stream.write(&reply), Ok(sent) if sent == reply.len()) => return Some(Verdict::Gone),
                 Ok(_) => {}
-                Err(unproven) => return Some(Verdict::Unproven(unproven)),
+                Err(unproven) => return Some(Verdict::Unauthenticated(unproven)),
             }
             if responder.proven().is_some() {
                 self.cipher = responder.take_cipher();

@@ -18,9 +18,9 @@ use rustix::net::{
     Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use crate::authentication::{self, Admission, AuthenticationError, Initiator, Purpose, Reason, Responder, Secret, Spare, Step};
 use crate::base::deadline::Deadline;
 use crate::base::tuning::{admission, net::BACKLOG};
-use crate::proof::{self, Admission, Initiator, Purpose, Reason, Responder, Secret, Spare, Step, Unproven};
 
 /// The leader's listening socket.
 pub(super) struct DescriptorServer {
@@ -41,7 +41,7 @@ struct Client {
 impl DescriptorServer {
     /// Listens under a random name.
     pub(super) fn open(key: &Secret) -> io::Result<Self> {
-        let random: String = proof::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let random: String = authentication::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("collectives-{random}");
         let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -119,7 +119,7 @@ impl DescriptorServer {
 
 impl Client {
     /// Goes on with the proof, and hands the file over after it; whether the client stays.
-    fn listen(&mut self, name: &str, file: BorrowedFd<'_>) -> std::result::Result<bool, Unproven> {
+    fn listen(&mut self, name: &str, file: BorrowedFd<'_>) -> std::result::Result<bool, AuthenticationError> {
         loop {
             let mut bytes = [0; 128];
             let read = match rustix::net::recv(&self.connection, &mut bytes, RecvFlags::empty()) {
@@ -129,12 +129,12 @@ impl Client {
                 Err(Errno::INTR) => continue,
                 Err(_) => return Ok(false),
             };
-            let reply = self.responder.receive(&bytes[..read]).inspect_err(|unproven| {
-                let _ = send(&self.connection, &unproven.to_reply());
+            let reply = self.responder.receive(&bytes[..read]).inspect_err(|error| {
+                let _ = send(&self.connection, &error.to_reply());
             })?;
             let proven = self.responder.proven();
             if proven.is_some_and(|context| context != name.as_bytes()) {
-                return Err(Unproven::Junk("it wanted to get in elsewhere".to_owned()));
+                return Err(AuthenticationError::Junk("it wanted to get in elsewhere".to_owned()));
             }
             if reply.is_some_and(|reply| send(&self.connection, &reply).is_err()) {
                 return Ok(false);
@@ -204,7 +204,7 @@ fn timespec(limit: Duration) -> Timespec {
 
 /// Gets the region's descriptor from the leader that listens under `name`, and that knows the key.
 pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result<OwnedFd> {
-    if name.len() > proof::CONTEXT_BYTES {
+    if name.len() > authentication::CONTEXT_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no leader's socket has so long a name"));
     }
     let connection = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
@@ -226,8 +226,8 @@ pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result
 
 /// Proves to the leader that this process knows the key, and has it prove the same.
 fn prove(connection: &OwnedFd, name: &str, key: &Secret, deadline: &Deadline) -> io::Result<()> {
-    let refused = |why: Unproven| match why {
-        Unproven::Told(Reason::Starved) => io::Error::new(io::ErrorKind::QuotaExceeded, why.to_string()),
+    let refused = |why: AuthenticationError| match why {
+        AuthenticationError::Refused(Reason::Starved) => io::Error::new(io::ErrorKind::QuotaExceeded, why.to_string()),
         why => io::Error::new(io::ErrorKind::PermissionDenied, format!("no proof of the job's secret: {why}")),
     };
     let mut initiator = Initiator::new(key, Purpose::Memory, name.as_bytes())?;
@@ -242,7 +242,7 @@ fn prove(connection: &OwnedFd, name: &str, key: &Secret, deadline: &Deadline) ->
             Err(error) => return Err(error),
         };
         if read == 0 {
-            return Err(refused(Unproven::Junk("the leader hung up instead of a proof".to_owned())));
+            return Err(refused(AuthenticationError::Junk("the leader hung up instead of a proof".to_owned())));
         }
         match initiator.receive(&bytes[..read]).map_err(refused)? {
             Step::Listen => {}

@@ -1,4 +1,4 @@
-//! Why a rank has given up on its device: a word that the ranks of one host share, beside the end of the host plane, which a failed device leaves
+//! Why a rank has given up on its device: a word that the ranks of one host share, beside the end of the host backend, which a failed device leaves
 //! in use.
 //!
 //! It is written before the rank's kernels are cut off and read after the device has done a call. What a rank that was cut off sends is worth nothing, and

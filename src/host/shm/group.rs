@@ -12,6 +12,7 @@ use super::shared_file::{self, ShareError, ShareResult, SharedFile, Verdicts};
 use super::slot_ring::SlotRing;
 use super::stores::Stores;
 use super::window::{Offer, Segment, Site, WindowOffset, Windows};
+use crate::authentication::Secret;
 use crate::base::deadline::Deadline;
 use crate::base::fork::Process;
 use crate::base::tuning::waiting::SHARED_MEMORY;
@@ -24,7 +25,6 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::exchange::Exchange;
 use crate::host::health::Health;
 use crate::host::waiting::Patience;
-use crate::proof::Secret;
 
 /// A call's fingerprint in words.
 pub(super) type Fingerprint = [u64; 4];

@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
 use super::descriptor_server::{self, DescriptorServer};
+use crate::authentication::{self, Secret};
 use crate::base::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::exchange::Exchange;
-use crate::proof::{self, Secret};
 
 /// Why nobody got anything.
 pub(crate) enum ShareError {
@@ -163,7 +163,7 @@ impl<R> SharedFile<'_, R> {
         let file = (self.make)().map_err(failed)?;
         let key = match self.secret {
             Some(secret) => secret.clone(),
-            None => Secret::new(proof::random().map_err(failed)?)?,
+            None => Secret::new(authentication::random().map_err(failed)?)?,
         };
         let server = DescriptorServer::open(&key).map_err(failed)?;
         Ok((file, key, server))

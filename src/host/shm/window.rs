@@ -29,11 +29,11 @@ use super::layout::HEAD_BYTES;
 use super::pages::{self, Pages, PrivateView};
 use super::region;
 use super::shared_file::{self, ShareResult, SharedFile};
+use crate::authentication::Secret;
 use crate::base::deadline::Deadline;
 use crate::base::fork::Process;
 use crate::error::Error;
 use crate::host::exchange::Exchange;
-use crate::proof::Secret;
 
 /// Where a buffer lies in its rank's windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,7 +163,7 @@ pub(crate) struct Segment {
     window: Arc<Window>,
     process: Process,
     /// Dropped after the window, so that whoever hears of it finds the window let go.
-    _told: Told,
+    _notice: DropNotice,
 }
 
 impl Drop for Segment {
@@ -178,9 +178,9 @@ impl Drop for Segment {
 
 /// Tells the group, by its drop, that a segment is gone.
 #[derive(Debug)]
-struct Told(Arc<AtomicBool>);
+struct DropNotice(Arc<AtomicBool>);
 
-impl Drop for Told {
+impl Drop for DropNotice {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
@@ -260,7 +260,7 @@ impl Site {
             secret: self.secret.as_ref(),
         };
         let window = shared_file.share(exchange, self.me == 0, self.leader, deadline)?;
-        Ok(Segment { window: Arc::new(window), process: Process::this(), _told: Told(Arc::clone(&self.dropped)) })
+        Ok(Segment { window: Arc::new(window), process: Process::this(), _notice: DropNotice(Arc::clone(&self.dropped)) })
     }
 
     /// Maps the file, and has the kernel find memory for this rank's segment: near the processor that it runs on, where there are

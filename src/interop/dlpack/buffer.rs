@@ -77,7 +77,7 @@ impl Tensor {
         Ok(TensorBuffer { tensor: Arc::new(self) })
     }
 
-    /// Refuses what neither plane can reach.
+    /// Refuses what neither backend can reach.
     fn can_be_lent(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.on_gpu.is_some() {

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::limits::MESSAGE_BYTES;
 use super::protocol::{NOT_READY, READY, RequestDecoder, STOP_WAITING, StoreRequest, WAIT_CANCELED, push_bytes, query};
 use super::table::{Key, Refusal, Table};
+use crate::authentication::record::Records;
+use crate::authentication::{self, AuthenticationError, Purpose, Reason, Responder, Secret};
 use crate::base::tuning::service::{SEALED_BYTES, UNREAD_BYTES, UNSENT_BYTES};
-use crate::proof::record::Records;
-use crate::proof::{self, Purpose, Reason, Responder, Secret, Unproven};
 
 /// Tells clients apart.
 pub(super) type ClientId = u64;
@@ -47,9 +47,9 @@ struct Session {
 
 impl Session {
     /// Reads nothing more, and tells the client why.
-    fn refuse_unproven(&mut self, unproven: &Unproven) {
-        self.sealed.extend(unproven.to_reply());
-        self.refused = Some(format!("no proof of the job's secret: {unproven}"));
+    fn refuse_unauthenticated(&mut self, error: &AuthenticationError) {
+        self.sealed.extend(error.to_reply());
+        self.refused = Some(format!("no proof of the job's secret: {error}"));
     }
 
     /// How much it has not been sent.
@@ -136,9 +136,11 @@ impl Service {
                         session.proving = None;
                     }
                 }
-                Err(unproven) => session.refuse_unproven(&unproven),
+                Err(unproven) => session.refuse_unauthenticated(&unproven),
             },
-            None if proof::is_opening(bytes) && !session.validated => session.refuse_unproven(&Unproven::Found(Reason::NoSecret)),
+            None if authentication::is_opening(bytes) && !session.validated => {
+                session.refuse_unauthenticated(&AuthenticationError::Found(Reason::NoSecret))
+            }
             None => {
                 session.take_in(bytes);
                 self.proceed(id);

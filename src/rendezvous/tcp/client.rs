@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::connection::{Connection, Failure};
+use crate::authentication::Secret;
 use crate::base::deadline::Deadline;
 use crate::base::event;
 use crate::base::tuning::store::{ASKING, CANCEL, QUESTIONS};
 use crate::error::{Error, Result};
-use crate::proof::Secret;
 use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair};
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
 use crate::rendezvous::store::{self, Store};
@@ -152,7 +152,7 @@ impl TcpStore {
             Failure::Late => store::timeout(format!("{doing}: the server does not answer"), deadline),
             Failure::Broken(source) | Failure::Lacking(source) => Error::io(doing, source),
             Failure::Closed => Error::io(doing, std::io::Error::from(std::io::ErrorKind::UnexpectedEof)),
-            Failure::Unproven(unproven) => {
+            Failure::Unauthenticated(unproven) => {
                 Error::Unauthorized { with: format!("the store server {}", self.server), reason: unproven.to_string() }
             }
             Failure::Malformed(reason) => Error::Protocol { with: format!("the store server {}", self.server), reason },

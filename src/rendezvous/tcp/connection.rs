@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Attempts, Backoff};
+use crate::authentication::record::Records;
+use crate::authentication::{self, AuthenticationError, Initiator, Purpose, Reason, Secret, Step};
 use crate::base::deadline::Deadline;
 use crate::base::tuning::store::{ATTEMPT, CLOSING_GRACE, FIRST_PAUSE, LEAST_RESOLVE, LONGEST_PAUSE, LONGEST_POLL, REPORT_AFTER};
 use crate::error::{Error, Result};
-use crate::proof::record::Records;
-use crate::proof::{self, Initiator, Purpose, Reason, Secret, Step, Unproven};
 use crate::rendezvous::protocol::{Expect, MAGIC, Reply, ReplyDecoder, query};
 use crate::rendezvous::store;
 
@@ -29,7 +29,7 @@ pub(super) enum Failure {
     /// The server closed the connection in place of a proof: it knows none, or is going down.
     Closed,
     /// One end has not proven to the other that it knows the secret.
-    Unproven(Unproven),
+    Unauthenticated(AuthenticationError),
     /// This process, or the server's, lacks what one more connection needs.
     Lacking(io::Error),
 }
@@ -52,20 +52,20 @@ impl Failure {
                               collrun, or unset COLLECTIVES_SECRET";
                 Err(Error::Unauthorized { with: with(), reason: reason.to_owned() })
             }
-            Self::Unproven(unproven) => Err(Error::Unauthorized { with: with(), reason: unproven.to_string() }),
+            Self::Unauthenticated(unproven) => Err(Error::Unauthorized { with: with(), reason: unproven.to_string() }),
             Self::Malformed(reason) => Err(Error::Protocol { with: with(), reason }),
             Self::Lacking(error) => Err(Error::io(format!("connecting to the store at {host}:{port}"), error)),
         }
     }
 }
 
-impl From<Unproven> for Failure {
-    fn from(unproven: Unproven) -> Self {
+impl From<AuthenticationError> for Failure {
+    fn from(unproven: AuthenticationError) -> Self {
         // A server that is busy is worth another try.
         match unproven {
-            Unproven::Told(Reason::Busy) => Self::Broken(io::Error::other(unproven.to_string())),
-            Unproven::Told(Reason::Starved) => Self::Lacking(io::Error::other(unproven.to_string())),
-            _ => Self::Unproven(unproven),
+            AuthenticationError::Refused(Reason::Busy) => Self::Broken(io::Error::other(unproven.to_string())),
+            AuthenticationError::Refused(Reason::Starved) => Self::Lacking(io::Error::other(unproven.to_string())),
+            _ => Self::Unauthenticated(unproven),
         }
     }
 }
@@ -139,7 +139,7 @@ impl Connection {
         for address in resolve(host, port, deadline)? {
             match Self::connect(address, secret, deadline) {
                 Ok(connection) => return Ok(connection),
-                Err(failure @ (Failure::Malformed(_) | Failure::Unproven(_) | Failure::Lacking(_))) => return Err(failure),
+                Err(failure @ (Failure::Malformed(_) | Failure::Unauthenticated(_) | Failure::Lacking(_))) => return Err(failure),
                 Err(failure) => last = failure,
             }
         }
@@ -204,10 +204,10 @@ impl Connection {
         self.send(&greeting, deadline)?;
         match self.receive(Expect::Nonce, deadline)? {
             Reply::Nonce(same) if same == nonce => Ok(()),
-            Reply::Nonce(other) if proof::is_reply(other.to_le_bytes()) => {
-                Err(Unproven::Told(Reason::of_refusal(&self.rest).filter(|reason| *reason == Reason::Starved).unwrap_or(Reason::Wanted))
-                    .into())
-            }
+            Reply::Nonce(other) if authentication::is_reply(other.to_le_bytes()) => Err(AuthenticationError::Refused(
+                Reason::of_refusal(&self.rest).filter(|reason| *reason == Reason::Starved).unwrap_or(Reason::Wanted),
+            )
+            .into()),
             other => Err(Failure::Malformed(format!("{other:?} in answer to a PING with {nonce}; it is no TCPStore server"))),
         }
     }

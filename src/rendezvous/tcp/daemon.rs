@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
+use crate::authentication::{Admission, Reason, Secret, Spare};
 use crate::base::deadline::Deadline;
 use crate::base::tuning::admission::{BATCH, Limits, STORE};
 use crate::base::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
 use crate::error::Error;
-use crate::proof::{Admission, Reason, Secret, Spare};
 use crate::rendezvous::service::{ClientId, Service};
 
 /// What the wake-up event counts when the server is to end once its clients have left, for which it waits so long at most.

@@ -11,13 +11,13 @@ use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::daemon::{Daemon, last_word};
+use crate::authentication::Secret;
 use crate::base::event;
 use crate::base::fork::Process;
 use crate::base::own_thread::{OwnThread, is_own};
 use crate::base::tuning::own_thread::LAST;
 use crate::base::tuning::store::{BACKLOG, LINGER};
 use crate::error::{Error, Result};
-use crate::proof::Secret;
 
 /// A server for [`TcpStore`](crate::store::TcpStore) and PyTorch's `TCPStore`, in one thread of this process.
 ///

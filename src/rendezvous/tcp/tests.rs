@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::authentication::{Initiator, Purpose, Secret};
 use crate::error::Error;
 use crate::meeting::Meeting;
-use crate::proof::{Initiator, Purpose, Secret};
 use crate::rendezvous::Store;
 use crate::rendezvous::limits::VALUE_BYTES;
 use crate::rendezvous::protocol::{MAGIC, encode, encode_keys, query};

@@ -251,7 +251,7 @@ impl FullySharded {
         B: BufferMut<Element: Float> + ?Sized,
     {
         self.check_load("broadcast", unit, parameter, values)?;
-        // One rank alone needs no device plane.
+        // One rank alone needs no device backend.
         if self.comm.world_size() > 1 || root != 0 {
             self.comm.broadcast(values, root)?;
         }

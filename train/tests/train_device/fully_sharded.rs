@@ -1,7 +1,7 @@
 //! Parameters dealt out over ranks, with shares and units on devices: the bits of the host.
 
 use collectives::interop::RawDeviceSlice;
-use collectives::{Collective, Communicator, DType, ReduceOp, Result, bf16, f16, flight::Plane};
+use collectives::{Collective, Communicator, DType, ReduceOp, Result, bf16, f16, flight::Backend};
 use collectives_train::{Float, FullySharded, FullyShardedOptions, Parameter, Shard, ShardingStrategy, Unit};
 
 use crate::common::cases::Memory as _;
@@ -156,7 +156,7 @@ fn units_on_devices_come_to_the_bits_of_the_host_between_processes() {
 }
 
 #[test]
-fn one_rank_alone_needs_no_device_plane_for_its_units() {
+fn one_rank_alone_needs_no_device_backend_for_its_units() {
     gpu::prepare();
     let alone = Communicator::run_local(1, |comm| {
         all(comm, &DeviceMemory::on(cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap()));
@@ -178,7 +178,7 @@ fn the_next_unit_is_on_its_way_before_it_is_asked_for() {
         }
         let queued = || {
             let records = comm.flight_recorder().records();
-            records.iter().filter(|record| record.plane == Plane::Device && record.kind == Collective::AllGather).count()
+            records.iter().filter(|record| record.backend == Backend::Device && record.kind == Collective::AllGather).count()
         };
         // The last unit has no elements, and needs no call.
         for (unit, count) in [(0, 2), (1, 3), (2, 3), (3, 3), (2, 3)] {

@@ -586,7 +586,7 @@ fn a_sharded_optimiser_on_devices_comes_to_the_bits_of_the_host_between_processe
 }
 
 #[test]
-fn one_rank_alone_needs_no_device_plane() {
+fn one_rank_alone_needs_no_device_backend() {
     gpu::prepare();
     let alone = Communicator::run_local(1, |comm| {
         let memory = DeviceMemory::on(cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap());

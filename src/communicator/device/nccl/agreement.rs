@@ -1,9 +1,9 @@
 //! Queues typed collectives of an `NcclCommunicator`: ordered by their buffers' events, and compared with the other ranks' before.
 //!
-//! A rank tells the others 64 bytes in an all-gather of NCCL's: what it would say over a host plane, the settings of its plane by which calls
+//! A rank tells the others 64 bytes in an all-gather of NCCL's: what it would say over a host backend, the settings of its backend by which calls
 //! are cut into pieces, and whether it has the kernel of a custom op that is used for the first time.
 
-#![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device plane")]
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device backend")]
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use cudarc::driver::CudaStream;
 
 use crate::base::ticket_lock::{NoTurn, Turn};
 use crate::communicator::Communicator;
-use crate::communicator::device::compare::{self, Said};
-use crate::communicator::device::queue::Pledge;
+use crate::communicator::device::compare::{self, CallDigest};
+use crate::communicator::device::queue::CommitGuard;
 use crate::communicator::prepare::device_call::{DeviceCall, Guards, Hold, ordered};
-use crate::device::{self, DevicePlane, Job, NcclCommunicator, WORDS_BYTES, Words};
+use crate::device::{self, DeviceBackend, Job, NcclCommunicator, WORDS_BYTES, Words};
 use crate::error::{Error, Peer, Result};
 use crate::host::health::forked;
 
-/// Where the terms of the plane begin in what a rank tells, and where the flag is that says that a kernel is missing.
-const TERMS_AT: usize = size_of::<Said>();
+/// Where the terms of the backend begin in what a rank tells, and where the flag is that says that a kernel is missing.
+const TERMS_AT: usize = size_of::<CallDigest>();
 const LACKS_KERNEL_AT: usize = TERMS_AT + size_of::<Terms>();
 const _: () = assert!(LACKS_KERNEL_AT < WORDS_BYTES);
 
 type Terms = [u8; 16];
 
 /// The parts of what a rank has told.
-fn parts(words: &Words) -> (Said, Terms, bool) {
-    let (mut said, mut terms): (Said, Terms) = ([0; _], [0; _]);
+fn parts(words: &Words) -> (CallDigest, Terms, bool) {
+    let (mut said, mut terms): (CallDigest, Terms) = ([0; _], [0; _]);
     said.copy_from_slice(&words[..TERMS_AT]);
     terms.copy_from_slice(&words[TERMS_AT..LACKS_KERNEL_AT]);
     (said, terms, words[LACKS_KERNEL_AT] != 0)
@@ -47,7 +47,7 @@ impl NcclCommunicator {
     /// A turn, in which a call is compared and queued.
     pub(super) fn turn(&self, call: &'static str) -> Result<Turn<'_, ()>> {
         let timeout = self.config().timeout;
-        self.plane().enter_call(timeout).map_err(|why| match why {
+        self.backend().enter_call(timeout).map_err(|why| match why {
             NoTurn::Forked => forked(call.to_owned()),
             NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
             NoTurn::Late => {
@@ -59,70 +59,70 @@ impl NcclCommunicator {
 
     /// Queues a checked call on `stream`, once the ranks have agreed on it.
     pub(super) fn queue(&self, call: &mut DeviceCall<'_>, stream: &Arc<CudaStream>) -> Result<()> {
-        let (plane, name) = (self.plane(), call.job.call.kind.name());
-        Communicator::same_device(plane, name, "the stream", stream.context())?;
+        let (backend, name) = (self.backend(), call.job.call.kind.name());
+        Communicator::same_device(backend, name, "the stream", stream.context())?;
         if let Some(source) = call.source {
-            Communicator::same_device(plane, name, "the source", source.context())?;
+            Communicator::same_device(backend, name, "the source", source.context())?;
         }
         if let Some(destination) = &call.destination {
-            Communicator::same_device(plane, name, "the destination", destination.context())?;
+            Communicator::same_device(backend, name, "the destination", destination.context())?;
         }
         let _turn = self.turn(name)?;
-        plane.number([&mut call.job]);
-        plane.refuse_if_over(&|| call.job.call.to_string())?;
+        backend.number([&mut call.job]);
+        backend.refuse_if_over(&|| call.job.call.to_string())?;
         let mut guards = Guards::new(Hold::Borrowed);
-        ordered(call, &plane.gpu().context, stream, &mut guards)?;
+        ordered(call, &backend.gpu().context, stream, &mut guards)?;
         let job = &call.job;
         // After all checks: where this rank alone refuses the call, the others wait here, with a deadline, and nothing is queued.
         let is_captured = self.agree(job, stream)?;
-        let pledge = Pledge::new(plane, false, is_captured);
-        // SAFETY: - the addresses are those of buffers that are borrowed by the call, as long as their lengths say, on the plane's device
+        let commit = CommitGuard::new(backend, false, is_captured);
+        // SAFETY: - the addresses are those of buffers that are borrowed by the call, as long as their lengths say, on the backend's device
         //   (checked above); they are the same or apart (checked by `ordered`);
         // - their events make later users, and the one who frees them, wait for what is queued here: the guards are released after it (cudarc's
         //   protocol; whoever switched that off answers for the order by the `unsafe` he did it with);
-        // - all ranks make this call as their next one, with these lengths, this type and planes that cut it alike: compared by `agree`, or
+        // - all ranks make this call as their next one, with these lengths, this type and backends that cut it alike: compared by `agree`, or
         //   promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`), and nobody's call comes in between (the turn;
         //   raw calls promise so). What NCCL writes is values of the type, or bytes that the plan makes truth values of.
-        let queued = unsafe { plane.enqueue(job, stream, self.config().timeout) };
-        pledge.settle(&queued);
-        queued.and(Communicator::release(guards, plane, stream, self.config().timeout))
+        let queued = unsafe { backend.enqueue(job, stream, self.config().timeout) };
+        commit.settle(&queued);
+        queued.and(Communicator::release(guards, backend, stream, self.config().timeout))
     }
 
     /// Has the ranks agree on a call, where that was asked for, and at the first use of a kernel of the caller's or of much memory. Nothing has been queued yet, so a
     /// difference harms nothing. Gives what they were told of a capture, if anything.
     fn agree(&self, job: &Job, stream: &CudaStream) -> Result<Option<bool>> {
-        let plane = self.plane();
+        let backend = self.backend();
         let is_compared = self.world_size() > 1 && self.config().check_device_calls.covers(job.call.sequence);
-        let first_use = plane.first_use(job);
+        let first_use = backend.first_use(job);
         if !(is_compared || first_use.is_any()) {
             return Ok(None);
         }
         refuse_capture(stream, || job.call.to_string())?;
-        let loaded = if first_use.is_any() { plane.load(job, stream) } else { Ok(()) };
+        let loaded = if first_use.is_any() { backend.load(job, stream) } else { Ok(()) };
         let agreed = match (self.compare(job, loaded.is_err()), loaded) {
             // Of its own failure a rank knows more than that there is one.
             (Err(Error::Unsupported { .. }), Err(own)) => Err(own),
             (agreed, _) => agreed,
         };
-        agreed.inspect_err(|_| plane.unload(job, first_use)).map(|()| Some(false))
+        agreed.inspect_err(|_| backend.unload(job, first_use)).map(|()| Some(false))
     }
 
     /// Compares a call with everyone's.
     fn compare(&self, job: &Job, lacks_kernel: bool) -> Result<()> {
-        let plane = self.plane();
+        let backend = self.backend();
         let mut words: Words = [0; _];
-        words[..TERMS_AT].copy_from_slice(&compare::said(job, std::iter::once(job), false));
-        words[TERMS_AT..LACKS_KERNEL_AT].copy_from_slice(&plane.terms());
+        words[..TERMS_AT].copy_from_slice(&compare::digest_of(job, std::iter::once(job), false));
+        words[TERMS_AT..LACKS_KERNEL_AT].copy_from_slice(&backend.terms());
         words[LACKS_KERNEL_AT] = lacks_kernel.into();
-        plane.comm().label(&job.call);
-        let heard = plane.gather_words(&words, &|| job.call.to_string(), self.config().timeout);
+        backend.comm().label(&job.call);
+        let heard = backend.gather_words(&words, &|| job.call.to_string(), self.config().timeout);
         let heard: Vec<_> = heard.map_err(|error| compare::comparing(error, &job.call))?.iter().map(parts).collect();
-        let said: Vec<Said> = heard.iter().map(|(said, ..)| *said).collect();
+        let said: Vec<CallDigest> = heard.iter().map(|(said, ..)| *said).collect();
         if let Some(error) = compare::difference(&said, Peer::unknown) {
             return Err(error);
         }
         if let Some(other) = heard.iter().position(|(_, terms, _)| *terms != heard[0].1) {
-            let words = |rank: usize| format!("{} with {}", job.call, DevicePlane::terms_in_words(&heard[rank].1));
+            let words = |rank: usize| format!("{} with {}", job.call, DeviceBackend::terms_in_words(&heard[rank].1));
             let (first_call, second_call) = (words(0), words(other));
             return Err(Error::Mismatch { first: Peer::unknown(0), first_call, second: Peer::unknown(other), second_call });
         }

@@ -4,7 +4,7 @@
 //! one sends to the other in this group, and what it receives. So a message returns when its other end has come, and NCCL, which matches the
 //! messages of a pair by their order alone, never meets two that differ.
 
-#![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device plane")]
+#![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device backend")]
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut};
 use crate::call::element::TypeTag;
 use crate::communicator::Communicator;
 use crate::communicator::device::batch::Batch;
-use crate::communicator::device::queue::Pledge;
+use crate::communicator::device::queue::CommitGuard;
 use crate::communicator::prepare::device_call::Hold;
 use crate::communicator::prepare::prepared::element;
-use crate::device::{DevicePlane, Message, NcclCommunicator, Words};
+use crate::device::{DeviceBackend, Message, NcclCommunicator, Words};
 use crate::error::{Error, Peer, Result};
 
 /// What a rank is told whose buffer is in host memory.
@@ -159,29 +159,29 @@ impl NcclCommunicator {
         if batch.is_empty() {
             return Ok(());
         }
-        let plane = comm.plane();
-        Communicator::same_device(plane, call, "the stream", stream.context())?;
-        batch.check_devices(plane)?;
+        let backend = comm.backend();
+        Communicator::same_device(backend, call, "the stream", stream.context())?;
+        batch.check_devices(backend)?;
         let _turn = comm.turn(call)?;
-        plane.refuse_if_over(&|| call.to_owned())?;
+        backend.refuse_if_over(&|| call.to_owned())?;
         let resolved = batch.resolve(stream, Hold::Borrowed)?;
-        resolved.guards.check(&plane.gpu().context, stream, call)?;
+        resolved.guards.check(&backend.gpu().context, stream, call)?;
         let is_captured = comm.agree_on_messages(call, &resolved.messages, stream)?;
-        let pledge = Pledge::new(plane, true, is_captured);
+        let commit = CommitGuard::new(backend, true, is_captured);
         // SAFETY: - every address belongs to a buffer that is borrowed until the guards in `resolved` have been released, which is after all has
-        //   been queued: their events then make later users wait. It is as long as its message says, on the plane's device (checked by
+        //   been queued: their events then make later users wait. It is as long as its message says, on the backend's device (checked by
         //   `check_devices`); the group holds each buffer that it writes by a borrow of its own;
         // - the other end of each message queues it among the same messages of this pair, with the same type and length: compared by
         //   `agree_on_messages`, or promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`).
-        let queued = unsafe { DevicePlane::enqueue_group(&[(plane, &[], &resolved.messages, stream)], comm.config().timeout) };
-        pledge.settle(&queued);
-        queued.and(Communicator::release(resolved.guards, plane, stream, comm.config().timeout))
+        let queued = unsafe { DeviceBackend::enqueue_group(&[(backend, &[], &resolved.messages, stream)], comm.config().timeout) };
+        commit.settle(&queued);
+        queued.and(Communicator::release(resolved.guards, backend, stream, comm.config().timeout))
     }
 
     /// Has both ends of messages agree on them. A difference ends the communicator: other pairs of the group may have agreed, and count on it. Gives what
     /// the other ends were told of a capture, if anything.
     fn agree_on_messages(&self, call: &'static str, messages: &[Message], stream: &CudaStream) -> Result<Option<bool>> {
-        let plane = self.plane();
+        let backend = self.backend();
         let mut pairs: Vec<Pair<'_>> = Vec::new();
         for message in messages {
             let place = pairs.iter().position(|pair| pair.peer == message.peer).unwrap_or(pairs.len());
@@ -191,24 +191,24 @@ impl NcclCommunicator {
             let pair = &mut pairs[place];
             if message.sends { &mut pair.sends } else { &mut pair.receives }.push(message);
         }
-        let covers = |message: &&Message| self.config().check_device_calls.covers(plane.messages_before(message));
+        let covers = |message: &&Message| self.config().check_device_calls.covers(backend.messages_before(message));
         pairs.retain(|pair| pair.firsts().any(|message| covers(&message)));
         if !pairs.is_empty() {
             refuse_capture(stream, || call.to_owned())?;
         }
-        let mine: Vec<(usize, Words)> = pairs.iter().map(|pair| (pair.peer, pair.words(plane))).collect();
+        let mine: Vec<(usize, Words)> = pairs.iter().map(|pair| (pair.peer, pair.words(backend))).collect();
         messages.iter().for_each(|message| {
-            plane.number_message(message);
+            backend.number_message(message);
         });
         if mine.is_empty() {
             return Ok(None);
         }
-        self.swap(call, &mine).inspect_err(|error| plane.comm().fail(error)).map(|()| Some(false))
+        self.swap(call, &mine).inspect_err(|error| backend.comm().fail(error)).map(|()| Some(false))
     }
 
     fn swap(&self, call: &'static str, mine: &[(usize, Words)]) -> Result<()> {
         let me = self.rank();
-        let mut heard = self.plane().swap_words(mine, &|| call.to_owned(), self.config().timeout);
+        let mut heard = self.backend().swap_words(mine, &|| call.to_owned(), self.config().timeout);
         if let Err(Error::Timeout { doing, .. }) = &mut heard {
             let calls: Vec<_> = mine.iter().map(|(peer, words)| in_words(words, *peer)).collect();
             *doing = format!("comparing {} with its other end (Config::check_device_calls)", calls.join(", "));
@@ -217,10 +217,10 @@ impl NcclCommunicator {
         let Some(((peer, words), theirs)) = differing.first() else { return Ok(()) };
         let (first, second) = (Peer::unknown(*peer), Peer::unknown(me));
         let error = Error::Mismatch { first, first_call: in_words(theirs, me), second, second_call: in_words(words, *peer) };
-        self.plane().comm().will_fail(&error);
+        self.backend().comm().will_fail(&error);
         // The other ends have found the same. Ranks that agree go on with their messages.
         let peers: Vec<usize> = differing.iter().map(|((peer, _), _)| *peer).collect();
-        self.plane().await_hearing(&peers, &|| call.to_owned(), self.config().timeout);
+        self.backend().await_hearing(&peers, &|| call.to_owned(), self.config().timeout);
         Err(error)
     }
 }
@@ -243,11 +243,11 @@ impl Pair<'_> {
     }
 
     /// What this rank tells the other one.
-    fn words(&self, plane: &DevicePlane) -> Words {
+    fn words(&self, backend: &DeviceBackend) -> Words {
         let mut words: Words = [0; _];
         for (half, messages) in [&self.sends, &self.receives].into_iter().enumerate() {
             let Some(first) = messages.first() else { continue };
-            let mut digest = Sha256::new_with_prefix(plane.messages_before(first).to_le_bytes());
+            let mut digest = Sha256::new_with_prefix(backend.messages_before(first).to_le_bytes());
             for message in messages {
                 digest.update(message.element.to_code().to_le_bytes());
                 digest.update((message.bytes as u64).to_le_bytes());

@@ -1,4 +1,4 @@
-//! Safe calls of an `NcclCommunicator`, which has no host plane: what ranks have to agree on they tell each other over NCCL.
+//! Safe calls of an `NcclCommunicator`, which has no host backend: what ranks have to agree on they tell each other over NCCL.
 
 mod agreement;
 mod calls;

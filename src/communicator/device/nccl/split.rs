@@ -27,7 +27,7 @@ impl NcclCommunicator {
     #[doc(alias = "ncclCommSplit")]
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
         let deadline = self.deadline();
-        let comm = self.plane().comm();
+        let comm = self.backend().comm();
         comm.refuse_children_if_ended(CALL)?;
         let made = if comm.is_revoked() {
             comm.split_revoked(color, key, &self.config().nccl, &deadline)?
@@ -44,7 +44,7 @@ impl NcclCommunicator {
     /// `Nccl`.
     #[doc(alias = "ncclCommGetUniqueId")]
     pub fn grow_id(&self) -> Result<UniqueId> {
-        device::unique_id(self.plane().comm().library()).map(UniqueId::from_nccl)
+        device::unique_id(self.backend().comm().library()).map(UniqueId::from_nccl)
     }
 
     /// A communicator of these ranks, with their numbers, and new ones, which [`join`](Self::join) it; `id` on the one rank that made it. Collective.
@@ -60,7 +60,7 @@ impl NcclCommunicator {
             return Err(Error::argument(GROW, reason));
         }
         let (deadline, id) = (self.deadline(), id.map(UniqueId::to_nccl));
-        self.plane().comm().refuse_children_if_ended(GROW)?;
+        self.backend().comm().refuse_children_if_ended(GROW)?;
         let said = {
             let _turn = self.turn(GROW)?;
             self.tell_ids(GROW, id.as_ref(), &deadline)?
@@ -71,8 +71,8 @@ impl NcclCommunicator {
         };
         let comm = self.start_anew(&said[maker], self.rank(), world_size, &deadline)?;
         // Of the switch the new ranks know nothing.
-        let plane = self.plane();
-        Self::around(plane.gpu().clone(), comm, self.config(), plane.least_capability(), false)
+        let backend = self.backend();
+        Self::around(backend.gpu().clone(), comm, self.config(), backend.least_capability(), false)
     }
 
     /// Joins a communicator that is being [grown](Self::grow), as a new rank.
@@ -86,8 +86,8 @@ impl NcclCommunicator {
 
     /// A communicator of this rank's device, from an id that its ranks have heard of.
     fn start_anew(&self, id: &[u8; ID_BYTES], rank: usize, world_size: usize, deadline: &Deadline) -> Result<NcclComm> {
-        let (plane, ids) = (self.plane(), [ncclUniqueId { internal: id.map(|byte| byte as c_char) }]);
-        let (library, gpu, config) = (plane.comm().library(), plane.gpu(), &self.config().nccl);
+        let (backend, ids) = (self.backend(), [ncclUniqueId { internal: id.map(|byte| byte as c_char) }]);
+        let (library, gpu, config) = (backend.comm().library(), backend.gpu(), &self.config().nccl);
         NcclComm::create(Setup { library, gpu, ids: &ids, rank, world_size, config, deadline, liveness_probe: None, end_notice: None })
     }
 
@@ -96,7 +96,7 @@ impl NcclCommunicator {
             let _turn = self.turn(CALL)?;
             let members = self.members(color, key, deadline)?;
             let leads = color.is_some() && members.first().is_some_and(|(_, rank)| *rank == self.rank());
-            let made = leads.then(|| device::unique_id(self.plane().comm().library()));
+            let made = leads.then(|| device::unique_id(self.backend().comm().library()));
             // All take part in this, whatever this rank met.
             let said = self.tell_ids(CALL, made.as_ref().and_then(|made| made.as_ref().ok()), deadline)?;
             made.transpose()?;
@@ -146,7 +146,7 @@ impl NcclCommunicator {
 
     /// Tells the other ranks something, and hears the same of all of them.
     fn hear(&self, call: &'static str, words: &Words, deadline: &Deadline) -> Result<Vec<Words>> {
-        let heard = self.plane().gather_words(words, &|| call.to_owned(), deadline.remaining())?;
+        let heard = self.backend().gather_words(words, &|| call.to_owned(), deadline.remaining())?;
         same_call(call, self.rank(), &heard)?;
         Ok(heard)
     }

@@ -64,22 +64,22 @@ impl NcclCommunicator {
     /// call all ranks use either the windows that they opened together, or none.
     #[doc(alias = "ncclCommWindowRegister")]
     pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
-        let (plane, timeout) = (self.plane(), self.config().timeout);
+        let (backend, timeout) = (self.backend(), self.config().timeout);
         let _turn = self.turn(CALL)?;
-        let suits = suits_window(plane.comm(), &buffer);
+        let suits = suits_window(backend.comm(), &buffer);
         let heard = if self.world_size() == 1 {
             vec![words(&suits)]
         } else {
-            plane.gather_words(&words(&suits), &|| format!("{CALL} of rank {} of {}", self.rank(), self.world_size()), timeout)?
+            backend.gather_words(&words(&suits), &|| format!("{CALL} of rank {} of {}", self.rank(), self.world_size()), timeout)?
         };
         // Of its own refusal a rank knows more than that there is one.
         suits?;
         agreed(&heard)?;
         // From here on the others register theirs and wait for this rank's: what it alone is refused ends the communicator. What the library lacks, all lack.
-        let opened = Window::new(plane.comm(), buffer, &Deadline::after(timeout));
+        let opened = Window::new(backend.comm(), buffer, &Deadline::after(timeout));
         opened.inspect_err(|error| {
             if !error.is_unsupported() {
-                plane.comm().fail(error);
+                backend.comm().fail(error);
             }
         })
     }

@@ -163,7 +163,7 @@ impl Builder {
         self
     }
 
-    /// Gives the communicator a device plane, where there is a GPU for every rank; where there is not, it does without, and
+    /// Gives the communicator a device backend, where there is a GPU for every rank; where there is not, it does without, and
     /// [`Communicator::why_no_device`] says why. Every rank asks alike.
     #[cfg(feature = "cuda")]
     pub fn device(mut self, choice: DeviceChoice) -> Self {
@@ -171,7 +171,7 @@ impl Builder {
         self
     }
 
-    /// As [`device`](Self::device), and without a device plane there is no communicator: every rank gets `NoDevice`, with the reason.
+    /// As [`device`](Self::device), and without a device backend there is no communicator: every rank gets `NoDevice`, with the reason.
     #[cfg(feature = "cuda")]
     pub fn require_device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: true });
@@ -299,7 +299,7 @@ impl Builder {
     }
 }
 
-/// Gives a communicator the device plane that was asked for.
+/// Gives a communicator the device backend that was asked for.
 #[cfg(feature = "cuda")]
 fn connect_device(comm: &Communicator, request: &DeviceRequest) -> Result<()> {
     // Everyone is here: what late ranks took of the deadline is not taken from NCCL.
@@ -307,7 +307,7 @@ fn connect_device(comm: &Communicator, request: &DeviceRequest) -> Result<()> {
     comm.connect_device(request, &Deadline::after(comm.timeout()))?;
     if comm.device().is_some() {
         let took_ms = began.elapsed().as_millis() as u64;
-        event::info!(target: LIFE, communicator = "world", rank = comm.rank(), took_ms, "the device plane is ready");
+        event::info!(target: LIFE, communicator = "world", rank = comm.rank(), took_ms, "the device backend is ready");
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Start-up: how the ranks of a new communicator find each other, what they tell each other, and how they are connected.
 //!
-//! Two steps, the same for a job that begins, a split, a shrink and a device plane. Ranks *exchange* small blobs (`Exchange`): over the
+//! Two steps, the same for a job that begins, a split, a shrink and a device backend. Ranks *exchange* small blobs (`Exchange`): over the
 //! store at which a job meets (`store.rs`), or over the communicator that a new one is made of (`parent.rs`). Then they *connect*: of what
-//! all have told, each makes its planes. `builder.rs` finds the job and its store.
+//! all have told, each makes its backends. `builder.rs` finds the job and its store.
 //!
 //! # A job
 //!
@@ -13,7 +13,7 @@
 //!
 //! # Who is let in
 //!
-//! Where the job has a secret, a connection begins with a proof by both ends (`proof/`): `Initiator` and `Responder` take and give bytes and
+//! Where the job has a secret, a connection begins with a proof by both ends (`authentication/`): `Initiator` and `Responder` take and give bytes and
 //! know no sockets. Three listeners drive one for each connection, beside those that are proven: the store's server, the listener of a rank,
 //! and the one of shared memory. A silent connection costs a descriptor for a bounded time and holds up nobody: at most 512, 256 and 64 are
 //! there at a time. Once that many are, those that were silent for longer than 100 to 200 ms make room. Between ranks the hello is part of
@@ -45,8 +45,8 @@ use crate::communicator::recovery::{PeerWatch, RecoveryGroup, RecoveryListener};
 use crate::config::{Config, nvtx_injection};
 use crate::error::Result;
 use crate::flight::{self, About};
+use crate::host::backend::{BackendSetup, HostBackend};
 use crate::host::exchange::Exchange;
-use crate::host::plane::{HostPlane, PlaneSetup};
 use crate::observe::{LIFE, Observers, TraceLog, Watch};
 use crate::rendezvous::Store;
 
@@ -86,7 +86,7 @@ pub(in crate::communicator) fn connect_over_store(
     comm.barrier()?;
     comm.set_timeout(timeout);
     let [met_ms, linked_ms, ready_ms] = [met, linked, deadline.elapsed()].map(|time| time.as_secs_f64() * 1e3);
-    let wiring = comm.with_plane(|plane| plane.wiring()).unwrap_or_default();
+    let wiring = comm.with_backend(|backend| backend.wiring()).unwrap_or_default();
     let communicator = comm.core.shared.recorder.name();
     crate::base::event::info!(target: LIFE, communicator, rank, world_size, wiring, met_ms, linked_ms, ready_ms, "ready");
     Ok(comm)
@@ -99,31 +99,32 @@ pub(in crate::communicator) fn connect(exchange: &mut dyn Exchange, start: Start
         Origin::Job(listener) => listener.address(),
         Origin::Communicator { .. } => None,
     };
-    let setup = PlaneSetup { rank, world_size, config: &config, listen, recovery_listener };
-    let (mut plane, connector) = HostPlane::connect(exchange, &setup, deadline)?;
+    let setup = BackendSetup { rank, world_size, config: &config, listen, recovery_listener };
+    let (mut backend, connector) = HostBackend::connect(exchange, &setup, deadline)?;
     let (recovery, world_ranks, name, trace) = match origin {
         Origin::Job(listener) => {
-            let recovery = RecoveryGroup::new(listener, plane.recovery_listeners(), config.secret.clone());
+            let recovery = RecoveryGroup::new(listener, backend.recovery_listeners(), config.secret.clone());
             (recovery, (0..world_size).collect(), "world".to_owned(), None)
         }
         Origin::Communicator { recovery, world_ranks, name, trace } => (recovery, world_ranks, name, trace),
     };
-    let trace = trace.or_else(|| new_trace(&plane, &config));
+    let trace = trace.or_else(|| new_trace(&backend, &config));
     let listener = Watch::new(&name, (rank, world_size), config.observer.clone(), trace.as_ref(), nvtx_injection().as_deref());
-    plane.set_observers(Observers::new(listener));
-    let recorder = plane.recorder();
-    let about = About { id: About::id_of(plane.id()), name, rank, peers: plane.peers(), wiring: plane.wiring(), timeout: config.timeout };
+    backend.set_observers(Observers::new(listener));
+    let recorder = backend.recorder();
+    let about =
+        About { id: About::id_of(backend.id()), name, rank, peers: backend.peers(), wiring: backend.wiring(), timeout: config.timeout };
     if recorder.introduce(about) {
         flight::enlist(&recorder);
     }
-    Ok(Communicator::new(Shared::new(plane, connector, config, listen, recovery, world_ranks, trace)))
+    Ok(Communicator::new(Shared::new(backend, connector, config, listen, recovery, world_ranks, trace)))
 }
 
 /// Begins a trace where one was asked for.
-fn new_trace(plane: &HostPlane, config: &Config) -> Option<Arc<TraceLog>> {
+fn new_trace(backend: &HostBackend, config: &Config) -> Option<Arc<TraceLog>> {
     if !config.trace && config.trace_dir.is_none() {
         return None;
     }
-    let (ranks, me) = ((plane.rank(), plane.peers().len()), plane.peers()[plane.rank()].clone());
-    Some(Arc::new(TraceLog::new(About::id_of(plane.id()), ranks, me, config.trace_dir.clone())))
+    let (ranks, me) = ((backend.rank(), backend.peers().len()), backend.peers()[backend.rank()].clone());
+    Some(Arc::new(TraceLog::new(About::id_of(backend.id()), ranks, me, config.trace_dir.clone())))
 }

@@ -3,8 +3,8 @@
 use crate::base::deadline::Deadline;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::host::backend::HostBackend;
 use crate::host::exchange::Exchange;
-use crate::host::plane::HostPlane;
 
 /// The most that one rank may say in one exchange.
 const MAX_BLOB_BYTES: u64 = 1 << 20;
@@ -53,7 +53,7 @@ impl<'a> ParentExchange<'a> {
     /// Takes part in the exchanges that are left, with nothing to say: other groups exchange over the same parent at the same time,
     /// whatever becomes of this one.
     pub(in crate::communicator) fn finish(&mut self, deadline: &Deadline) -> Result<()> {
-        while self.rounds < HostPlane::EXCHANGES {
+        while self.rounds < HostBackend::EXCHANGES {
             self.all_gather(&[], deadline)?;
         }
         Ok(())
@@ -81,7 +81,7 @@ mod tests {
             let mine = vec![comm.rank() as u8; comm.rank()];
             let all = exchange.all_gather(&mine, &deadline)?;
             if comm.rank() == 1 {
-                for _ in 1..HostPlane::EXCHANGES {
+                for _ in 1..HostBackend::EXCHANGES {
                     exchange.all_gather(&mine, &deadline)?;
                 }
             }

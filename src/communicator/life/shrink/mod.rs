@@ -64,7 +64,7 @@ impl Communicator {
     /// out too. Where ranks cannot be reached at all, as when a network is cut, only the larger part goes on, or of two halves that with
     /// the lowest rank. It needs neither the store of the start nor rank 0.
     ///
-    /// The new communicator has this one's settings and, where this one had it, a device plane on the same GPU. Buffers from
+    /// The new communicator has this one's settings and, where this one had it, a device backend on the same GPU. Buffers from
     /// [`alloc`](Self::alloc) stay with this one. Cost: some ten store requests for each rank, and what a start costs.
     ///
     /// ```
@@ -123,7 +123,7 @@ impl Communicator {
         Given { doubts, left }
     }
 
-    /// Whom a deadline of the device plane was waiting for.
+    /// Whom a deadline of the device backend was waiting for.
     #[cfg(feature = "cuda")]
     fn late_on_device(&self) -> Vec<usize> {
         match self.device().and_then(|device| device.failure()) {

@@ -56,10 +56,10 @@ fn whoever_is_inside_is_counted_and_the_last_entry_has_a_number() {
     ranks(1, |rank| {
         let inner = &rank.comm.inner;
         assert!(inner.is_left() && inner.last_entry().is_none());
-        let first = inner.stay(LONG).unwrap();
+        let first = inner.begin_call(LONG).unwrap();
         let number = inner.last_entry().unwrap();
         assert!(!inner.is_left());
-        let second = inner.stay(LONG).unwrap();
+        let second = inner.begin_call(LONG).unwrap();
         assert!(!inner.is_left() && inner.last_entry() == Some(number + 1));
         drop(first);
         assert!(!inner.is_left() && inner.last_entry() == Some(number + 1));

@@ -4,7 +4,7 @@
 //! folded then goes to whoever wants it. An all-reduce so has the bytes of a ring on the wire, `2 (n - 1) / n` of the vector for each rank.
 //! Small vectors go to whoever wants the result as a whole, which saves a step.
 //!
-//! A large vector goes through the plane's scratch memory in slabs, by turns in its two halves. The transfers are on the stream of the
+//! A large vector goes through the backend's scratch memory in slabs, by turns in its two halves. The transfers are on the stream of the
 //! call, the folds of several slabs on one beside it: while a slab is folded, the next one is under way. Both streams are joined by
 //! events, so that this can be captured into a graph.
 //!
@@ -57,7 +57,7 @@ impl Folding {
 ///
 /// # Errors
 ///
-/// `Unsupported` where the plane's scratch memory is too small, `InvalidArgument` for a layout that its kind does not have.
+/// `Unsupported` where the backend's scratch memory is too small, `InvalidArgument` for a layout that its kind does not have.
 pub(crate) fn plan(job: &Job, folding: Folding, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
     let fold = Fold::of(job, folding, ranks, scratch);
     Ok(match fold.way(job)? {

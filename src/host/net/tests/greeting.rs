@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 
 use super::{LOCALHOST, hello, is_closed, membership, read_exactly, soon, terms, wait_for_descriptor, write_all};
+use crate::authentication::{self, AuthenticationError, Secret};
 use crate::host::net::connector::{ConnectError, Connector};
 use crate::host::net::hello::{Answer, CONFIRM, Hello, Reason};
 use crate::host::net::listener::Acceptor;
 use crate::host::net::{Channel, Link};
-use crate::proof::{self, Secret, Unproven};
 
 /// What a connection attempt ends in, with `acceptor` serving meanwhile.
 fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<Link, ConnectError> {
@@ -229,16 +229,16 @@ fn proving_with(mine: Option<Secret>, theirs: Option<Secret>, hello: Hello) -> s
 fn a_link_wants_a_proof_where_there_is_a_secret() {
     proving(Some(1), Some(1), hello(0, 1)).unwrap();
     match proving(Some(2), Some(1), hello(0, 1)) {
-        Err(ConnectError::Unproven { why: Unproven::Told(proof::Reason::Wrong), .. }) => {}
+        Err(ConnectError::Unauthenticated { why: AuthenticationError::Refused(authentication::Reason::Wrong), .. }) => {}
         other => panic!("{other:?}"),
     }
     match proving(Some(2), None, hello(0, 1)) {
-        Err(ConnectError::Unproven { why: Unproven::Told(proof::Reason::NoSecret), .. }) => {}
+        Err(ConnectError::Unauthenticated { why: AuthenticationError::Refused(authentication::Reason::NoSecret), .. }) => {}
         other => panic!("{other:?}"),
     }
     match proving(None, Some(1), hello(0, 1)) {
         Err(ConnectError::Refused { refusal, .. }) => {
-            assert_eq!(refusal.reason, Reason::Unproven);
+            assert_eq!(refusal.reason, Reason::Unauthenticated);
             assert!(refusal.text.contains("COLLECTIVES_SECRET"), "{refusal}");
         }
         other => panic!("{other:?}"),
@@ -261,22 +261,30 @@ fn an_encrypted_link_wants_the_same_secret_and_encryption_at_both_ends() {
     let plain = || Some(Secret::new(vec![1; 32]).unwrap());
     proving_with(encrypting(1), encrypting(1), hello(0, 1)).unwrap();
     for (mine, theirs, reason, words) in [
-        (encrypting(2), encrypting(1), proof::Reason::Wrong, "another secret"),
-        (encrypting(1), None, proof::Reason::NoSecret, "it has no secret"),
+        (encrypting(2), encrypting(1), authentication::Reason::Wrong, "another secret"),
+        (encrypting(1), None, authentication::Reason::NoSecret, "it has no secret"),
         (
             encrypting(1),
             plain(),
-            proof::Reason::Encrypted,
+            authentication::Reason::Encrypted,
             "it does not encrypt its connections, and this process does; set COLLECTIVES_ENCRYPT",
         ),
-        (plain(), encrypting(1), proof::Reason::Plain, "it encrypts its connections, and this process does not; set COLLECTIVES_ENCRYPT"),
+        (
+            plain(),
+            encrypting(1),
+            authentication::Reason::Plain,
+            "it encrypts its connections, and this process does not; set COLLECTIVES_ENCRYPT",
+        ),
     ] {
         let error = proving_with(mine, theirs, hello(0, 1)).unwrap_err();
         assert!(error.to_string().contains("rank 1") && error.to_string().contains(words), "{error}");
-        assert!(matches!(error, ConnectError::Unproven { why: Unproven::Told(told), .. } if told == reason), "{error}");
+        assert!(
+            matches!(error, ConnectError::Unauthenticated { why: AuthenticationError::Refused(told), .. } if told == reason),
+            "{error}"
+        );
     }
     match proving_with(None, encrypting(1), hello(0, 1)) {
-        Err(ConnectError::Refused { refusal, .. }) => assert_eq!(refusal.reason, Reason::Unproven),
+        Err(ConnectError::Refused { refusal, .. }) => assert_eq!(refusal.reason, Reason::Unauthenticated),
         other => panic!("{other:?}"),
     }
     // What is refused after the proof is told over what was agreed on.

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::hello::{Hello, Membership};
 use super::mesh::Mesh;
 use super::{Channel, Link, Terms};
+use crate::authentication::Secret;
 use crate::base::deadline::Deadline;
 use crate::base::random::Random;
 use crate::base::tuning::net::SILENCE_TIMEOUT;
@@ -21,7 +22,6 @@ use crate::error::{Error, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::exchange::{Exchange, local};
 use crate::host::link::ByteLink;
-use crate::proof::Secret;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const NONCE: [u8; 16] = *b"a nonce of tests";

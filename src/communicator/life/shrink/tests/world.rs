@@ -191,12 +191,12 @@ impl Place {
         }
         loop {
             let state = self.state();
-            let (is_dead, is_deaf) = (!state.ranks[other].lives, state.is_cut(self.me, other));
+            let (is_dead, is_cut_off) = (!state.ranks[other].lives, state.is_cut(self.me, other));
             let is_late = state.now >= until;
-            if is_dead && !is_deaf {
+            if is_dead && !is_cut_off {
                 return lost(io::ErrorKind::UnexpectedEof);
             }
-            if !is_deaf && !state.sleeps(other) {
+            if !is_cut_off && !state.sleeps(other) {
                 return Ok(());
             }
             drop(state);

@@ -1,6 +1,6 @@
-//! What ranks without a host plane tell each other before a call is queued: 64 bytes each, over NCCL itself, on a stream of its own.
+//! What ranks without a host backend tell each other before a call is queued: 64 bytes each, over NCCL itself, on a stream of its own.
 
-#![expect(unsafe_code, reason = "copies to and from device memory of the plane's own")]
+#![expect(unsafe_code, reason = "copies to and from device memory of the backend's own")]
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use nccl_sys::Version;
 
 use super::enqueue::{Running, together};
 use super::kept_plan::Steps;
-use super::{DevicePlane, WORDS_BYTES, Words};
+use super::{DeviceBackend, WORDS_BYTES, Words};
 use crate::base::deadline::Deadline;
 use crate::base::tuning::device::HEARING_WAIT;
 use crate::device::driver::{self, cuda_error};
@@ -17,10 +17,10 @@ use crate::device::plan::{Plan, Step, Transfer};
 use crate::error::Error;
 use crate::error::Result;
 
-/// What of a plane's settings decides how calls go: 16 bytes that must be the same on all ranks.
+/// What of a backend's settings decides how calls go: 16 bytes that must be the same on all ranks.
 pub(crate) type Terms = [u8; 16];
 
-impl DevicePlane {
+impl DeviceBackend {
     /// Tells every rank the same, and hears what each has told: one all-gather of NCCL's, which is waited for.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl DevicePlane {
     ///
     /// # Errors
     ///
-    /// Those of [`DevicePlane::gather_words`].
+    /// Those of [`DeviceBackend::gather_words`].
     pub(crate) fn swap_words(&self, mine: &[(usize, Words)], doing: &dyn Fn() -> String, timeout: Duration) -> Result<Vec<Words>> {
         let (peers, said): (Vec<usize>, Vec<Words>) = mine.iter().copied().unzip();
         let mut heard = self.exchange(said.as_flattened(), self.swaps(&peers), doing, timeout)?;
@@ -43,7 +43,7 @@ impl DevicePlane {
         Ok(heard)
     }
 
-    /// Waits, for a while, until each of these peers has heard what [`DevicePlane::swap_words`] told it: once an end has heard the other's words, it
+    /// Waits, for a while, until each of these peers has heard what [`DeviceBackend::swap_words`] told it: once an end has heard the other's words, it
     /// sends words again. NCCL is done with a send while its bytes may still be in the hands of a proxy, where an abort loses them. For a rank that ends
     /// its communicator next and has said why ([`NcclComm::will_fail`]), so that it does not matter what becomes of the second exchange.
     ///
@@ -95,8 +95,8 @@ impl DevicePlane {
         // exchange is waited for before the next begins, or the communicator has ended. The driver has taken ordinary memory when it returns.
         unsafe { result::memcpy_htod_async(self.told(0), mine, self.exchange.cu_stream()) }.map_err(failed(doing))?;
         let steps = Steps::of(Plan::Steps(vec![Step::Transfer(transfers)]));
-        // SAFETY: the transfers use words of the plane's room, which lives until its streams have passed them: the stream takes that room and
-        // frees it, and the plane's end waits for it.
+        // SAFETY: the transfers use words of the backend's room, which lives until its streams have passed them: the stream takes that room and
+        // frees it, and the backend's end waits for it.
         unsafe { together(&mut [Running::new(self, steps, &self.exchange)], doing, timeout) }
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use hmac::Mac;
 
-use super::frame::{CHALLENGE, ENCRYPTED, FRAME_BYTES, PLAIN, PROOF, Reason, Unproven, Word, reply, split};
+use super::frame::{AuthenticationError, CHALLENGE, ENCRYPTED, FRAME_BYTES, PLAIN, PROOF, Reason, Word, reply, split};
 use super::noise::{Cipher, HANDSHAKE_BYTES, Handshake, TAG_BYTES};
 use super::secret::Secret;
 use super::{CONTEXT_BYTES, OPENING_MAGIC, Purpose, Side, check_begin, confirm, handshake_key, is_confirmed, mac, prologue, random};
@@ -51,7 +51,7 @@ impl Responder {
     }
 
     /// Takes in what the initiator sent, and says what to send in return, if it is complete.
-    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, Unproven> {
+    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, AuthenticationError> {
         let tag_bytes = if self.encrypts() { TAG_BYTES } else { 0 };
         let wanted = match self.stage {
             Stage::Opening => FRAME_BYTES + self.context_bytes + tag_bytes,
@@ -64,7 +64,7 @@ impl Responder {
             self.check_opening()?;
         }
         if self.heard.len() > wanted {
-            return Err(Unproven::Junk("it sent bytes before its turn".to_owned()));
+            return Err(AuthenticationError::Junk("it sent bytes before its turn".to_owned()));
         }
         if self.heard.len() < wanted {
             return Ok(None);
@@ -98,31 +98,37 @@ impl Responder {
     }
 
     /// Refuses bytes that cannot become an opening for this purpose.
-    fn check_opening(&self) -> Result<(), Unproven> {
+    fn check_opening(&self) -> Result<(), AuthenticationError> {
         let seen = self.heard.len().min(OPENING_MAGIC.len());
         if self.heard[..seen] != OPENING_MAGIC[..seen] {
-            return Err(Unproven::Found(Reason::Wanted));
+            return Err(AuthenticationError::Found(Reason::Wanted));
         }
         check_begin(&self.heard, &OPENING_MAGIC)?;
         let expected = [self.purpose as u8, self.context_bytes as u8];
         match self.heard.get(9..12) {
-            Some(&[purpose, length, PLAIN]) if [purpose, length] == expected && self.encrypts() => Err(Unproven::Found(Reason::Plain)),
+            Some(&[purpose, length, PLAIN]) if [purpose, length] == expected && self.encrypts() => {
+                Err(AuthenticationError::Found(Reason::Plain))
+            }
             Some(&[purpose, length, ENCRYPTED]) if [purpose, length] == expected && !self.encrypts() => {
-                Err(Unproven::Found(Reason::Encrypted))
+                Err(AuthenticationError::Found(Reason::Encrypted))
             }
             Some(&[purpose, length, PLAIN | ENCRYPTED]) if [purpose, length] == expected => Ok(()),
-            Some(head) => Err(Unproven::Junk(format!("its proof is for another purpose: {head:?} where {expected:?} is wanted"))),
+            Some(head) => {
+                Err(AuthenticationError::Junk(format!("its proof is for another purpose: {head:?} where {expected:?} is wanted")))
+            }
             None => Ok(()),
         }
     }
 
     /// The answer to a complete opening.
-    fn challenge(&mut self, opening: &[u8]) -> Result<Vec<u8>, Unproven> {
-        let (frame, rest) = opening.split_first_chunk::<FRAME_BYTES>().ok_or_else(|| Unproven::Junk("half an opening".to_owned()))?;
+    fn challenge(&mut self, opening: &[u8]) -> Result<Vec<u8>, AuthenticationError> {
+        let (frame, rest) =
+            opening.split_first_chunk::<FRAME_BYTES>().ok_or_else(|| AuthenticationError::Junk("half an opening".to_owned()))?;
         let (context, tag) = rest.split_at(self.context_bytes);
         let theirs = split(frame).1;
         if !self.encrypts() {
-            let nonce = random().map_err(|error| Unproven::Junk(format!("this process has no random numbers for it: {error}")))?;
+            let nonce =
+                random().map_err(|error| AuthenticationError::Junk(format!("this process has no random numbers for it: {error}")))?;
             self.stage = Stage::Challenged(Challenge::Hmac([theirs, nonce]), context.to_vec());
             return Ok(reply(CHALLENGE, PLAIN, &nonce).to_vec());
         }
@@ -130,7 +136,7 @@ impl Responder {
         message[..theirs.len()].copy_from_slice(&theirs);
         message[theirs.len()..].copy_from_slice(tag);
         let answered = Handshake::answer(&handshake_key(&self.secret), &prologue(self.purpose, context), &message);
-        let (cipher, answer) = answered.ok_or(Unproven::Found(Reason::Wrong))?;
+        let (cipher, answer) = answered.ok_or(AuthenticationError::Found(Reason::Wrong))?;
         self.stage = Stage::Challenged(Challenge::Keys(cipher), context.to_vec());
         let mut key = [0; 32];
         key.copy_from_slice(&answer[..32]);
@@ -138,18 +144,18 @@ impl Responder {
     }
 
     /// The answer to a tag.
-    fn judge(&mut self, tag: &[u8], nonces: [Word; 2], context: Vec<u8>) -> Result<Vec<u8>, Unproven> {
+    fn judge(&mut self, tag: &[u8], nonces: [Word; 2], context: Vec<u8>) -> Result<Vec<u8>, AuthenticationError> {
         let mac = |side| mac(&self.secret, side, self.purpose, [&nonces[0], &nonces[1]], &context);
-        mac(Side::Initiator).verify_slice(tag).map_err(|_| Unproven::Found(Reason::Wrong))?;
+        mac(Side::Initiator).verify_slice(tag).map_err(|_| AuthenticationError::Found(Reason::Wrong))?;
         let proof = reply(PROOF, PLAIN, &mac(Side::Responder).finalize().into_bytes().into());
         self.stage = Stage::Done(None, context);
         Ok(proof.to_vec())
     }
 
     /// The answer to what shows that the initiator has the keys.
-    fn judge_keys(&mut self, confirmation: &[u8], mut cipher: Cipher, context: Vec<u8>) -> Result<Vec<u8>, Unproven> {
+    fn judge_keys(&mut self, confirmation: &[u8], mut cipher: Cipher, context: Vec<u8>) -> Result<Vec<u8>, AuthenticationError> {
         if !is_confirmed(&mut cipher, confirmation) {
-            return Err(Unproven::Found(Reason::Wrong));
+            return Err(AuthenticationError::Found(Reason::Wrong));
         }
         let proof = reply(PROOF, ENCRYPTED, &confirm(&mut cipher)?);
         self.stage = Stage::Done(Some(cipher), context);

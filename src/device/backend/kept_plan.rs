@@ -11,7 +11,7 @@ use crate::device::plan::{Job, Plan, Reduction, Step, Transfer};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Steps {
     pub(super) list: Arc<[Step]>,
-    /// Whether they use the plane's memory or kernels.
+    /// Whether they use the backend's memory or kernels.
     pub(super) uses_room: bool,
 }
 
@@ -26,14 +26,14 @@ impl Steps {
         }
     }
 
-    /// A group of transfers, which may be empty, work of our own, and what goes through the plane's memory.
+    /// A group of transfers, which may be empty, work of our own, and what goes through the backend's memory.
     pub(super) fn joined(transfers: Vec<Transfer>, after: Vec<Step>, rest: Vec<Step>) -> Self {
         let uses_room = !after.is_empty() || !rest.is_empty();
         Self { list: [Step::Transfer(transfers)].into_iter().chain(after).chain(rest).collect(), uses_room }
     }
 }
 
-/// A plan's steps, and what they follow from on one plane.
+/// A plan's steps, and what they follow from on one backend.
 #[derive(Debug)]
 pub(super) struct KeptPlan {
     call: Call,

@@ -1,21 +1,21 @@
-//! The end of a plane: its memory and kernels go when nothing uses them any more.
+//! The end of a backend: its memory and kernels go when nothing uses them any more.
 
 #![expect(unsafe_code, reason = "device memory is freed by hand")]
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::DevicePlane;
+use super::DeviceBackend;
 use super::scratch::ScratchMemory;
 use crate::base::deadline::Deadline;
 use crate::base::event;
-use crate::base::tuning::device::{ANSWER_WAIT, PLANE_DROP_WAIT, ROUNDS};
+use crate::base::tuning::device::{ANSWER_WAIT, BACKEND_DROP_WAIT, ROUNDS};
 use crate::device::comm::{BackOff, Inner};
 use crate::device::custom_kernels::CustomKernels;
 use crate::device::driver;
 use crate::device::kernels::Kernels;
 
-/// What of a plane may be in use after it is gone.
+/// What of a backend may be in use after it is gone.
 #[derive(Debug)]
 struct Leftover {
     scratch: ScratchMemory,
@@ -34,8 +34,8 @@ impl Leftover {
                 // They may live for long.
                 std::thread::sleep(ROUNDS.1);
             }
-            // SAFETY: the streams were at rest when the plane ended; the last launch of the last graph is over: the driver tells of a graph's end after it.
-            // Nothing is queued without the plane, and this runs once.
+            // SAFETY: the streams were at rest when the backend ended; the last launch of the last graph is over: the driver tells of a graph's end after it.
+            // Nothing is queued without the backend, and this runs once.
             unsafe { left.scratch.free() };
             drop(std::mem::ManuallyDrop::into_inner(left));
         };
@@ -45,14 +45,14 @@ impl Leftover {
     }
 }
 
-impl Drop for DevicePlane {
+impl Drop for DeviceBackend {
     fn drop(&mut self) {
         let is_free = self.comes_to_rest();
         // Launches of graphs use the same, also after the communicator has ended.
         let has_graphs = is_free && self.comm.inner().live_graphs_within(&Deadline::after(ANSWER_WAIT)) > 0;
         if is_free && !has_graphs {
             // SAFETY: what was queued with its addresses has been done (`is_free`), no graph has any of it, nothing can be queued any more, since
-            // that takes the plane, and a plane is dropped once.
+            // that takes the backend, and a backend is dropped once.
             return unsafe { self.scratch.free() };
         }
         let custom_kernels = std::mem::replace(&mut *event::lock(&self.custom_kernels), CustomKernels::new(&self.gpu));
@@ -67,26 +67,26 @@ impl Drop for DevicePlane {
     }
 }
 
-impl DevicePlane {
-    /// Waits until nothing of the plane's runs any more; `false` where that is not so before long. Work that waits for other ranks is aborted then.
+impl DeviceBackend {
+    /// Waits until nothing of the backend's runs any more; `false` where that is not so before long. Work that waits for other ranks is aborted then.
     fn comes_to_rest(&self) -> bool {
         let own = [&self.stream, &self.side, &self.exchange].map(|stream| {
             // What is captured does not run.
             (!driver::is_capturing(stream)).then(|| self.comm.position(stream))
         });
         let ends = || own.iter().flatten();
-        let deadline = Deadline::after(PLANE_DROP_WAIT);
+        let deadline = Deadline::after(BACKEND_DROP_WAIT);
         let has_ended = ends().all(|end| self.comm.wait(end, &deadline).is_ok());
         if has_ended && self.is_room_free_within(&deadline) {
             return true;
         }
         // Kernels may run for a while after the abort has returned.
         self.comm.abort();
-        let deadline = Deadline::after(PLANE_DROP_WAIT);
+        let deadline = Deadline::after(BACKEND_DROP_WAIT);
         ends().all(|end| end.is_passed_within(&deadline)) && self.is_room_free_within(&deadline)
     }
 
-    /// Whether the streams of the caller's have done with the plane's memory, or have so in time; `false` where that is not known.
+    /// Whether the streams of the caller's have done with the backend's memory, or have so in time; `false` where that is not known.
     fn is_room_free_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();
         while !driver::is_complete(&self.free).unwrap_or_else(driver::is_final) {

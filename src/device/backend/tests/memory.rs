@@ -1,4 +1,4 @@
-//! The plane's memory, large means, and buffers that begin anywhere.
+//! The backend's memory, large means, and buffers that begin anywhere.
 
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
@@ -14,7 +14,7 @@ fn shifts(size: usize) -> impl Iterator<Item = (usize, usize)> {
 fn folds_give_the_bits_of_the_host_wherever_buffers_begin() {
     let sim = Sim::new();
     let reproducible = Options { reproducible: true, ..options() };
-    ranks(2, &reproducible, |plane| {
+    ranks(2, &reproducible, |backend| {
         let seed = 160;
         let mut random = Random(seed);
         let cases = [
@@ -35,7 +35,7 @@ fn folds_give_the_bits_of_the_host_wherever_buffers_begin() {
                 let element = |random: &mut Random, _| if dtype.is_float() { inexact(op, dtype, random) } else { exact(op, dtype, random) };
                 let memories = memories(&case, &mut random, element);
                 println!("{op} of {dtype}, seed {seed}: {case:?}");
-                run(plane, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));
+                run(backend, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));
             }
         }
     });
@@ -45,9 +45,9 @@ fn folds_give_the_bits_of_the_host_wherever_buffers_begin() {
 #[test]
 fn a_large_mean_by_a_sum_gives_the_bits_of_the_host_and_overflows_where_a_sum_does() {
     let sim = Sim::new();
-    let mut planes = several(8, &Options { has_switch: true, ..options() });
-    planes.iter_mut().for_each(|plane| plane.capabilities.divides_from = Some(1024));
-    on_threads(planes, |plane| {
+    let mut backends = several(8, &Options { has_switch: true, ..options() });
+    backends.iter_mut().for_each(|backend| backend.capabilities.divides_from = Some(1024));
+    on_threads(backends, |backend| {
         let seed = 170;
         let mut random = Random(seed);
         for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64] {
@@ -57,7 +57,7 @@ fn a_large_mean_by_a_sum_gives_the_bits_of_the_host_and_overflows_where_a_sum_do
                 let memories = memories(&case, &mut random, |random, _| exact(ReduceOp::Avg, dtype, random));
                 println!("{dtype}, seed {seed}: {case:?}");
                 let fold = |inputs: &[Vec<u8>]| fold_of(dtype)(ReduceOp::Avg, inputs);
-                run(&plane, &case, &memories, dtype, Some(Reduction::Builtin(ReduceOp::Avg)), &fold);
+                run(&backend, &case, &memories, dtype, Some(Reduction::Builtin(ReduceOp::Avg)), &fold);
             }
         }
         // Which of the two ways a call went shows where the sum is no number of the type: of a small one NCCL divides first.
@@ -66,13 +66,13 @@ fn a_large_mean_by_a_sum_gives_the_bits_of_the_host_and_overflows_where_a_sum_do
             (case.n, case.blocks) = (8, vec![bytes; 8]);
             let memories = memories(&case, &mut random, |_, _| 1e38_f32.to_ne_bytes().to_vec());
             let fold = |inputs: &[Vec<u8>]| mean.to_ne_bytes().repeat(inputs[0].len() / 4);
-            run(&plane, &case, &memories, DType::F32, Some(Reduction::Builtin(ReduceOp::Avg)), &fold);
+            run(&backend, &case, &memories, DType::F32, Some(Reduction::Builtin(ReduceOp::Avg)), &fold);
         }
     });
     sim.finish();
 }
 
-/// Every block to every rank, in place, in more memory than a plane has from the start.
+/// Every block to every rank, in place, in more memory than a backend has from the start.
 fn large_swap() -> Case {
     let mut case = Case::some(Collective::AllToAll, true, 1, 1, &mut Random(1));
     (case.n, case.root, case.blocks) = (2, 0, vec![FIRST_SCRATCH_BYTES / 2 + 1000; 2]);
@@ -83,33 +83,33 @@ fn large_swap() -> Case {
 fn memory_for_large_calls_comes_with_the_first_of_them_and_once() {
     let sim = Sim::new();
     let most = 3 * FIRST_SCRATCH_BYTES;
-    ranks(2, &Options { scratch_bytes: most, ..options() }, |plane| {
-        let (case, me, stream) = (large_swap(), plane.comm().rank(), plane.stream());
+    ranks(2, &Options { scratch_bytes: most, ..options() }, |backend| {
+        let (case, me, stream) = (large_swap(), backend.comm().rank(), backend.stream());
         let inputs = memories(&case, &mut Random(180), |random, _| vec![random.below(256) as u8]);
         let small = Case { blocks: vec![1000; 2], ..case.clone() };
         let little = memories(&small, &mut Random(181), |random, _| vec![random.below(256) as u8]);
-        run(plane, &small, &little, DType::U8, None, &|_| unreachable!("nothing is folded"));
-        assert_eq!(plane.scratch.allocated(), FIRST_SCRATCH_BYTES);
+        run(backend, &small, &little, DType::U8, None, &|_| unreachable!("nothing is folded"));
+        assert_eq!(backend.scratch.allocated(), FIRST_SCRATCH_BYTES);
         let mut memory = upload(stream, &inputs[me]);
         let job = job_at(&case, me, address(stream, &mut memory), DType::U8, None);
-        assert!(plane.first_use(&job).is_any() && !plane.first_use(&job_at(&small, me, 4096, DType::U8, None)).is_any());
+        assert!(backend.first_use(&job).is_any() && !backend.first_use(&job_at(&small, me, 4096, DType::U8, None)).is_any());
         stream.synchronize().unwrap();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
         // SAFETY: refused before anything is queued.
-        let refused = unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_err();
+        let refused = unsafe { backend.enqueue(&job, stream, LONG) }.unwrap_err();
         stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap();
         assert!(refused.is_unsupported() && refused.to_string().contains("before the capture"), "{refused}");
-        assert_eq!(plane.scratch.allocated(), FIRST_SCRATCH_BYTES);
+        assert_eq!(backend.scratch.allocated(), FIRST_SCRATCH_BYTES);
         for _ in 0..2 {
-            run(plane, &case, &inputs, DType::U8, None, &|_| unreachable!("nothing is folded"));
-            assert_eq!(plane.scratch.allocated(), FIRST_SCRATCH_BYTES + most);
-            assert!(!plane.first_use(&job).is_any());
+            run(backend, &case, &inputs, DType::U8, None, &|_| unreachable!("nothing is folded"));
+            assert_eq!(backend.scratch.allocated(), FIRST_SCRATCH_BYTES + most);
+            assert!(!backend.first_use(&job).is_any());
         }
         // What some rank lacks is agreed on again, and is there already.
-        plane.unload(&job, FirstUse { kernel: false, memory: true });
-        assert!(plane.first_use(&job).is_any());
-        plane.load(&job, stream).unwrap();
-        assert!(!plane.first_use(&job).is_any() && plane.scratch.allocated() == FIRST_SCRATCH_BYTES + most);
+        backend.unload(&job, FirstUse { kernel: false, memory: true });
+        assert!(backend.first_use(&job).is_any());
+        backend.load(&job, stream).unwrap();
+        assert!(!backend.first_use(&job).is_any() && backend.scratch.allocated() == FIRST_SCRATCH_BYTES + most);
     });
     sim.finish();
 }
@@ -118,7 +118,7 @@ fn memory_for_large_calls_comes_with_the_first_of_them_and_once() {
 fn what_a_call_may_need_is_no_less_than_what_it_needs() {
     let sim = Sim::new();
     let options = Options { scratch_bytes: 3 * FIRST_SCRATCH_BYTES, reproducible: true, ..options() };
-    ranks(3, &options, |plane| {
+    ranks(3, &options, |backend| {
         let seed = 190;
         let (mut random, mut large) = (Random(seed), 0);
         let kinds =
@@ -130,9 +130,9 @@ fn what_a_call_may_need_is_no_less_than_what_it_needs() {
             let case = Case { n: 3, root: 1, blocks: blocks.into(), ..Case::some(kind, true, 4, 1, &mut random) };
             let (op, dtype) = [(ReduceOp::BitXor, DType::I32), (ReduceOp::PreMulSum(SCALAR), DType::F32)][random.below(2)];
             let reduction = (kind != Collective::AllToAll).then_some(Reduction::Builtin(op));
-            let job = job_at(&case, plane.comm().rank(), 4096, dtype, reduction);
-            assert!(plane.room(&job) <= plane.most_room(&job), "{op} of {dtype}, seed {seed}: {case:?}");
-            large += usize::from(plane.lacks_memory(&job));
+            let job = job_at(&case, backend.comm().rank(), 4096, dtype, reduction);
+            assert!(backend.room(&job) <= backend.most_room(&job), "{op} of {dtype}, seed {seed}: {case:?}");
+            large += usize::from(backend.lacks_memory(&job));
         }
         assert!((100..1900).contains(&large), "{large} calls are large");
     });
@@ -142,20 +142,20 @@ fn what_a_call_may_need_is_no_less_than_what_it_needs() {
 #[test]
 fn memory_that_one_rank_lacks_for_a_call_that_nobody_compared_ends_the_communicator() {
     let sim = Sim::new();
-    ranks(2, &Options { scratch_bytes: 3 * FIRST_SCRATCH_BYTES, ..options() }, |plane| {
-        let (case, me, stream) = (large_swap(), plane.comm().rank(), plane.stream());
+    ranks(2, &Options { scratch_bytes: 3 * FIRST_SCRATCH_BYTES, ..options() }, |backend| {
+        let (case, me, stream) = (large_swap(), backend.comm().rank(), backend.stream());
         let mut memory = upload(stream, &vec![0; case.memory_len()]);
         let job = job_at(&case, me, address(stream, &mut memory), DType::U8, None);
         if me == 1 {
             simgpu::fail_call_of_this_thread("cuMemAlloc_v2", 1, 2);
         }
         // SAFETY: the memory is there until the stream has done what it has.
-        let queued = unsafe { plane.enqueue(&job, stream, Duration::from_secs(2)) };
+        let queued = unsafe { backend.enqueue(&job, stream, Duration::from_secs(2)) };
         if me == 1 {
             assert!(matches!(queued, Err(Error::Cuda { code: 2, .. })), "{queued:?}");
         }
         let deadline = Deadline::after(LONG);
-        while plane.comm().failure().is_none() {
+        while backend.comm().failure().is_none() {
             assert!(!deadline.has_passed(), "rank {me} works on");
             std::thread::yield_now();
         }
@@ -167,7 +167,7 @@ fn memory_that_one_rank_lacks_for_a_call_that_nobody_compared_ends_the_communica
 #[test]
 fn the_stream_of_calls_comes_before_the_one_of_folds() {
     let sim = Sim::new();
-    ranks(1, &options(), |plane| {
+    ranks(1, &options(), |backend| {
         let priority = |stream: &CudaStream| {
             let mut priority = 0;
             // SAFETY: the stream is alive, and the answer is written to a variable of ours.
@@ -175,7 +175,7 @@ fn the_stream_of_calls_comes_before_the_one_of_folds() {
             priority
         };
         // Lower numbers come first.
-        assert!(priority(&plane.stream) < priority(&plane.side) && priority(&plane.exchange) < priority(&plane.side));
+        assert!(priority(&backend.stream) < priority(&backend.side) && priority(&backend.exchange) < priority(&backend.side));
     });
     sim.finish();
 }

@@ -116,10 +116,10 @@ fn another_secret_is_found_by_the_responder_first() {
     let (mut initiator, mut responder) = (initiator(1), responder(2));
     let challenge = answer(&mut responder, &initiator.opening());
     let refused = responder.receive(&tag(&mut initiator, &challenge)).unwrap_err();
-    assert_eq!(refused, Unproven::Found(Reason::Wrong));
+    assert_eq!(refused, AuthenticationError::Found(Reason::Wrong));
     assert_eq!(responder.proven(), None);
     let told = initiator.receive(&refused.to_reply()).unwrap_err();
-    assert_eq!(told, Unproven::Told(Reason::Wrong));
+    assert_eq!(told, AuthenticationError::Refused(Reason::Wrong));
     assert!(told.to_string().contains("another secret"), "{told}");
 }
 
@@ -127,7 +127,7 @@ fn another_secret_is_found_by_the_responder_first() {
 fn a_responder_that_only_pretends_is_found_by_the_initiator() {
     let mut initiator = initiator(1);
     tag(&mut initiator, &reply(CHALLENGE, 0, &[9; 32]));
-    assert_eq!(initiator.receive(&reply(PROOF, 0, &[9; 32])), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(initiator.receive(&reply(PROOF, 0, &[9; 32])), Err(AuthenticationError::Found(Reason::Wrong)));
 }
 
 #[test]
@@ -135,26 +135,26 @@ fn a_recorded_connection_is_worth_nothing() {
     let [opening, challenge, tag_bytes, proof] = transcript(&mut initiator(1), &mut responder(1));
     let mut responder = responder(1);
     assert_ne!(answer(&mut responder, &opening), challenge, "nonces are drawn anew");
-    assert_eq!(responder.receive(&tag_bytes), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(responder.receive(&tag_bytes), Err(AuthenticationError::Found(Reason::Wrong)));
     let mut initiator = initiator(1);
     assert_ne!(initiator.opening(), opening, "nonces are drawn anew");
     tag(&mut initiator, &challenge);
-    assert_eq!(initiator.receive(&proof), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(initiator.receive(&proof), Err(AuthenticationError::Found(Reason::Wrong)));
 }
 
 #[test]
 fn nobody_is_taken_in_by_an_own_message_sent_back() {
     let mut initiator = initiator(1);
-    assert!(matches!(initiator.receive(&initiator.opening()[..FRAME_BYTES]), Err(Unproven::Junk(_))));
+    assert!(matches!(initiator.receive(&initiator.opening()[..FRAME_BYTES]), Err(AuthenticationError::Junk(_))));
     // The tag in place of the proof.
     let mut initiator = self::initiator(1);
     let echo = reply(CHALLENGE, PLAIN, &nonce(&initiator));
     let own = tag(&mut initiator, &echo);
-    assert_eq!(initiator.receive(&reply(PROOF, 0, &own)), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(initiator.receive(&reply(PROOF, 0, &own)), Err(AuthenticationError::Found(Reason::Wrong)));
     let mut responder = responder(1);
     let challenge = answer(&mut responder, &initiator.opening());
-    assert_eq!(responder.receive(&challenge[12..]), Err(Unproven::Found(Reason::Wrong)));
-    assert_eq!(self::responder(1).receive(&challenge), Err(Unproven::Found(Reason::Wanted)));
+    assert_eq!(responder.receive(&challenge[12..]), Err(AuthenticationError::Found(Reason::Wrong)));
+    assert_eq!(self::responder(1).receive(&challenge), Err(AuthenticationError::Found(Reason::Wanted)));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn the_two_sides_cannot_be_swapped() {
     tag(&mut initiator, &challenge);
     let (_, theirs) = split(challenge.first_chunk().unwrap());
     let swapped = initiator.mac(Side::Responder, &nonce(&initiator), &theirs).finalize().into_bytes();
-    assert_eq!(responder.receive(&swapped), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(responder.receive(&swapped), Err(AuthenticationError::Found(Reason::Wrong)));
 }
 
 #[test]
@@ -174,14 +174,14 @@ fn a_proof_for_one_thing_is_none_for_another() {
     for wrong in
         [opening(Purpose::Store, CONTEXT), opening(Purpose::Memory, CONTEXT), opening(Purpose::Link, b"short"), opening(Purpose::Link, b"")]
     {
-        assert!(matches!(responder(1).receive(&wrong), Err(Unproven::Junk(_))));
+        assert!(matches!(responder(1).receive(&wrong), Err(AuthenticationError::Junk(_))));
     }
     // A context changed on the way, which the responder then believes.
     let (mut initiator, mut responder) = (initiator(1), responder(1));
     let mut opening = initiator.opening();
     *opening.last_mut().unwrap() ^= 1;
     let challenge = answer(&mut responder, &opening);
-    assert_eq!(responder.receive(&tag(&mut initiator, &challenge)), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(responder.receive(&tag(&mut initiator, &challenge)), Err(AuthenticationError::Found(Reason::Wrong)));
 }
 
 #[test]
@@ -193,14 +193,14 @@ fn truncated_messages_prove_nothing_and_trailing_bytes_are_refused() {
         assert_eq!(responder.proven(), None);
     }
     let early = [&opening[..], &[0]].concat();
-    assert!(matches!(responder(1).receive(&early), Err(Unproven::Junk(_))));
-    assert!(matches!(responder(1).receive(&[&opening[..], &[0; 1 << 20]].concat()), Err(Unproven::Junk(_))));
+    assert!(matches!(responder(1).receive(&early), Err(AuthenticationError::Junk(_))));
+    assert!(matches!(responder(1).receive(&[&opening[..], &[0; 1 << 20]].concat()), Err(AuthenticationError::Junk(_))));
     let (mut initiator, mut responder) = (initiator(1), responder(1));
     let challenge = answer(&mut responder, &initiator.opening());
     let tag = tag(&mut initiator, &challenge);
-    assert!(matches!(responder.receive(&[&tag[..], &[0]].concat()), Err(Unproven::Junk(_))));
+    assert!(matches!(responder.receive(&[&tag[..], &[0]].concat()), Err(AuthenticationError::Junk(_))));
     assert_eq!(responder.proven(), None);
-    assert!(matches!(initiator.receive(&[0; FRAME_BYTES + 1]), Err(Unproven::Junk(_))));
+    assert!(matches!(initiator.receive(&[0; FRAME_BYTES + 1]), Err(AuthenticationError::Junk(_))));
 }
 
 #[test]
@@ -224,17 +224,17 @@ fn every_changed_bit_is_noticed() {
 #[test]
 fn those_without_a_secret_are_told_so() {
     for words in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0, 0xce, 0xf7, 0x85, 0x3c], b"colhello"] {
-        assert_eq!(responder(1).receive(words), Err(Unproven::Found(Reason::Wanted)));
+        assert_eq!(responder(1).receive(words), Err(AuthenticationError::Found(Reason::Wanted)));
     }
     assert!(is_opening(&initiator(1).opening()) && !is_opening(b"colprov") && !is_opening(b"colhello"));
-    let wanted = Unproven::Found(Reason::Wanted).to_reply();
+    let wanted = AuthenticationError::Found(Reason::Wanted).to_reply();
     assert!(is_reply([wanted[0], wanted[1], wanted[2], wanted[3]]) && !is_reply([0; 4]));
     for reason in Reason::KNOWN {
-        assert_eq!(initiator(1).receive(&reason.to_reply()), Err(Unproven::Told(reason)));
+        assert_eq!(initiator(1).receive(&reason.to_reply()), Err(AuthenticationError::Refused(reason)));
     }
     let mut unknown = reply(REFUSED, PLAIN, &[0; 32]);
     unknown[10] = 77;
-    assert_eq!(initiator(1).receive(&unknown), Err(Unproven::Told(Reason::Other(77))));
+    assert_eq!(initiator(1).receive(&unknown), Err(AuthenticationError::Refused(Reason::Other(77))));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The whole device plane over the simulated driver and NCCL: ranks are threads, each with a device of its own.
+//! The whole device backend over the simulated driver and NCCL: ranks are threads, each with a device of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
@@ -55,11 +55,11 @@ fn options() -> Options {
     Options { reproducible: false, scratch_bytes: 1 << 20, least_capability: (9, 0), has_switch: false }
 }
 
-/// The planes of a new communicator.
-fn several(size: usize, options: &Options) -> Vec<DevicePlane> {
+/// The backends of a new communicator.
+fn several(size: usize, options: &Options) -> Vec<DeviceBackend> {
     let library = nccl::library(None).unwrap();
     let ids = [unique_id(library).unwrap()];
-    let plane = |rank: usize| {
+    let backend = |rank: usize| {
         let gpu = driver::open(rank).unwrap();
         let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
         let setup = Setup {
@@ -74,14 +74,14 @@ fn several(size: usize, options: &Options) -> Vec<DevicePlane> {
             end_notice: None,
         };
         let comm = NcclComm::create(setup).unwrap();
-        DevicePlane::new(gpu, comm, options).unwrap()
+        DeviceBackend::new(gpu, comm, options).unwrap()
     };
-    on_threads(0..size, plane)
+    on_threads(0..size, backend)
 }
 
-/// Runs one thread for each rank of a new plane.
-fn ranks<T: Send>(size: usize, options: &Options, test: impl Fn(&DevicePlane) -> T + Sync) -> Vec<T> {
-    on_threads(several(size, options), |plane| test(&plane))
+/// Runs one thread for each rank of a new backend.
+fn ranks<T: Send>(size: usize, options: &Options, test: impl Fn(&DeviceBackend) -> T + Sync) -> Vec<T> {
+    on_threads(several(size, options), |backend| test(&backend))
 }
 
 /// Each item on a thread of its own.
@@ -133,20 +133,20 @@ fn memories(case: &Case, random: &mut Random, element: impl Fn(&mut Random, usiz
     (0..case.n).map(memory).collect()
 }
 
-/// Runs a case on this rank, on the plane's stream, and compares this rank's memory.
+/// Runs a case on this rank, on the backend's stream, and compares this rank's memory.
 fn run(
-    plane: &DevicePlane,
+    backend: &DeviceBackend,
     case: &Case,
     memories: &[Vec<u8>],
     dtype: DType,
     reduction: Option<Reduction>,
     fold: &impl Fn(&[Vec<u8>]) -> Vec<u8>,
 ) {
-    let (me, stream) = (plane.comm().rank(), plane.stream());
+    let (me, stream) = (backend.comm().rank(), backend.stream());
     let mut memory = upload(stream, &memories[me]);
     let job = job_at(case, me, address(stream, &mut memory), dtype, reduction);
     // SAFETY: the memory is as the case says, and is read back on the same stream.
-    unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_or_else(|error| panic!("{error}: {case:?}"));
+    unsafe { backend.enqueue(&job, stream, LONG) }.unwrap_or_else(|error| panic!("{error}: {case:?}"));
     case.compare(me, &download(stream, &memory), &case.expected(memories, fold)[me]);
 }
 
@@ -166,12 +166,12 @@ const KINDS: [Collective; 9] = [
 fn every_collective_that_moves_leaves_the_right_bytes() {
     let sim = Sim::new();
     for (n, old) in [(1, false), (2, false), (3, false), (3, true), (4, false), (4, true), (8, false)] {
-        let mut planes = several(n, &Options { scratch_bytes: 4096, ..options() });
+        let mut backends = several(n, &Options { scratch_bytes: 4096, ..options() });
         if old {
             let none = Library { all_to_all: false, gather: false, scatter: false };
-            planes.iter_mut().for_each(|plane| plane.library = none);
+            backends.iter_mut().for_each(|backend| backend.library = none);
         }
-        on_threads(planes, |plane| {
+        on_threads(backends, |backend| {
             let seed = 90 + n as u64;
             let mut random = Random(seed);
             for round in 0..6 {
@@ -184,7 +184,7 @@ fn every_collective_that_moves_leaves_the_right_bytes() {
                     case.pairs = (0..n).map(|_| (0..n).map(|_| length(&mut random)).collect()).collect();
                     let memories = memories(&case, &mut random, |random, _| vec![random.below(256) as u8]);
                     println!("round {round} of seed {seed}: {case:?}");
-                    run(&plane, &case, &memories, DType::U8, None, &|_| unreachable!("nothing is folded"));
+                    run(&backend, &case, &memories, DType::U8, None, &|_| unreachable!("nothing is folded"));
                 }
             }
         });
@@ -282,9 +282,9 @@ fn fold_of(dtype: DType) -> fn(ReduceOp, &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
-/// Every kind, op and type on one plane.
-fn everything(plane: &DevicePlane, seed: u64, dtypes: &[DType], element: impl Fn(ReduceOp, DType, &mut Random) -> Vec<u8>) {
-    let n = plane.comm().world_size();
+/// Every kind, op and type on one backend.
+fn everything(backend: &DeviceBackend, seed: u64, dtypes: &[DType], element: impl Fn(ReduceOp, DType, &mut Random) -> Vec<u8>) {
+    let n = backend.comm().world_size();
     let mut random = Random(seed);
     for &dtype in dtypes {
         for op in ops().filter(|op| op.check(dtype).is_ok()) {
@@ -295,7 +295,7 @@ fn everything(plane: &DevicePlane, seed: u64, dtypes: &[DType], element: impl Fn
                     (case.n, case.blocks) = (n, case.blocks.iter().copied().cycle().take(n).collect());
                     let memories = memories(&case, &mut random, |random, _| element(op, dtype, random));
                     println!("{op} of {dtype}, seed {seed}: {case:?}");
-                    run(plane, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));
+                    run(backend, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));
                 }
             }
         }
@@ -306,7 +306,7 @@ fn everything(plane: &DevicePlane, seed: u64, dtypes: &[DType], element: impl Fn
 fn every_reduction_gives_the_bits_of_the_host() {
     let sim = Sim::new();
     for n in [1, 2, 3, 4, 8] {
-        ranks(n, &options(), |plane| everything(plane, 50 + n as u64, &DType::ALL, exact));
+        ranks(n, &options(), |backend| everything(backend, 50 + n as u64, &DType::ALL, exact));
     }
     sim.finish();
 }
@@ -316,7 +316,7 @@ fn folds_of_old_devices_give_the_bits_of_the_host() {
     let sim = Sim::new();
     let old = Options { least_capability: (8, 0), ..options() };
     for n in [2, 3] {
-        ranks(n, &old, |plane| everything(plane, 60 + n as u64, &[DType::F8E4M3, DType::F8E5M2], exact));
+        ranks(n, &old, |backend| everything(backend, 60 + n as u64, &[DType::F8E4M3, DType::F8E5M2], exact));
     }
     sim.finish();
 }
@@ -326,12 +326,12 @@ fn reproducible_reductions_give_the_bits_of_a_fold_in_rank_order() {
     let sim = Sim::new();
     let reproducible = Options { reproducible: true, ..options() };
     for n in [2, 3, 8] {
-        ranks(n, &reproducible, |plane| {
+        ranks(n, &reproducible, |backend| {
             let floats = DType::ALL.into_iter().filter(|dtype| dtype.is_float());
             let unordered = |op| matches!(op, ReduceOp::Min | ReduceOp::Max);
             let element =
                 |op, dtype, random: &mut Random| if unordered(op) { exact(op, dtype, random) } else { inexact(op, dtype, random) };
-            everything(plane, 70 + n as u64, &floats.collect::<Vec<_>>(), element);
+            everything(backend, 70 + n as u64, &floats.collect::<Vec<_>>(), element);
         });
     }
     sim.finish();
@@ -342,7 +342,7 @@ fn large_folds_in_slabs_give_the_bits_of_the_host() {
     let sim = Sim::new();
     let little = Options { scratch_bytes: 64 << 10, ..options() };
     for n in [2, 3, 4] {
-        ranks(n, &little, |plane| {
+        ranks(n, &little, |backend| {
             let mut random = Random(80 + n as u64);
             for (op, dtype) in [(ReduceOp::BitXor, DType::U64), (ReduceOp::Avg, DType::U16), (ReduceOp::Sum, DType::I16)] {
                 for kind in REDUCING {
@@ -352,7 +352,7 @@ fn large_folds_in_slabs_give_the_bits_of_the_host() {
                     let block = |rank: usize| (share / 8 + if kind == Collective::ReduceScatterV { rank } else { 0 }) * 8;
                     (case.n, case.blocks) = (n, (0..n).map(block).collect());
                     let memories = memories(&case, &mut random, |random, _| exact(op, dtype, random));
-                    run(plane, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));
+                    run(backend, &case, &memories, dtype, Some(Reduction::Builtin(op)), &|inputs| fold_of(dtype)(op, inputs));
                 }
             }
         });

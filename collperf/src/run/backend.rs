@@ -1,4 +1,4 @@
-//! What a run needs of a plane: memory, and the ends and times of calls on it.
+//! What a run needs of a backend: memory, and the ends and times of calls on it.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use crate::inputs::Sample;
 use crate::layout::Run;
 
 /// Where buffers lie, and how calls on them are waited for.
-pub(super) trait Plane {
-    /// Elements on this plane.
+pub(super) trait Backend {
+    /// Elements on this backend.
     type Memory<'p, T: Sample>: Memory<T>
     where
         Self: 'p;
@@ -46,7 +46,7 @@ pub(super) trait Plane {
     fn launch(&self, graph: &Self::Graph) -> Result<()>;
 }
 
-/// A buffer of a plane.
+/// A buffer of a backend.
 pub(super) trait Memory<T: Sample> {
     /// The beginning of it, to be read.
     type Part<'a>: Buffer<Element = T>

@@ -1,4 +1,4 @@
-//! Jobs of the host plane: a call on ordinary memory, named by pointers and folded by a kernel of the processor's.
+//! Jobs of the host backend: a call on ordinary memory, named by pointers and folded by a kernel of the processor's.
 
 #![expect(unsafe_code, reason = "a job points into buffers that its caller or its worker keeps alive")]
 

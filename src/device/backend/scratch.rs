@@ -1,9 +1,9 @@
-//! Memory of the plane's own for folds and exchanges in place: a little from the start, and all that it may have from the first call that needs
+//! Memory of the backend's own for folds and exchanges in place: a little from the start, and all that it may have from the first call that needs
 //! more.
 //!
 //! Most communicators never fold anything large, and a process has many: so 256 MiB are not taken before they are used. How a call is cut
 //! into pieces follows from the setting and the call alone, whatever is allocated, so that ranks cut alike; whether all of them could allocate
-//! is agreed like the first use of a kernel of the caller's (`DevicePlane::first_use`). There is one step
+//! is agreed like the first use of a kernel of the caller's (`DeviceBackend::first_use`). There is one step
 //! and no more: what a graph has captured stays where it is.
 
 #![expect(unsafe_code, reason = "device memory is allocated and freed by hand")]
@@ -25,7 +25,7 @@ const fn begin_of_words(scratch_bytes: usize) -> usize {
     scratch_bytes.next_multiple_of(256)
 }
 
-/// The memory of one plane.
+/// The memory of one backend.
 #[derive(Debug)]
 pub(super) struct ScratchMemory {
     gpu: Gpu,
@@ -39,7 +39,7 @@ pub(super) struct ScratchMemory {
 }
 
 impl ScratchMemory {
-    /// The memory of a plane of `n` ranks that may take `most` bytes, with room for so many bytes of words beside it.
+    /// The memory of a backend of `n` ranks that may take `most` bytes, with room for so many bytes of words beside it.
     ///
     /// # Errors
     ///

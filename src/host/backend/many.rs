@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::HostPlane;
+use super::HostBackend;
 use super::job::{Job, Operands, Reduction};
 use crate::base::deadline::Deadline;
 use crate::base::tuning::many::{JOINED_BYTES, LINKS_BYTES, SHARED_BYTES};
@@ -88,7 +88,7 @@ impl Sides {
     }
 }
 
-impl HostPlane {
+impl HostBackend {
     /// Runs what is one call. The deadline is that of all of it.
     pub(crate) fn run_all(&mut self, jobs: &Jobs, deadline: &Deadline) -> Result<()> {
         if jobs.others.is_empty() {
@@ -130,7 +130,7 @@ impl HostPlane {
     fn run_in(&mut self, memory: &mut Scratch, first: &Job, jobs: &[&Job], deadline: &Deadline) -> Result<()> {
         let joined = Joined::of(memory, jobs, self.rank, self.peers.len())?;
         // SAFETY: the jobs' buffers are initialised and valid as their lengths say until the jobs have run: they are made of borrows that live
-        // so long, or owned by the call. They lie apart from the memory, which is the plane's own, and nobody else writes to them.
+        // so long, or owned by the call. They lie apart from the memory, which is the backend's own, and nobody else writes to them.
         unsafe { joined.fill(jobs) };
         self.run(&joined.job(first), deadline)?;
         // SAFETY: the same; each destination was made of an exclusive borrow.
@@ -191,7 +191,7 @@ impl Joined {
             let (len, blocks) = (block(job), Sides::of(job, self.me, self.ranks).source);
             for (index, at) in blocks.enumerate() {
                 // SAFETY: a source has as many blocks as `Sides` says (checked when the job was made); the joined memory has as many as there are
-                // ranks, or one, each with room for every job's part. The two are apart: the joined memory belongs to the plane.
+                // ranks, or one, each with room for every job's part. The two are apart: the joined memory belongs to the backend.
                 unsafe { copy(job.memory.source.wrapping_add(index * len), self.start.wrapping_add(at * self.block + offset), len) };
             }
             offset += len;

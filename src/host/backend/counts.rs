@@ -7,7 +7,7 @@
 //!
 //! Counts that somebody has searched for, so that their sum is 0, do no harm: the ends of a link compare them again before bytes are taken.
 
-use super::HostPlane;
+use super::HostBackend;
 use super::job::Job;
 use crate::base::deadline::Deadline;
 use crate::base::random::Random;
@@ -17,7 +17,7 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 /// What a rank has found: 1 where two counts differ, else 0; who sends, to whom, and how many bytes; and how many the other expects.
 type Finding = [u64; 5];
 
-impl HostPlane {
+impl HostBackend {
     /// Returns once all ranks are known to make this call, with counts that fit together. Otherwise all of them get the same error.
     pub(super) fn compare_counts(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let (me, ranks) = (self.rank, self.peers.len());

@@ -97,20 +97,20 @@ impl Reason {
 
 /// Why the other end is not trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Unproven {
+pub(crate) enum AuthenticationError {
     /// It refused this end.
-    Told(Reason),
+    Refused(Reason),
     /// This end refuses it.
     Found(Reason),
     /// What it sent is none of this; the words say what it is instead.
     Junk(String),
 }
 
-impl Unproven {
+impl AuthenticationError {
     /// What the responder tells the other end of it.
     pub(crate) fn to_reply(&self) -> [u8; FRAME_BYTES] {
         match self {
-            Self::Told(reason) | Self::Found(reason) => reason.to_reply(),
+            Self::Refused(reason) | Self::Found(reason) => reason.to_reply(),
             Self::Junk(_) => Reason::Malformed.to_reply(),
         }
     }
@@ -119,27 +119,27 @@ impl Unproven {
 /// What to do where one end encrypts and the other does not.
 const ENCRYPT_ALIKE: &str = "set COLLECTIVES_ENCRYPT=1 (or Config::encrypt) for all ranks and for whoever serves their store, or for none";
 
-impl fmt::Display for Unproven {
+impl fmt::Display for AuthenticationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Told(Reason::NoSecret) => f.write_str(
+            Self::Refused(Reason::NoSecret) => f.write_str(
                 "it has no secret, and this process has one; set COLLECTIVES_SECRET (or Config::secret) for all ranks and for whoever \
                  serves their store, or for none",
             ),
-            Self::Told(Reason::Wanted) => f.write_str(
+            Self::Refused(Reason::Wanted) => f.write_str(
                 "it wants one, and this process has no secret; set COLLECTIVES_SECRET (or Config::secret) as for the other ranks",
             ),
-            Self::Told(Reason::Wrong) => {
+            Self::Refused(Reason::Wrong) => {
                 f.write_str("it has another secret than this process; compare COLLECTIVES_SECRET, COLLECTIVES_SECRET_FILE or Config::secret with the other ranks'")
             }
-            Self::Told(Reason::Malformed) => f.write_str("it did not understand this process's; build all ranks alike"),
-            Self::Told(Reason::Busy) => f.write_str("it has too many others to attend to"),
-            Self::Told(Reason::Starved) => f.write_str(
+            Self::Refused(Reason::Malformed) => f.write_str("it did not understand this process's; build all ranks alike"),
+            Self::Refused(Reason::Busy) => f.write_str("it has too many others to attend to"),
+            Self::Refused(Reason::Starved) => f.write_str(
                 "its process has no descriptor or memory left for one more connection; raise its limit on open files (RLIMIT_NOFILE, `ulimit -n`)",
             ),
-            Self::Told(Reason::Plain) => write!(f, "it encrypts its connections, and this process does not; {ENCRYPT_ALIKE}"),
-            Self::Told(Reason::Encrypted) => write!(f, "it does not encrypt its connections, and this process does; {ENCRYPT_ALIKE}"),
-            Self::Told(Reason::Other(code)) => write!(f, "it refused this process for the reason {code}, which a later version may know"),
+            Self::Refused(Reason::Plain) => write!(f, "it encrypts its connections, and this process does not; {ENCRYPT_ALIKE}"),
+            Self::Refused(Reason::Encrypted) => write!(f, "it does not encrypt its connections, and this process does; {ENCRYPT_ALIKE}"),
+            Self::Refused(Reason::Other(code)) => write!(f, "it refused this process for the reason {code}, which a later version may know"),
             Self::Found(Reason::NoSecret) => f.write_str("it offers one, and this process has no secret"),
             Self::Found(Reason::Wanted) => f.write_str("it began without one: it has no secret, or does not belong here"),
             Self::Found(Reason::Plain) => f.write_str("it does not encrypt its connections, and this process does"),

@@ -1,4 +1,4 @@
-//! The host plane of one communicator: decides the route of each call and runs it.
+//! The host backend of one communicator: decides the route of each call and runs it.
 //!
 //! Three routes: inside one host, over shared memory alone; between ranks that share no host, over links by a plan; and
 //! hierarchical, where the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each host shares.
@@ -29,7 +29,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::base::deadline::Deadline;
-use crate::base::tuning::plane::LONG_CALL_BYTES;
+use crate::base::tuning::backend::LONG_CALL_BYTES;
 use crate::call::algorithm::Algorithm;
 use crate::call::{BlockLayout, Call, Collective};
 use crate::error::{self, Error, Peer};
@@ -43,19 +43,19 @@ use crate::host::shm::DeviceEnd;
 use crate::host::shm::{Group, Segment, Site};
 use crate::observe::{Moved, Observers, Track};
 
-use links::PlaneLinks;
+use links::BackendLinks;
 use plans::{Chooser, Plans};
 use topology::Topology;
 
 pub(crate) use job::{Job, Reduction};
 pub(crate) use links::MessageConnector;
 pub(crate) use many::Jobs;
-pub(crate) use setup::PlaneSetup;
+pub(crate) use setup::BackendSetup;
 #[cfg(feature = "__internals")]
 pub(crate) use setup::fuzz;
 
-/// The host plane. Used by one thread at a time.
-pub(crate) struct HostPlane {
+/// The host backend. Used by one thread at a time.
+pub(crate) struct HostBackend {
     rank: usize,
     peers: Arc<[Peer]>,
     health: Arc<Health>,
@@ -71,7 +71,7 @@ pub(crate) struct HostPlane {
     group: Option<Group>,
     /// Who cannot share memory, and why, in words: the ranks of that host use TCP.
     unshared: Option<String>,
-    links: PlaneLinks,
+    links: BackendLinks,
     engine: Engine,
     /// Of calls over links.
     plans: Plans,
@@ -99,7 +99,7 @@ pub(crate) struct HostPlane {
 }
 
 /// A call under way. Dropped only where a panic (in a custom op) leaves it half done: then the communicator ends.
-struct Running<'a>(&'a mut HostPlane, &'a Call);
+struct Running<'a>(&'a mut HostBackend, &'a Call);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
@@ -115,7 +115,7 @@ pub(crate) fn op_panicked() -> Error {
     Error::argument("custom op", "it panicked, so the communicator is ended; its message is on standard error")
 }
 
-impl HostPlane {
+impl HostBackend {
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
@@ -251,7 +251,7 @@ impl HostPlane {
         let unfinished = self.unfinished_barrier.filter(|_| job.call.kind == Collective::Barrier);
         let call = Call { sequence: unfinished.unwrap_or(self.sequence), ..job.call };
         let moved = Moved { bytes: job.memory.source_len.max(job.memory.destination_len), algorithm: Some(self.algorithm_of(job)) };
-        let report = watch.call(&call, flight::Plane::Host, moved);
+        let report = watch.call(&call, flight::Backend::Host, moved);
         watch.around(report, Track::Collectives, || self.run_unwatched(job, deadline))
     }
 
@@ -358,7 +358,7 @@ impl HostPlane {
     }
 }
 
-impl HostPlane {
+impl HostBackend {
     /// Tells the others that this rank leaves, or why the communicator has ended; once. Later calls are refused.
     pub(crate) fn close(&mut self) {
         if self.health.is_foreign() || std::mem::replace(&mut self.has_left, true) {
@@ -371,7 +371,7 @@ impl HostPlane {
     }
 }
 
-impl Drop for HostPlane {
+impl Drop for HostBackend {
     fn drop(&mut self) {
         self.close();
     }

@@ -67,8 +67,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 pub(crate) use admission::Admission;
+pub(crate) use frame::{AuthenticationError, Reason};
 use frame::{REPLY_MAGIC, VERSION, Word};
-pub(crate) use frame::{Reason, Unproven};
 pub(crate) use initiator::{Initiator, Step};
 pub(crate) use noise::Cipher;
 pub(crate) use responder::Responder;
@@ -167,10 +167,10 @@ fn prologue(purpose: Purpose, context: &[u8]) -> Vec<u8> {
 }
 
 /// What shows that its sender has the keys.
-fn confirm(cipher: &mut Cipher) -> Result<Word, Unproven> {
+fn confirm(cipher: &mut Cipher) -> Result<Word, AuthenticationError> {
     let mut word = [0; 32];
     let sealed = cipher.seal(&[0; size_of::<Word>() - noise::TAG_BYTES], &mut word);
-    sealed.map(|()| word).map_err(|error| Unproven::Junk(format!("this process cannot encrypt: {error}")))
+    sealed.map(|()| word).map_err(|error| AuthenticationError::Junk(format!("this process cannot encrypt: {error}")))
 }
 
 /// Whether it does.
@@ -180,16 +180,16 @@ fn is_confirmed(cipher: &mut Cipher, word: &[u8]) -> bool {
 }
 
 /// Refuses bytes that begin otherwise, as far as they go, and another version.
-fn check_begin(bytes: &[u8], magic: &[u8; 8]) -> Result<(), Unproven> {
+fn check_begin(bytes: &[u8], magic: &[u8; 8]) -> Result<(), AuthenticationError> {
     let seen = bytes.len().min(magic.len());
     if bytes[..seen] != magic[..seen] {
         let begin = bytes[..bytes.len().min(16)].escape_ascii();
-        return Err(Unproven::Junk(format!("it sent \"{begin}\" where one was wanted")));
+        return Err(AuthenticationError::Junk(format!("it sent \"{begin}\" where one was wanted")));
     }
     match bytes.get(8) {
-        Some(&version) if version != VERSION => {
-            Err(Unproven::Junk(format!("it proves in version {version}, and this process in version {VERSION}; build all ranks alike")))
-        }
+        Some(&version) if version != VERSION => Err(AuthenticationError::Junk(format!(
+            "it proves in version {version}, and this process in version {VERSION}; build all ranks alike"
+        ))),
         _ => Ok(()),
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::HostPlane;
+use super::HostBackend;
 use super::job::{Job, Operands};
 use super::plans::Participants;
 use crate::base::deadline::Deadline;
@@ -19,7 +19,7 @@ use crate::host::plan::{self, Shape};
 use crate::host::reduce::Kernel;
 use crate::host::shm::{Blocks, CallContext, Group, Memory};
 
-impl HostPlane {
+impl HostBackend {
     // Inside a host.
 
     /// Runs a call whose ranks all share this host: local indices are ranks.
@@ -162,7 +162,7 @@ impl HostPlane {
             let request = Execution {
                 plan,
                 participants: &participants.ranks,
-                // SAFETY: these are a job's buffers, scratch memory of the plane's, words that a caller has borrowed, or null and of length 0. Both hold
+                // SAFETY: these are a job's buffers, scratch memory of the backend's, words that a caller has borrowed, or null and of length 0. Both hold
                 // what their lengths say, initialised, until this call returns: a job's are made of borrows (`prepare`), and nothing reserves scratch
                 // meanwhile. They
                 // are aligned to their elements: borrows of these, blocks of whole elements of them, or 64 bytes, which is what folds ask of
@@ -269,7 +269,7 @@ impl HostPlane {
             let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
             if let Some(group) = self.group.as_mut() {
                 // SAFETY: the source (the job's, or its contribution multiplied) and the scratch memory hold `bytes` bytes of whole elements
-                // each, aligned to them or to 64 bytes, and are apart: the plane owns the latter, and reserves no more before this returns.
+                // each, aligned to them or to 64 bytes, and are apart: the backend owns the latter, and reserves no more before this returns.
                 unsafe { group.reduce(Memory { source: part.source, destination: scratch }, bytes, local, kernel, false, &context) }?;
             }
             part.source = scratch;
@@ -320,7 +320,7 @@ impl HostPlane {
         self.agree_within_host(call, deadline)
     }
 
-    /// Scratch memory of the plane's own.
+    /// Scratch memory of the backend's own.
     fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Interrupted> {
         if self.scratch.reserve(bytes) {
             return Ok(self.scratch.as_mut_ptr());

@@ -1,4 +1,4 @@
-//! The device plane of one communicator: which way each call goes, and what it needs.
+//! The device backend of one communicator: which way each call goes, and what it needs.
 //!
 //! A call is planned first, as plain values, and then put on its stream: transfers by NCCL, kernels and copies of our own between them.
 //! What NCCL does in one call goes there directly. See [`DeviceAlgorithm`] for what NCCL reduces and what our kernels fold.
@@ -48,12 +48,12 @@ pub(crate) type Words = [u8; WORDS_BYTES];
 /// The least compute capability of devices for which the NVLink switch adds.
 const SWITCH_CAPABILITY: (i32, i32) = (9, 0);
 
-/// What a plane is told. The same on every rank, so that all do the same.
+/// What a backend is told. The same on every rank, so that all do the same.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
     /// Whether floats are folded in rank order, always.
     pub(crate) reproducible: bool,
-    /// How much device memory the plane may take for folds and exchanges in place, in bytes. More makes the slabs of large folds larger.
+    /// How much device memory the backend may take for folds and exchanges in place, in bytes. More makes the slabs of large folds larger.
     pub(crate) scratch_bytes: usize,
     /// The least compute capability among the devices of all ranks.
     pub(crate) least_capability: (i32, i32),
@@ -69,15 +69,15 @@ impl Options {
     }
 }
 
-/// The device plane of one communicator. Threads that share it queue their calls one after the other.
+/// The device backend of one communicator. Threads that share it queue their calls one after the other.
 ///
 /// What calls need is made with it: streams, events, kernels, and memory for all but large folds. Memory for these, and kernels of the
 /// caller's own, come with the first call that uses them.
 ///
-/// Calls may be captured into a graph. Those that fold, or exchange in place, use the plane's memory: such a graph must not run at the
+/// Calls may be captured into a graph. Those that fold, or exchange in place, use the backend's memory: such a graph must not run at the
 /// same time as other calls of the communicator on other streams. Memory and kernels stay until the last such graph is gone.
 #[derive(Debug)]
-pub(crate) struct DevicePlane {
+pub(crate) struct DeviceBackend {
     gpu: Gpu,
     /// Ends before what its streams may still use.
     comm: Arc<NcclComm>,
@@ -97,7 +97,7 @@ pub(crate) struct DevicePlane {
     arrived: CudaEvent,
     /// One for each half of the memory: the slab there is folded.
     folded: [CudaEvent; 2],
-    /// The plane's memory is free again, and its kernels are done.
+    /// The backend's memory is free again, and its kernels are done.
     free: CudaEvent,
     /// The stream on which it was used last.
     last: Mutex<Arc<CudaStream>>,
@@ -113,7 +113,7 @@ pub(crate) struct DevicePlane {
     product: Mutex<Option<Product>>,
     /// Whose call, or group of calls, is being compared and queued: calls come to NCCL in the order in which they were compared.
     turns: TicketLock<()>,
-    /// Held while calls are put on streams: they use the plane's memory and streams. The plan of the last one that took several steps.
+    /// Held while calls are put on streams: they use the backend's memory and streams. The plan of the last one that took several steps.
     queueing: Mutex<Option<KeptPlan>>,
 }
 
@@ -142,10 +142,10 @@ struct Product {
 }
 
 /// One communicator's share of a group.
-pub(crate) type GroupPart<'a> = (&'a DevicePlane, &'a [Job], &'a [Message], &'a Arc<CudaStream>);
+pub(crate) type GroupPart<'a> = (&'a DeviceBackend, &'a [Job], &'a [Message], &'a Arc<CudaStream>);
 
-impl DevicePlane {
-    /// The plane of a communicator on a device.
+impl DeviceBackend {
+    /// The backend of a communicator on a device.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl DevicePlane {
     pub(crate) fn new(gpu: Gpu, comm: NcclComm, options: &Options) -> Result<Self> {
         let doing = |what: &str| format!("making {what} on device {}", gpu.ordinal);
         let failed = |what: &'static str| move |error: DriverError| cuda_error(doing(what), error);
-        driver::bind(&gpu.context).map_err(failed("a device plane"))?;
+        driver::bind(&gpu.context).map_err(failed("a device backend"))?;
         // Other ranks wait for what is on these two; a fold beside them takes what they leave of the device.
         let urgent = || driver::urgent_stream(&gpu.context).map_err(failed("a stream"));
         let (stream, exchange) = (urgent()?, urgent()?);
@@ -219,7 +219,7 @@ impl DevicePlane {
         &self.comm
     }
 
-    /// The plane's own stream, which lives as long as it.
+    /// The backend's own stream, which lives as long as it.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -229,7 +229,7 @@ impl DevicePlane {
         &self.kernels
     }
 
-    /// Waits until everything queued on the plane's own stream has ended. A deadline that passes ends the communicator.
+    /// Waits until everything queued on the backend's own stream has ended. A deadline that passes ends the communicator.
     ///
     /// # Errors
     ///
@@ -270,7 +270,7 @@ impl DevicePlane {
     }
 
     /// Begins a call, or a group of calls, behind those of other threads, and ends it when the value is dropped. Refused within another one of
-    /// this plane, where a listener makes it: what is compared would not come to NCCL in the order in which it was compared.
+    /// this backend, where a listener makes it: what is compared would not come to NCCL in the order in which it was compared.
     pub(crate) fn enter_call(&self, limit: Duration) -> std::result::Result<Turn<'_, ()>, NoTurn> {
         self.turns.enter(limit)
     }
@@ -330,7 +330,7 @@ impl DevicePlane {
         self.scratch.take(self.room(job), stream).map(drop)
     }
 
-    /// Takes [`DevicePlane::load`] back: what earlier calls use stays.
+    /// Takes [`DeviceBackend::load`] back: what earlier calls use stays.
     pub(crate) fn unload(&self, job: &Job, first_use: FirstUse) {
         if let (Some(Reduction::User(code)), true) = (&job.reduction, first_use.kernel) {
             event::lock(&self.custom_kernels).forget(code, job.call.element);
@@ -340,7 +340,7 @@ impl DevicePlane {
         }
     }
 
-    /// What a job's [`DevicePlane::room`] is not larger than, from the longest block alone.
+    /// What a job's [`DeviceBackend::room`] is not larger than, from the longest block alone.
     fn most_room(&self, job: &Job) -> usize {
         let longest = match &job.layout {
             BlockLayout::Equal(bytes) => *bytes,

@@ -5,7 +5,9 @@ use std::{fmt, io};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use super::frame::{CHALLENGE, ENCRYPTED, FRAME_BYTES, PLAIN, PROOF, REFUSED, REPLY_MAGIC, Reason, Unproven, VERSION, Word, split};
+use super::frame::{
+    AuthenticationError, CHALLENGE, ENCRYPTED, FRAME_BYTES, PLAIN, PROOF, REFUSED, REPLY_MAGIC, Reason, VERSION, Word, split,
+};
 use super::noise::{Cipher, HANDSHAKE_BYTES, Handshake, TAG_BYTES};
 use super::secret::Secret;
 use super::{CONTEXT_BYTES, OPENING_MAGIC, Purpose, Side, check_begin, confirm, handshake_key, is_confirmed, mac, prologue, random};
@@ -78,9 +80,9 @@ impl Initiator {
     }
 
     /// Takes in what the responder sent.
-    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Step, Unproven> {
+    pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Step, AuthenticationError> {
         if bytes.len() > self.wants() {
-            return Err(Unproven::Junk(format!("it sent {} bytes more than a reply has", bytes.len() - self.wants())));
+            return Err(AuthenticationError::Junk(format!("it sent {} bytes more than a reply has", bytes.len() - self.wants())));
         }
         self.heard.extend_from_slice(bytes);
         check_begin(&self.heard, &REPLY_MAGIC)?;
@@ -91,32 +93,32 @@ impl Initiator {
         let Some((frame, tag)) = heard.split_first_chunk::<FRAME_BYTES>() else { return Ok(Step::Listen) };
         let (head, word) = split(frame);
         match (head, std::mem::replace(&mut self.stage, Stage::Over)) {
-            ([REFUSED, reason, 0], _) => Err(Unproven::Told(Reason::from_code(reason))),
+            ([REFUSED, reason, 0], _) => Err(AuthenticationError::Refused(Reason::from_code(reason))),
             ([CHALLENGE, 0, PLAIN], Stage::Hmac { nonce, challenge: None }) => {
                 self.stage = Stage::Hmac { nonce, challenge: Some(word) };
                 Ok(Step::Send(self.mac(Side::Initiator, &nonce, &word).finalize().into_bytes().into()))
             }
             ([PROOF, 0, PLAIN], Stage::Hmac { nonce, challenge: Some(challenge) }) => {
                 let verified = self.mac(Side::Responder, &nonce, &challenge).verify_slice(&word);
-                verified.map(|()| Step::Done).map_err(|_| Unproven::Found(Reason::Wrong))
+                verified.map(|()| Step::Done).map_err(|_| AuthenticationError::Found(Reason::Wrong))
             }
             ([CHALLENGE, 0, ENCRYPTED], Stage::Handshake(handshake)) => {
                 let mut message = [0; HANDSHAKE_BYTES];
                 message[..word.len()].copy_from_slice(&word);
                 message[word.len()..].copy_from_slice(tag);
-                let mut cipher = handshake.finish(&message).ok_or(Unproven::Found(Reason::Wrong))?;
+                let mut cipher = handshake.finish(&message).ok_or(AuthenticationError::Found(Reason::Wrong))?;
                 let confirmation = confirm(&mut cipher)?;
                 self.stage = Stage::Keys(cipher);
                 Ok(Step::Send(confirmation))
             }
             ([PROOF, 0, ENCRYPTED], Stage::Keys(mut cipher)) => {
                 if !is_confirmed(&mut cipher, &word) {
-                    return Err(Unproven::Found(Reason::Wrong));
+                    return Err(AuthenticationError::Found(Reason::Wrong));
                 }
                 self.stage = Stage::Sealed(cipher);
                 Ok(Step::Done)
             }
-            (head, _) => Err(Unproven::Junk(format!("its reply begins with {head:?}, out of turn"))),
+            (head, _) => Err(AuthenticationError::Junk(format!("its reply begins with {head:?}, out of turn"))),
         }
     }
 

@@ -11,10 +11,10 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
 use super::kept_plan::{KeptPlan, Steps};
-use super::{DevicePlane, GroupPart, Product};
+use super::{DeviceBackend, GroupPart, Product};
 use crate::base::deadline::Deadline;
 use crate::base::event;
-use crate::base::tuning::device::PLANE_DROP_WAIT;
+use crate::base::tuning::device::BACKEND_DROP_WAIT;
 use crate::call::element::DType;
 use crate::device::comm::{self, Part};
 use crate::device::driver::{self, cuda_error};
@@ -22,7 +22,7 @@ use crate::device::nccl::{Raw, Refusal, data_type};
 use crate::device::plan::{self, Folder, Job, NcclOp, Plan, Step, StepEvent, StreamRole, Transfer};
 use crate::error::Result;
 
-impl DevicePlane {
+impl DeviceBackend {
     /// Puts a collective on a stream.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl DevicePlane {
 
     /// # Safety
     ///
-    /// The contract of [`DevicePlane::enqueue`].
+    /// The contract of [`DeviceBackend::enqueue`].
     #[inline]
     unsafe fn enqueue_uncounted(&self, job: &Job, kept: &mut Option<KeptPlan>, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
         self.check_stream(stream)?;
@@ -79,10 +79,10 @@ impl DevicePlane {
 
     /// # Safety
     ///
-    /// The contract of [`DevicePlane::enqueue`], and the steps are the job's.
+    /// The contract of [`DeviceBackend::enqueue`], and the steps are the job's.
     unsafe fn enqueue_steps(&self, job: &Job, steps: Steps, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
-        // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the plane's
-        // room, which lives as long as the plane and is taken and freed in the order of streams.
+        // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the backend's
+        // room, which lives as long as the backend and is taken and freed in the order of streams.
         unsafe { together(&mut [Running::new(self, steps, stream)], &|| job.call.to_string(), timeout) }
     }
 
@@ -91,36 +91,36 @@ impl DevicePlane {
     ///
     /// # Errors
     ///
-    /// Those of [`DevicePlane::enqueue`].
+    /// Those of [`DeviceBackend::enqueue`].
     ///
     /// # Safety
     ///
-    /// For every job what [`DevicePlane::enqueue`] asks. For every message: its address is memory of this device, as long as it says, until
+    /// For every job what [`DeviceBackend::enqueue`] asks. For every message: its address is memory of this device, as long as it says, until
     /// the stream has passed the group; nobody else writes it meanwhile, nor reads what is received; what is sent are elements of its type; and
     /// the other end names the same type and length. No call of the group uses what another one writes.
     pub(crate) unsafe fn enqueue_group(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
         // In one order, whoever takes several.
-        let mut planes: Vec<&DevicePlane> = parts.iter().map(|(plane, ..)| *plane).collect();
-        planes.sort_unstable_by_key(|plane| std::ptr::from_ref::<DevicePlane>(plane).addr());
-        let _alone: Vec<_> = planes.into_iter().map(|plane| event::lock(&plane.queueing)).collect();
+        let mut backends: Vec<&DeviceBackend> = parts.iter().map(|(backend, ..)| *backend).collect();
+        backends.sort_unstable_by_key(|backend| std::ptr::from_ref::<DeviceBackend>(backend).addr());
+        let _alone: Vec<_> = backends.into_iter().map(|backend| event::lock(&backend.queueing)).collect();
         // SAFETY: this function's own contract.
         let queued = unsafe { Self::enqueue_group_uncounted(parts, timeout) };
-        parts.iter().for_each(|(plane, jobs, ..)| plane.count(jobs.len(), &queued));
+        parts.iter().for_each(|(backend, jobs, ..)| backend.count(jobs.len(), &queued));
         queued
     }
 
     /// # Safety
     ///
-    /// The contract of [`DevicePlane::enqueue_group`].
+    /// The contract of [`DeviceBackend::enqueue_group`].
     unsafe fn enqueue_group_uncounted(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
         let mut all = Vec::with_capacity(parts.len());
-        for (plane, jobs, messages, stream) in parts {
-            plane.check_stream(stream)?;
-            let (mut transfers, mut after) = plan::nccl::messages(messages, plane.ranks.me)?;
+        for (backend, jobs, messages, stream) in parts {
+            backend.check_stream(stream)?;
+            let (mut transfers, mut after) = plan::nccl::messages(messages, backend.ranks.me)?;
             let mut rest = Vec::new();
             for job in *jobs {
-                plane.comm.label(&job.call);
-                match plane.plan(job, stream)? {
+                backend.comm.label(&job.call);
+                match backend.plan(job, stream)? {
                     Plan::Nothing => {}
                     Plan::One(transfer) => transfers.push(transfer),
                     Plan::Group { transfers: more, after: work } => {
@@ -130,17 +130,17 @@ impl DevicePlane {
                     Plan::Steps(steps) => rest.extend(steps),
                 }
             }
-            all.push(Running::new(plane, Steps::joined(transfers, after, rest), stream));
+            all.push(Running::new(backend, Steps::joined(transfers, after, rest), stream));
         }
         let doing = || {
             let (jobs, messages) = parts.iter().fold((0, 0), |(jobs, messages), part| (jobs + part.1.len(), messages + part.2.len()));
             format!("a group of {jobs} collectives and {messages} messages")
         };
-        for (plane, ..) in parts {
-            plane.refuse_if_over(&doing)?;
+        for (backend, ..) in parts {
+            backend.refuse_if_over(&doing)?;
         }
         // SAFETY: the steps read and write the memory of the jobs and messages, which is there long enough and used by no other call of the group
-        // (this function's contract), and the planes' own room.
+        // (this function's contract), and the backends' own room.
         unsafe { together(&mut all, &doing, timeout) }
     }
 }
@@ -150,29 +150,29 @@ const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
 
 /// The steps of one communicator, and how many of them are on the stream.
 pub(super) struct Running<'a> {
-    plane: &'a DevicePlane,
+    backend: &'a DeviceBackend,
     stream: &'a Arc<CudaStream>,
     steps: Steps,
     done: usize,
 }
 
 impl<'a> Running<'a> {
-    pub(super) fn new(plane: &'a DevicePlane, steps: Steps, stream: &'a Arc<CudaStream>) -> Self {
-        Self { plane, stream, steps, done: 0 }
+    pub(super) fn new(backend: &'a DeviceBackend, steps: Steps, stream: &'a Arc<CudaStream>) -> Self {
+        Self { backend, stream, steps, done: 0 }
     }
 
     /// Does this rank's own work up to the next transfers, and gives their place; nothing where there are no more.
     ///
     /// # Safety
     ///
-    /// The addresses of the steps are memory of the plane's device, and stay so until the stream has passed the steps.
+    /// The addresses of the steps are memory of the backend's device, and stay so until the stream has passed the steps.
     unsafe fn advance(&mut self) -> Result<Option<usize>> {
         while let Some(step) = self.steps.list.get(self.done) {
             self.done += 1;
             match step {
                 Step::Transfer(_) => return Ok(Some(self.done - 1)),
                 // SAFETY: memory that stays until the stream has passed the step: this function's contract.
-                step => unsafe { self.plane.work(step, self.stream) }?,
+                step => unsafe { self.backend.work(step, self.stream) }?,
             }
         }
         Ok(None)
@@ -190,11 +190,11 @@ impl<'a> Running<'a> {
     ///
     /// # Safety
     ///
-    /// Their addresses are memory of the plane's device, and stay so until the stream has passed them.
+    /// Their addresses are memory of the backend's device, and stay so until the stream has passed them.
     unsafe fn calls(&self, place: usize) -> impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> {
-        let (plane, queue) = (self.plane, self.stream.cu_stream());
+        let (backend, queue) = (self.backend, self.stream.cu_stream());
         // SAFETY: the transfers use the part's stream alone; their addresses are memory that stays until it has passed them: this function's contract.
-        move |raw: &Raw<'_>| self.transfers(place).iter().try_for_each(|transfer| unsafe { plane.issue(raw, transfer, queue) })
+        move |raw: &Raw<'_>| self.transfers(place).iter().try_for_each(|transfer| unsafe { backend.issue(raw, transfer, queue) })
     }
 }
 
@@ -206,14 +206,14 @@ impl<'a> Running<'a> {
 ///
 /// # Safety
 ///
-/// The addresses of the steps are memory of the planes' devices, and stay so until the streams have passed the steps.
+/// The addresses of the steps are memory of the backends' devices, and stay so until the streams have passed the steps.
 pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
     // SAFETY: memory that stays until the streams have passed the steps: this function's contract, which is the same.
     let outcome = unsafe { put(parts, doing, timeout) };
     if outcome.is_err() {
-        for Running { plane, stream, .. } in parts.iter() {
-            plane.comm.abort();
-            plane.leave(stream);
+        for Running { backend, stream, .. } in parts.iter() {
+            backend.comm.abort();
+            backend.leave(stream);
         }
     }
     outcome
@@ -221,13 +221,13 @@ pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> Str
 
 /// # Safety
 ///
-/// The addresses of the steps are memory of the planes' devices, and stay so until the streams have passed the steps.
+/// The addresses of the steps are memory of the backends' devices, and stay so until the streams have passed the steps.
 unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
     for part in parts.iter() {
-        part.plane.refuse_if_over(doing)?;
+        part.backend.refuse_if_over(doing)?;
     }
     for part in parts.iter().filter(|part| part.steps.uses_room) {
-        part.plane.take_room(part.stream)?;
+        part.backend.take_room(part.stream)?;
     }
     match &mut *parts {
         // Without a list of those that take part.
@@ -239,7 +239,7 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
                 }
                 // SAFETY: memory that stays until the stream has passed the transfers: this function's contract.
                 let mut calls = unsafe { part.calls(place) };
-                let mut group: [Part<'_>; 1] = [(&part.plane.comm, part.stream, &mut calls)];
+                let mut group: [Part<'_>; 1] = [(&part.backend.comm, part.stream, &mut calls)];
                 // SAFETY: the part's calls use its stream alone, and make sense as one group: they do not use what others write.
                 unsafe { comm::grouped(&mut group, doing, timeout) }?;
             }
@@ -247,10 +247,10 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
         // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
         parts => while unsafe { put_next(parts, doing, timeout) }? {},
     }
-    for Running { plane, stream, .. } in parts.iter().filter(|part| part.steps.uses_room) {
-        if plane.free_room(stream).is_err() {
+    for Running { backend, stream, .. } in parts.iter().filter(|part| part.steps.uses_room) {
+        if backend.free_room(stream).is_err() {
             // All is queued: who waits here needs no mark.
-            plane.comm.outlast(stream, &Deadline::after(timeout))?;
+            backend.comm.outlast(stream, &Deadline::after(timeout))?;
         }
     }
     Ok(())
@@ -273,14 +273,14 @@ unsafe fn put_next(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeou
     let mut calls: Vec<_> = waiting.iter().map(|(part, place)| unsafe { part.calls(*place) }).collect();
     let mut group: Vec<Part<'_>> = Vec::with_capacity(waiting.len());
     for ((part, _), call) in waiting.iter().zip(&mut calls) {
-        group.push((&part.plane.comm, part.stream, call));
+        group.push((&part.backend.comm, part.stream, call));
     }
     // SAFETY: each part's calls use its stream alone, and make sense as one group: they do not use what others write.
     unsafe { comm::grouped(&mut group, doing, timeout) }?;
     Ok(places.iter().any(Option::is_some))
 }
 
-impl DevicePlane {
+impl DeviceBackend {
     /// One call of NCCL's.
     ///
     /// # Safety
@@ -342,7 +342,7 @@ impl DevicePlane {
     ///
     /// # Safety
     ///
-    /// The step's addresses are memory of the plane's device, as long as it says, until the stream has passed it.
+    /// The step's addresses are memory of the backend's device, as long as it says, until the stream has passed it.
     unsafe fn work(&self, step: &Step, stream: &Arc<CudaStream>) -> Result<()> {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         match *step {
@@ -359,7 +359,7 @@ impl DevicePlane {
                     Folder::User(place) => event::lock(&self.custom_kernels).function(place)?,
                 };
                 let stream = self.stream_of(role, stream);
-                // SAFETY: the kernels are loaded as long as the plane is there; addresses are the caller's promise.
+                // SAFETY: the kernels are loaded as long as the backend is there; addresses are the caller's promise.
                 unsafe { self.kernels.fold(function, arguments, element_bytes, stream) }
             }
             Step::Divide { data, count, dtype, divisor } => {
@@ -393,7 +393,7 @@ impl DevicePlane {
         }
     }
 
-    /// Has the stream wait until the plane's memory is free. What becomes part of a graph cannot wait for what is not.
+    /// Has the stream wait until the backend's memory is free. What becomes part of a graph cannot wait for what is not.
     fn take_room(&self, stream: &CudaStream) -> Result<()> {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         let in_order = event::lock(&self.last).cu_stream() == stream.cu_stream() && !driver::is_per_thread(stream);
@@ -408,19 +408,19 @@ impl DevicePlane {
     }
 
     /// Sees to it that what is on the streams of a call that was not queued in whole, and has been aborted, is waited for by whoever takes its memory
-    /// back, the plane's own included.
+    /// back, the backend's own included.
     #[cold]
     fn leave(&self, stream: &Arc<CudaStream>) {
         if self.join_side(stream).is_err() && !driver::is_capturing(stream) {
             // Whoever waits for the call's stream does not wait for the side.
-            self.comm.position(&self.side).is_passed_within(&Deadline::after(PLANE_DROP_WAIT));
+            self.comm.position(&self.side).is_passed_within(&Deadline::after(BACKEND_DROP_WAIT));
         }
         if self.free_room(stream).is_err() {
             self.is_room_lost.store(true, Ordering::Release);
         }
     }
 
-    /// Notes when the stream has done with the plane's memory.
+    /// Notes when the stream has done with the backend's memory.
     fn free_room(&self, stream: &Arc<CudaStream>) -> Result<()> {
         if driver::is_capturing(stream) {
             return Ok(());

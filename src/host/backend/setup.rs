@@ -1,12 +1,13 @@
-//! The start of a host plane: ranks exchange facts about themselves, share memory where they share a host, and open their first links.
+//! The start of a host backend: ranks exchange facts about themselves, share memory where they share a host, and open their first links.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Once};
 
-use super::HostPlane;
-use super::links::{MessageConnector, PlaneLink, PlaneLinks};
+use super::HostBackend;
+use super::links::{BackendLink, BackendLinks, MessageConnector};
 use super::plans::{Chooser, Plans};
 use super::topology::Topology;
+use crate::authentication::{self, Secret};
 use crate::base::deadline::Deadline;
 #[cfg(feature = "cuda")]
 use crate::config::nccl::CheckDeviceCalls;
@@ -25,11 +26,10 @@ use crate::host::processors::{self, Processors};
 use crate::host::scratch::Scratch;
 use crate::host::shm::{Channel, Sharing};
 use crate::observe::Observers;
-use crate::proof::{self, Secret};
 
 /// What a rank knows before anyone has said anything.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PlaneSetup<'a> {
+pub(crate) struct BackendSetup<'a> {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     pub(crate) config: &'a Config,
@@ -39,7 +39,7 @@ pub(crate) struct PlaneSetup<'a> {
     pub(crate) recovery_listener: Option<SocketAddr>,
 }
 
-impl PlaneSetup<'_> {
+impl BackendSetup<'_> {
     /// This rank's facts.
     fn facts(&self) -> Result<HostFacts> {
         let mut nonce = [0; 16];
@@ -74,13 +74,13 @@ impl PlaneSetup<'_> {
     }
 }
 
-impl HostPlane {
-    /// How many exchanges [`HostPlane::connect`] takes part in, whatever the topology.
+impl HostBackend {
+    /// How many exchanges [`HostBackend::connect`] takes part in, whatever the topology.
     pub(crate) const EXCHANGES: usize = 4;
 
-    /// Connects this rank with the others of the exchange: its plane, and what its messages will travel on. Every rank calls it.
-    pub(crate) fn connect(exchange: &mut dyn Exchange, setup: &PlaneSetup<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
-        let PlaneSetup { rank, world_size, config, listen, recovery_listener: _ } = *setup;
+    /// Connects this rank with the others of the exchange: its backend, and what its messages will travel on. Every rank calls it.
+    pub(crate) fn connect(exchange: &mut dyn Exchange, setup: &BackendSetup<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
+        let BackendSetup { rank, world_size, config, listen, recovery_listener: _ } = *setup;
         let secret = config.secret.as_ref();
         let facts = setup.exchange_facts(exchange, deadline)?;
         let identities: Vec<String> = facts.iter().map(|facts| facts.identity.clone()).collect();
@@ -118,10 +118,10 @@ impl HostPlane {
         let mut rings = Vec::new();
         if let Some(group) = group.as_mut() {
             for (local, rank) in topology.local_ranks().iter().enumerate() {
-                rings.extend(group.link(local, Channel::PointToPoint).map(|link| (*rank, PlaneLink::ring(link))));
+                rings.extend(group.link(local, Channel::PointToPoint).map(|link| (*rank, BackendLink::ring(link))));
             }
         }
-        let mut links = PlaneLinks::new(Arc::clone(&mesh), group.as_mut(), &topology, world_size, Arc::clone(&health));
+        let mut links = BackendLinks::new(Arc::clone(&mesh), group.as_mut(), &topology, world_size, Arc::clone(&health));
         if topology.local() == 0 && topology.host_count() > 1 {
             let opened = links.connect_partners(&topology.share_owners(0), deadline);
             let failed =
@@ -129,7 +129,7 @@ impl HostPlane {
             opened.map_err(failed)?;
         }
         let connector = MessageConnector { rings, mesh, health: Arc::clone(&health), rank: rank as u32, waiting: config.waiting };
-        let plane = Self {
+        let backend = Self {
             rank,
             engine: Engine::new(rank, world_size, is_crowded).waiting(config.waiting),
             plans: Plans::default(),
@@ -156,7 +156,7 @@ impl HostPlane {
             same_numbers: facts.iter().map(|theirs| !theirs.numbers.is_empty() && theirs.numbers == facts[rank].numbers).collect(),
             has_left: false,
         };
-        Ok((plane, connector))
+        Ok((backend, connector))
     }
 }
 
@@ -259,7 +259,7 @@ impl HostFacts {
         if config.encrypt {
             settings.push_str(", encrypted (COLLECTIVES_ENCRYPT or Config::encrypt)");
         }
-        // Ranks without a device plane say nothing of it, so the usual must go without saying.
+        // Ranks without a device backend say nothing of it, so the usual must go without saying.
         #[cfg(feature = "cuda")]
         if config.check_device_calls != CheckDeviceCalls::default() {
             return format!("{settings}, device calls compared {}", config.check_device_calls);
@@ -314,7 +314,7 @@ impl HostFacts {
 
     /// The tag of a rank.
     fn vouch(secret: &Secret, rank: usize, nonce: &[u8; 16]) -> [u8; 32] {
-        proof::vouch(secret, &Self::vouched(rank, nonce))
+        authentication::vouch(secret, &Self::vouched(rank, nonce))
     }
 
     fn vouched(rank: usize, nonce: &[u8; 16]) -> Vec<u8> {
@@ -326,7 +326,7 @@ impl HostFacts {
         for (rank, facts) in all.iter().enumerate() {
             let lacks = match (secret, &facts.tag) {
                 (None, None) => continue,
-                (Some(secret), Some(tag)) if proof::is_vouched(secret, &Self::vouched(rank, &facts.nonce), tag) => continue,
+                (Some(secret), Some(tag)) if authentication::is_vouched(secret, &Self::vouched(rank, &facts.nonce), tag) => continue,
                 (Some(_), Some(_)) => "it has another secret than this rank; set COLLECTIVES_SECRET (or Config::secret) alike",
                 (Some(_), None) => {
                     "it has no secret, and this rank has one; set COLLECTIVES_SECRET (or Config::secret) for all ranks or none"

@@ -19,7 +19,7 @@ use crate::host::point_to_point;
 use crate::host::shm::{Channel, Group, RingLink};
 
 /// A stream to a rank of this host or of another.
-pub(crate) struct PlaneLink {
+pub(crate) struct BackendLink {
     stream: Stream,
     broken: Option<Broken>,
 }
@@ -41,7 +41,7 @@ enum Stream {
     Opening(Box<Connector>),
 }
 
-impl PlaneLink {
+impl BackendLink {
     fn new(stream: Stream) -> Self {
         Self { stream, broken: None }
     }
@@ -109,7 +109,7 @@ impl PlaneLink {
     }
 }
 
-impl ByteLink for PlaneLink {
+impl ByteLink for BackendLink {
     #[inline]
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let written = match &mut self.stream {
@@ -181,19 +181,19 @@ impl ByteLink for PlaneLink {
 }
 
 /// The links that collectives run on, by rank: rings from the start, TCP as it is wanted.
-pub(super) struct PlaneLinks {
-    open: Vec<Option<PlaneLink>>,
+pub(super) struct BackendLinks {
+    open: Vec<Option<BackendLink>>,
     mesh: Arc<Mesh>,
     health: Arc<Health>,
 }
 
-impl PlaneLinks {
+impl BackendLinks {
     /// Begins with the rings to the other ranks of this host.
     pub(super) fn new(mesh: Arc<Mesh>, group: Option<&mut Group>, topology: &Topology, world_size: usize, health: Arc<Health>) -> Self {
-        let mut open: Vec<Option<PlaneLink>> = (0..world_size).map(|_| None).collect();
+        let mut open: Vec<Option<BackendLink>> = (0..world_size).map(|_| None).collect();
         if let Some(group) = group {
             for (local, rank) in topology.local_ranks().iter().enumerate() {
-                open[*rank] = group.link(local, Channel::Collective).map(PlaneLink::ring);
+                open[*rank] = group.link(local, Channel::Collective).map(BackendLink::ring);
             }
         }
         Self { open, mesh, health }
@@ -203,7 +203,7 @@ impl PlaneLinks {
     pub(super) fn connect_partners(&mut self, participants: &[usize], deadline: &Deadline) -> Result<(), Interrupted> {
         let health = Arc::clone(&self.health);
         for (rank, link) in self.mesh.connect_partners(participants, deadline, &mut || health.abort_reason().copied())? {
-            self.open[rank] = Some(PlaneLink::tcp(link));
+            self.open[rank] = Some(BackendLink::tcp(link));
         }
         Ok(())
     }
@@ -216,13 +216,13 @@ impl PlaneLinks {
     }
 }
 
-impl Links for PlaneLinks {
-    type Link = PlaneLink;
+impl Links for BackendLinks {
+    type Link = BackendLink;
 
-    fn link(&mut self, rank: usize) -> Result<&mut PlaneLink, Interrupted> {
+    fn link(&mut self, rank: usize) -> Result<&mut BackendLink, Interrupted> {
         match self.open.get_mut(rank).ok_or(AbortReason::Lost { rank: rank as u32 })? {
             Some(link) => Ok(link),
-            slot => Ok(slot.insert(PlaneLink::opening(self.mesh.connecting(net::Channel::Collective, rank)?))),
+            slot => Ok(slot.insert(BackendLink::opening(self.mesh.connecting(net::Channel::Collective, rank)?))),
         }
     }
 
@@ -230,7 +230,7 @@ impl Links for PlaneLinks {
         self.open[rank] = None;
     }
 
-    fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut PlaneLink)) {
+    fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut BackendLink)) {
         for (rank, link) in self.open.iter_mut().enumerate() {
             if let Some(link) = link.as_mut().filter(|link| link.is_open()) {
                 visit(rank, link);
@@ -242,7 +242,7 @@ impl Links for PlaneLinks {
 /// Gives the message engine its links.
 pub(crate) struct MessageConnector {
     /// The rings, until they are taken.
-    pub(super) rings: Vec<(usize, PlaneLink)>,
+    pub(super) rings: Vec<(usize, BackendLink)>,
     pub(super) mesh: Arc<Mesh>,
     pub(super) health: Arc<Health>,
     pub(super) rank: u32,
@@ -251,16 +251,16 @@ pub(crate) struct MessageConnector {
 }
 
 impl point_to_point::Connector for MessageConnector {
-    type Link = PlaneLink;
+    type Link = BackendLink;
 
-    fn connect(&mut self, peer: usize) -> Result<PlaneLink, Interrupted> {
-        self.mesh.connecting(net::Channel::PointToPoint, peer).map(PlaneLink::opening)
+    fn connect(&mut self, peer: usize) -> Result<BackendLink, Interrupted> {
+        self.mesh.connecting(net::Channel::PointToPoint, peer).map(BackendLink::opening)
     }
 
-    fn accept(&mut self) -> Vec<(usize, PlaneLink)> {
+    fn accept(&mut self) -> Vec<(usize, BackendLink)> {
         // Rings need no opening: they are handed over at the first look.
         let mut links = std::mem::take(&mut self.rings);
-        links.extend(self.mesh.accepted(net::Channel::PointToPoint).into_iter().map(|(rank, link)| (rank, PlaneLink::tcp(link))));
+        links.extend(self.mesh.accepted(net::Channel::PointToPoint).into_iter().map(|(rank, link)| (rank, BackendLink::tcp(link))));
         if let Some(lack) = self.mesh.lack() {
             // Who waits for a link to this rank would wait in vain.
             self.health.keep_cause(lack);
@@ -288,7 +288,7 @@ mod tests {
     use crate::host::exchange::local;
 
     /// Both ends of a link over TCP.
-    fn pair() -> [PlaneLink; 2] {
+    fn pair() -> [BackendLink; 2] {
         let limit = Deadline::after(Duration::from_secs(20));
         let terms = net::Terms { secret: None, silence_timeout: Duration::from_secs(60) };
         let mesh = |(rank, mut exchange): (usize, local::LocalExchange)| {
@@ -306,10 +306,10 @@ mod tests {
             near = near.or_else(|| connector.advance().unwrap());
             far = far.or_else(|| meshes[1].accepted(net::Channel::PointToPoint).pop());
         }
-        [near.unwrap(), far.unwrap().1].map(PlaneLink::tcp)
+        [near.unwrap(), far.unwrap().1].map(BackendLink::tcp)
     }
 
-    fn read(link: &mut PlaneLink) -> u8 {
+    fn read(link: &mut BackendLink) -> u8 {
         let (mut byte, limit) = ([0], Deadline::after(Duration::from_secs(20)));
         while let Err(error) = link.try_read(&mut byte) {
             assert!(error.kind() == ErrorKind::WouldBlock && !limit.has_passed(), "{error}");

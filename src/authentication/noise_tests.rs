@@ -28,7 +28,7 @@ fn answer(responder: &mut Responder, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// What the initiator makes of a reply, of which it takes as much at a time as it asks for.
-fn hear(initiator: &mut Initiator, reply: &[u8]) -> Result<Step, Unproven> {
+fn hear(initiator: &mut Initiator, reply: &[u8]) -> Result<Step, AuthenticationError> {
     let (now, rest) = reply.split_at(initiator.wants().min(reply.len()));
     match initiator.receive(now)? {
         Step::Listen if !rest.is_empty() => hear(initiator, rest),
@@ -88,14 +88,14 @@ fn two_who_know_the_secret_agree_however_the_bytes_come() {
 fn another_secret_is_found_by_the_responder_first_and_told_in_the_usual_words() {
     let (mut initiator, mut responder) = (initiator(1), responder(2));
     let refused = responder.receive(&initiator.opening()).unwrap_err();
-    assert_eq!((&refused, responder.proven()), (&Unproven::Found(Reason::Wrong), None));
+    assert_eq!((&refused, responder.proven()), (&AuthenticationError::Found(Reason::Wrong), None));
     let told = initiator.receive(&refused.to_reply()).unwrap_err();
-    assert_eq!(told, Unproven::Told(Reason::Wrong));
+    assert_eq!(told, AuthenticationError::Refused(Reason::Wrong));
     assert!(told.to_string().contains("another secret"), "{told}");
     // One that only pretends.
     let (mut initiator, mut pretender) = (self::initiator(1), self::responder(2));
     let other = answer(&mut pretender, &self::initiator(2).opening());
-    assert_eq!(hear(&mut initiator, &other), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(hear(&mut initiator, &other), Err(AuthenticationError::Found(Reason::Wrong)));
 }
 
 #[test]
@@ -103,17 +103,17 @@ fn one_that_encrypts_and_one_that_does_not_refuse_each_other_and_say_so() {
     let plain = Secret::new(vec![1; 32]).unwrap();
     let mut encrypted = initiator(1);
     let refused = Responder::new(&plain, Purpose::Link, CONTEXT.len()).receive(&encrypted.opening()).unwrap_err();
-    assert_eq!(refused, Unproven::Found(Reason::Encrypted));
+    assert_eq!(refused, AuthenticationError::Found(Reason::Encrypted));
     let told = encrypted.receive(&refused.to_reply()).unwrap_err().to_string();
     assert!(told.contains("it does not encrypt its connections") && told.contains("COLLECTIVES_ENCRYPT=1"), "{told}");
 
     let mut unencrypted = Initiator::new(&plain, Purpose::Link, CONTEXT).unwrap();
     let refused = responder(1).receive(&unencrypted.opening()).unwrap_err();
-    assert_eq!(refused, Unproven::Found(Reason::Plain));
+    assert_eq!(refused, AuthenticationError::Found(Reason::Plain));
     let told = unencrypted.receive(&refused.to_reply()).unwrap_err().to_string();
     assert!(told.contains("it encrypts its connections") && told.contains("COLLECTIVES_ENCRYPT=1"), "{told}");
     for reason in Reason::KNOWN {
-        assert_eq!(initiator(1).receive(&reason.to_reply()), Err(Unproven::Told(reason)));
+        assert_eq!(initiator(1).receive(&reason.to_reply()), Err(AuthenticationError::Refused(reason)));
     }
 }
 
@@ -133,11 +133,11 @@ fn a_recorded_connection_is_worth_nothing() {
     let (_, _, [opening, challenge, tag_bytes, proof]) = connected(initiator(1), responder(1));
     let mut responder = responder(1);
     assert_ne!(answer(&mut responder, &opening), challenge, "keys are made anew");
-    assert_eq!(responder.receive(&tag_bytes), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(responder.receive(&tag_bytes), Err(AuthenticationError::Found(Reason::Wrong)));
     assert!(responder.proven().is_none() && responder.take_cipher().is_none());
     let mut initiator = initiator(1);
     assert_ne!(initiator.opening(), opening, "keys are made anew");
-    assert_eq!(hear(&mut initiator, &challenge), Err(Unproven::Found(Reason::Wrong)));
+    assert_eq!(hear(&mut initiator, &challenge), Err(AuthenticationError::Found(Reason::Wrong)));
     assert!(initiator.receive(&proof).is_err());
 }
 
@@ -181,7 +181,7 @@ fn a_handshake_for_one_thing_is_none_for_another() {
         relabelled[12..44].copy_from_slice(&opening[12..44]);
         let end = relabelled.len() - TAG_BYTES;
         relabelled[end..].copy_from_slice(&opening[opening.len() - TAG_BYTES..]);
-        assert_eq!(responder(1).receive(&relabelled), Err(Unproven::Found(Reason::Wrong)));
+        assert_eq!(responder(1).receive(&relabelled), Err(AuthenticationError::Found(Reason::Wrong)));
     }
 }
 
@@ -193,9 +193,9 @@ fn truncated_messages_prove_nothing_and_trailing_bytes_are_refused() {
         assert_eq!(responder.receive(&opening[..length]), Ok(None), "{length} bytes");
     }
     for more in [1, 1 << 20] {
-        assert!(matches!(responder(1).receive(&[&opening[..], &vec![0; more]].concat()), Err(Unproven::Junk(_))));
+        assert!(matches!(responder(1).receive(&[&opening[..], &vec![0; more]].concat()), Err(AuthenticationError::Junk(_))));
     }
-    assert!(matches!(initiator(1).receive(&[0; 61]), Err(Unproven::Junk(_))));
+    assert!(matches!(initiator(1).receive(&[0; 61]), Err(AuthenticationError::Junk(_))));
 }
 
 /// A handshake's other end with the primitives of RustCrypto and dalek.

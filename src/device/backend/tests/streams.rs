@@ -6,7 +6,7 @@ use super::*;
 use crate::call::Collective;
 use crate::call::op::DeviceCode;
 
-/// A bitwise all-reduce in place, which goes through the plane's memory in slabs.
+/// A bitwise all-reduce in place, which goes through the backend's memory in slabs.
 fn large(n: usize) -> Case {
     let mut case = Case::some(Collective::AllReduce, true, 1, 1, &mut Random(1));
     (case.n, case.root, case.blocks) = (n, 0, vec![300_000; n]);
@@ -27,11 +27,11 @@ fn bytes(case: &Case, seed: u64) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn calls_on_several_streams_take_turns_with_the_planes_memory() {
+fn calls_on_several_streams_take_turns_with_the_backends_memory() {
     let sim = Sim::new();
-    ranks(2, &Options { scratch_bytes: 64 << 10, ..options() }, |plane| {
-        let me = plane.comm().rank();
-        let streams: Vec<_> = (0..4).map(|_| plane.gpu().context.new_stream().unwrap()).collect();
+    ranks(2, &Options { scratch_bytes: 64 << 10, ..options() }, |backend| {
+        let me = backend.comm().rank();
+        let streams: Vec<_> = (0..4).map(|_| backend.gpu().context.new_stream().unwrap()).collect();
         // Some end with a fold, behind NCCL's last transfer.
         let case = |(round, _): (usize, _)| {
             let kind = if round == 1 { Collective::ReduceScatter } else { Collective::AllReduce };
@@ -43,7 +43,7 @@ fn calls_on_several_streams_take_turns_with_the_planes_memory() {
         for ((case, stream), memory) in cases.iter().zip(&streams).zip(&mut memories) {
             let job = job_at(case, me, address(stream, memory), DType::U8, by_xor());
             // SAFETY: the memory is as the case says, and is read back on the same stream.
-            unsafe { plane.enqueue(&job, stream, LONG) }.unwrap();
+            unsafe { backend.enqueue(&job, stream, LONG) }.unwrap();
         }
         for (((case, stream), memory), inputs) in cases.iter().zip(&streams).zip(&memories).zip(&inputs) {
             case.compare(me, &download(stream, memory), &case.expected(inputs, &xor)[me]);
@@ -55,21 +55,21 @@ fn calls_on_several_streams_take_turns_with_the_planes_memory() {
 #[test]
 fn a_graph_replays_a_fold_in_slabs() {
     let sim = Sim::new();
-    ranks(2, &Options { scratch_bytes: 64 << 10, ..options() }, |plane| {
-        let (case, me, stream) = (large(2), plane.comm().rank(), plane.stream());
+    ranks(2, &Options { scratch_bytes: 64 << 10, ..options() }, |backend| {
+        let (case, me, stream) = (large(2), backend.comm().rank(), backend.stream());
         let inputs = bytes(&case, 140);
         // Connections are made before a capture.
-        run(plane, &case, &inputs, DType::U8, by_xor(), &xor);
+        run(backend, &case, &inputs, DType::U8, by_xor(), &xor);
         let mut memory = upload(stream, &inputs[me]);
         let job = job_at(&case, me, address(stream, &mut memory), DType::U8, by_xor());
         stream.synchronize().unwrap();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
         // SAFETY: the memory outlives the graph.
-        let queued = unsafe { plane.enqueue(&job, stream, LONG) };
+        let queued = unsafe { backend.enqueue(&job, stream, LONG) };
         let code = DeviceCode::Ptx { image: "".into(), entry: "never".into() };
         let user = job_at(&case, me, job.memory.destination, DType::U8, Some(Reduction::User(code)));
         // SAFETY: as above.
-        let refused = unsafe { plane.enqueue(&user, stream, LONG) }.unwrap_err();
+        let refused = unsafe { backend.enqueue(&user, stream, LONG) }.unwrap_err();
         let flags = cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags).unwrap().unwrap();
         queued.unwrap();
@@ -87,12 +87,12 @@ fn a_graph_replays_a_fold_in_slabs() {
 #[test]
 fn a_stream_of_another_device_is_refused() {
     let sim = Sim::new();
-    ranks(2, &options(), |plane| {
+    ranks(2, &options(), |backend| {
         let other = driver::open(5).unwrap().context.new_stream().unwrap();
         let case = large(2);
-        let job = job_at(&case, plane.comm().rank(), 4096, DType::U8, by_xor());
+        let job = job_at(&case, backend.comm().rank(), 4096, DType::U8, by_xor());
         // SAFETY: nothing is queued.
-        let error = unsafe { plane.enqueue(&job, &other, LONG) }.unwrap_err().to_string();
+        let error = unsafe { backend.enqueue(&job, &other, LONG) }.unwrap_err().to_string();
         assert!(error.contains("device 5"), "{error}");
     });
     sim.finish();
@@ -101,27 +101,27 @@ fn a_stream_of_another_device_is_refused() {
 #[test]
 fn a_kernel_that_cannot_be_launched_ends_the_communicator_on_all_ranks() {
     let sim = Sim::new();
-    ranks(2, &options(), |plane| {
-        let (case, me, stream) = (large(2), plane.comm().rank(), plane.stream());
+    ranks(2, &options(), |backend| {
+        let (case, me, stream) = (large(2), backend.comm().rank(), backend.stream());
         let mut memory = upload(stream, &bytes(&case, 150)[me]);
         let job = job_at(&case, me, address(stream, &mut memory), DType::U8, by_xor());
         if me == 0 {
             simgpu::fail_call_of_this_thread("cuLaunchKernel", 1, 2);
         }
-        // SAFETY: the memory is as the case says, and outlives the plane's communicator.
-        let outcome = unsafe { plane.enqueue(&job, stream, Duration::from_secs(2)) };
+        // SAFETY: the memory is as the case says, and outlives the backend's communicator.
+        let outcome = unsafe { backend.enqueue(&job, stream, Duration::from_secs(2)) };
         if me == 0 {
             let error = outcome.unwrap_err();
             assert!(error.to_string().contains("launching"), "{error}");
             // SAFETY: nothing is queued.
-            let again = unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_err();
+            let again = unsafe { backend.enqueue(&job, stream, LONG) }.unwrap_err();
             assert!(again.is_poisoned(), "{again}");
         } else {
-            let ended = outcome.and_then(|()| plane.comm().wait_for(stream, &Deadline::after(LONG)));
+            let ended = outcome.and_then(|()| backend.comm().wait_for(stream, &Deadline::after(LONG)));
             ended.unwrap_err();
         }
         let deadline = Deadline::after(LONG);
-        while !plane.free.try_is_complete().unwrap() {
+        while !backend.free.try_is_complete().unwrap() {
             assert!(!deadline.has_passed(), "the streams go on");
             std::thread::yield_now();
         }
@@ -133,26 +133,26 @@ fn a_kernel_that_cannot_be_launched_ends_the_communicator_on_all_ranks() {
 #[test]
 fn the_native_path_of_a_call_makes_one_call_of_nccls() {
     let sim = Sim::new();
-    ranks(2, &options(), |plane| {
-        let (case, me, stream) = (large(2), plane.comm().rank(), plane.stream());
+    ranks(2, &options(), |backend| {
+        let (case, me, stream) = (large(2), backend.comm().rank(), backend.stream());
         let mut memory = upload(stream, &bytes(&case, 160)[me]);
         let job = job_at(&case, me, address(stream, &mut memory), DType::F32, Some(Reduction::Builtin(ReduceOp::PreMulSum(0.5))));
         for round in 1..=3 {
             // SAFETY: the memory is as the case says, and is read back on the same stream.
-            unsafe { plane.enqueue(&job, stream, LONG) }.unwrap();
+            unsafe { backend.enqueue(&job, stream, LONG) }.unwrap();
             assert_eq!(simgpu::nccl::calls_of_this_thread("ncclAllReduce"), round);
             assert_eq!(simgpu::nccl::calls_of_this_thread("ncclRedOpCreatePreMulSum"), 1);
             assert_eq!(simgpu::nccl::calls_of_this_thread("ncclGroupStart"), 0);
         }
         download(stream, &memory);
-        assert!(plane.explain().contains("NCCL's own"), "{}", plane.explain());
+        assert!(backend.explain().contains("NCCL's own"), "{}", backend.explain());
     });
     sim.finish();
 }
 
-/// A plane goes where its communicator goes.
+/// A backend goes where its communicator goes.
 const fn is_send<T: Send>() {}
-const _: () = is_send::<DevicePlane>();
+const _: () = is_send::<DeviceBackend>();
 
 /// The cases of a group: native ones, composed ones and folds, of bytes.
 fn cases(n: usize) -> Vec<(Case, Option<ReduceOp>)> {
@@ -192,9 +192,9 @@ struct Share {
     messages: Vec<Message>,
 }
 
-fn share(plane: &DevicePlane, cases: &[(Case, Option<ReduceOp>)], all: &[Vec<Vec<u8>>]) -> Share {
-    let Ranks { me, n } = plane.ranks;
-    let stream = plane.stream();
+fn share(backend: &DeviceBackend, cases: &[(Case, Option<ReduceOp>)], all: &[Vec<Vec<u8>>]) -> Share {
+    let Ranks { me, n } = backend.ranks;
+    let stream = backend.stream();
     let mut memories: Vec<_> = all.iter().map(|memories| upload(stream, &memories[me])).collect();
     let job = |((case, op), memory): (&(Case, Option<ReduceOp>), &mut CudaSlice<u8>)| {
         job_at(case, me, address(stream, memory), DType::U8, op.map(Reduction::Builtin))
@@ -209,12 +209,12 @@ fn share(plane: &DevicePlane, cases: &[(Case, Option<ReduceOp>)], all: &[Vec<Vec
     Share { memories, ring, jobs, messages }
 }
 
-fn check(plane: &DevicePlane, share: &Share, cases: &[(Case, Option<ReduceOp>)], all: &[Vec<Vec<u8>>]) {
-    let Ranks { me, n } = plane.ranks;
+fn check(backend: &DeviceBackend, share: &Share, cases: &[(Case, Option<ReduceOp>)], all: &[Vec<Vec<u8>>]) {
+    let Ranks { me, n } = backend.ranks;
     for (((case, op), memories), memory) in cases.iter().zip(all).zip(&share.memories) {
-        case.compare(me, &download(plane.stream(), memory), &case.expected(memories, &fold(*op))[me]);
+        case.compare(me, &download(backend.stream(), memory), &case.expected(memories, &fold(*op))[me]);
     }
-    assert_eq!(download(plane.stream(), &share.ring), [vec![me as u8; 64], vec![((me + n - 1) % n) as u8; 64]].concat());
+    assert_eq!(download(backend.stream(), &share.ring), [vec![me as u8; 64], vec![((me + n - 1) % n) as u8; 64]].concat());
 }
 
 fn all_memories(cases: &[(Case, Option<ReduceOp>)]) -> Vec<Vec<Vec<u8>>> {
@@ -227,11 +227,11 @@ fn a_group_does_collectives_and_messages_together() {
     let sim = Sim::new();
     for n in [1, 2, 3] {
         let (cases, all) = (cases(n), all_memories(&cases(n)));
-        ranks(n, &options(), |plane| {
-            let share = share(plane, &cases, &all);
+        ranks(n, &options(), |backend| {
+            let share = share(backend, &cases, &all);
             // SAFETY: the memory is as the cases say, and is read back on the same stream.
-            unsafe { DevicePlane::enqueue_group(&[(plane, &share.jobs, &share.messages, plane.stream())], LONG) }.unwrap();
-            check(plane, &share, &cases, &all);
+            unsafe { DeviceBackend::enqueue_group(&[(backend, &share.jobs, &share.messages, backend.stream())], LONG) }.unwrap();
+            check(backend, &share, &cases, &all);
         });
     }
     sim.finish();
@@ -242,16 +242,16 @@ fn one_thread_may_drive_all_ranks() {
     let sim = Sim::new();
     for n in [2, 4] {
         let (cases, all) = (cases(n), all_memories(&cases(n)));
-        let planes = several(n, &options());
-        let shares: Vec<_> = planes.iter().map(|plane| share(plane, &cases, &all)).collect();
-        let with_stream = planes.iter().zip(&shares);
+        let backends = several(n, &options());
+        let shares: Vec<_> = backends.iter().map(|backend| share(backend, &cases, &all)).collect();
+        let with_stream = backends.iter().zip(&shares);
         let parts: Vec<GroupPart<'_>> =
-            with_stream.map(|(plane, share)| (plane, &share.jobs[..], &share.messages[..], plane.stream())).collect();
+            with_stream.map(|(backend, share)| (backend, &share.jobs[..], &share.messages[..], backend.stream())).collect();
         // SAFETY: as above.
-        unsafe { DevicePlane::enqueue_group(&parts, LONG) }.unwrap();
-        planes.iter().zip(&shares).for_each(|(plane, share)| check(plane, share, &cases, &all));
+        unsafe { DeviceBackend::enqueue_group(&parts, LONG) }.unwrap();
+        backends.iter().zip(&shares).for_each(|(backend, share)| check(backend, share, &cases, &all));
         // Whoever ends a communicator waits for the others.
-        on_threads(planes, drop);
+        on_threads(backends, drop);
     }
     sim.finish();
 }
@@ -259,8 +259,8 @@ fn one_thread_may_drive_all_ranks() {
 #[test]
 fn messages_go_both_ways_at_once() {
     let sim = Sim::new();
-    ranks(2, &options(), |plane| {
-        let (me, stream) = (plane.comm().rank(), plane.stream());
+    ranks(2, &options(), |backend| {
+        let (me, stream) = (backend.comm().rank(), backend.stream());
         let mut memory = upload(stream, &[vec![me as u8; 100], vec![9; 100]].concat());
         let base = address(stream, &mut memory);
         let messages = [
@@ -268,7 +268,7 @@ fn messages_go_both_ways_at_once() {
             Message { peer: 1 - me, sends: false, address: base + 100, bytes: 100, element: TypeTag::Scalar(DType::U8) },
         ];
         // SAFETY: both lie in the memory, which is read back on the same stream.
-        unsafe { DevicePlane::enqueue_group(&[(plane, &[], &messages, stream)], LONG) }.unwrap();
+        unsafe { DeviceBackend::enqueue_group(&[(backend, &[], &messages, stream)], LONG) }.unwrap();
         assert_eq!(download(stream, &memory)[100..], [1 - me as u8; 100]);
     });
     sim.finish();
@@ -348,13 +348,13 @@ fn case(kind: Collective, n: usize, bytes: usize) -> Case {
 fn a_kernel_of_the_callers_folds_in_rank_order() {
     let sim = Sim::new();
     for n in [1, 2, 3] {
-        ranks(n, &Options { scratch_bytes: 32 << 10, ..options() }, |plane| {
+        ranks(n, &Options { scratch_bytes: 32 << 10, ..options() }, |backend| {
             let mut random = Random(120);
             for bytes in [5, 1000, 150_000] {
                 for kind in [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter] {
                     let case = case(kind, n, bytes);
                     let memories = memories(&case, &mut random, |random, _| vec![random.below(256) as u8]);
-                    run(plane, &case, &memories, DType::U8, Some(Reduction::User(mix())), &|inputs: &[Vec<u8>]| match inputs {
+                    run(backend, &case, &memories, DType::U8, Some(Reduction::User(mix())), &|inputs: &[Vec<u8>]| match inputs {
                         [one] => one.clone(),
                         inputs => mixed(inputs),
                     });
@@ -368,17 +368,17 @@ fn a_kernel_of_the_callers_folds_in_rank_order() {
 #[test]
 fn what_cannot_be_loaded_says_why_and_leaves_the_communicator_usable() {
     let sim = Sim::new();
-    ranks(2, &options(), |plane| {
+    ranks(2, &options(), |backend| {
         let case = case(Collective::AllReduce, 2, 64);
         let mut random = Random(121);
         let memories = memories(&case, &mut random, |random, _| vec![random.below(256) as u8]);
-        let stream = plane.stream();
-        let mut memory = upload(stream, &memories[plane.comm().rank()]);
+        let stream = backend.stream();
+        let mut memory = upload(stream, &memories[backend.comm().rank()]);
         let base = address(stream, &mut memory);
         let attempt = |code| {
-            let job = job_at(&case, plane.comm().rank(), base, DType::U8, Some(Reduction::User(code)));
+            let job = job_at(&case, backend.comm().rank(), base, DType::U8, Some(Reduction::User(code)));
             // As ranks do at the first use, before they agree that all can.
-            plane.load(&job, stream).unwrap_err().to_string()
+            backend.load(&job, stream).unwrap_err().to_string()
         };
         let absent = attempt(DeviceCode::Ptx { image: IMAGE.into(), entry: "other".into() });
         assert!(absent.contains("\"other\""), "{absent}");
@@ -388,7 +388,7 @@ fn what_cannot_be_loaded_says_why_and_leaves_the_communicator_usable() {
         assert!(zero.contains("zero byte"), "{zero}");
         let expression = attempt(DeviceCode::Expression("a[0]".into()));
         assert!(expression.contains("\"[\""), "{expression}");
-        run(plane, &case, &memories, DType::U8, Some(Reduction::User(mix())), &|inputs: &[Vec<u8>]| mixed(inputs));
+        run(backend, &case, &memories, DType::U8, Some(Reduction::User(mix())), &|inputs: &[Vec<u8>]| mixed(inputs));
     });
     let reports = simgpu::reports();
     assert!(!reports.is_empty() && reports.iter().all(|report| report.contains("nonsense")), "{reports:?}");
@@ -400,7 +400,7 @@ fn an_expression_folds_in_rank_order_or_says_that_there_is_no_compiler() {
     let sim = Sim::new();
     // SAFETY: opening the library runs its initialisers, which ask for nothing.
     let is_there = unsafe { cudarc::nvrtc::sys::is_culib_present() };
-    ranks(3, &options(), |plane| {
+    ranks(3, &options(), |backend| {
         let case = case(Collective::AllReduce, 3, 4000);
         let values = |random: &mut Random, _| (random.below(2000) as f32 - 1000.0).to_ne_bytes().to_vec();
         let memories = memories(&case, &mut Random(122), values);
@@ -413,13 +413,13 @@ fn an_expression_folds_in_rank_order_or_says_that_there_is_no_compiler() {
                 (0..inputs[0].len() / 4).flat_map(|at| element(at).to_ne_bytes()).collect::<Vec<_>>()
             };
             let case = Case { element_bytes: 4, ..case };
-            run(plane, &case, &memories, DType::F32, Some(reduction), &fold);
+            run(backend, &case, &memories, DType::F32, Some(reduction), &fold);
         } else {
-            let (stream, me) = (plane.stream(), plane.comm().rank());
+            let (stream, me) = (backend.stream(), backend.comm().rank());
             let mut memory = upload(stream, &memories[me]);
             let job = job_at(&case, me, address(stream, &mut memory), DType::F32, Some(reduction));
             // SAFETY: nothing is queued.
-            let error = unsafe { plane.enqueue(&job, stream, LONG) }.unwrap_err();
+            let error = unsafe { backend.enqueue(&job, stream, LONG) }.unwrap_err();
             assert!(error.is_unsupported() && error.to_string().contains("with_ptx"), "{error}");
         }
     });
