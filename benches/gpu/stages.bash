@@ -51,7 +51,7 @@ each_test() {
 # Without the tests of other NCCL releases, which are simulated ones. Those with processes come last: on one GPU these take turns.
 stage_suite() {
   local program
-  for program in device-suite device-interchange device-training; do each_test suite "$program" '^(?!versions::|.*processes)'; done
+  for program in device-suite device-training; do each_test suite "$program" '^(?!versions::|.*processes)'; done
   for program in device-suite device-training; do each_test suite "$program" processes; done
 }
 

@@ -8,6 +8,7 @@ mod allocations;
 #[path = "../common/mod.rs"]
 mod common;
 
+mod allocating;
 mod costs;
 mod gpu;
 mod graphs;
@@ -16,6 +17,7 @@ mod many;
 mod matrix;
 mod messages;
 mod ordering;
+mod other_crates;
 mod patterns;
 mod runtime_types;
 mod split;

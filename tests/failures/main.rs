@@ -10,6 +10,7 @@ mod kills;
 mod network;
 mod processes;
 mod resources;
+mod security;
 mod shrink;
 mod soak;
 mod starts;

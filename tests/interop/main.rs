@@ -14,6 +14,7 @@ mod named_hosts;
 mod nccl;
 #[cfg(feature = "cuda")]
 mod nccl_gpu;
+mod numpy;
 mod peer;
 mod rank;
 mod slurm;

@@ -1,4 +1,4 @@
-//! What a communicator tells of its calls, and to whom.
+//! Observers, subscribers, ops, stores and callbacks: code of the program that this crate calls. It may panic and call back anywhere.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,6 +10,28 @@ mod trace_files;
 mod aloud;
 mod counters;
 mod events;
+mod listener;
 #[cfg(feature = "cuda")]
 mod nvtx;
+mod ops;
+mod scenarios;
+mod signal;
+mod stores;
 mod traces;
+mod tracing_events;
+mod waits;
+
+use common::limit::{PATIENCE, within};
+
+/// Says nothing of panics that the test asked for.
+fn quiet_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if panic.payload().downcast_ref::<&str>() != Some(&WANTED) {
+            usual(panic);
+        }
+    }));
+}
+
+/// What a panic says that the test asked for.
+const WANTED: &str = "as the test wants it";

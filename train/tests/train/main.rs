@@ -1,12 +1,18 @@
-//! Gradients averaged in buckets, against means that one process computes plainly.
+//! Training against means and models that one process computes plainly, and checkpoints: whole after every kill, and files that are damaged.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../../tests/common/mod.rs"]
 mod common;
+#[cfg(feature = "checkpoint")]
+#[path = "../../../tests/failures/processes.rs"]
+mod processes;
 
 mod averages;
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
 mod edges;
+mod example;
 mod fully_sharded;
 mod fully_sharded_trouble;
 mod given;

@@ -1,0 +1,145 @@
+//! Ranks that are killed while they save: the latest checkpoint is whole all the same, and so are those before it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use collectives::{Communicator, Result};
+use collectives_train::checkpoint::{Checkpoint, Piece, Writer};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use crate::common::random::Random;
+use crate::common::ranks::{Wiring, is_rank_of, patience};
+use crate::processes::Ranks;
+
+const FOLDER: &str = "COLLECTIVES_TEST_FOLDER";
+/// Which rank is killed by the system, and at which byte of a file.
+const VICTIM: &str = "COLLECTIVES_TEST_VICTIM";
+const LIMIT: &str = "COLLECTIVES_TEST_LIMIT";
+const TRIALS: usize = 120;
+const WORLD_SIZE: usize = 3;
+const SHAPE: [usize; 2] = [97, 1031];
+const KEPT: usize = 3;
+
+/// An element of the tensor in a step.
+fn element(step: u64, index: usize) -> u32 {
+    (step as u32).wrapping_mul(1_000_003).wrapping_add(index as u32)
+}
+
+fn save(comm: &Communicator, directory: &Path, step: u64) -> Result<()> {
+    let all: Vec<u32> = (0..SHAPE[0] * SHAPE[1]).map(|index| element(step, index)).collect();
+    let rows = Piece::part(0, SHAPE[0], comm.rank(), comm.world_size());
+    let Piece::Along { range, .. } = rows.clone() else { unreachable!() };
+    let mut writer = Writer::new(comm, directory);
+    writer.tensor("rows", &SHAPE, rows, &all[range.start * SHAPE[1]..range.end * SHAPE[1]]);
+    writer.tensor("whole", &SHAPE, Piece::Whole, &all).metadata("step", step.to_string()).keep(KEPT);
+    writer.commit(step).map(drop)
+}
+
+/// Saves step after step, until a rank is gone.
+fn rank_that_saves() {
+    let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
+    let directory = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+    let comm = Wiring::Shm.builder(rank).from_env().unwrap();
+    let latest = Checkpoint::resume(&comm, &directory).unwrap();
+    let mut step = latest.and_then(|checkpoint| checkpoint.step()).unwrap_or(0);
+    if std::env::var(VICTIM).is_ok_and(|victim| victim == rank.to_string()) {
+        let limit = std::env::var(LIMIT).unwrap().parse().unwrap();
+        setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
+        // Whoever writes beyond it is killed (SIGXFSZ), in the midst of a file.
+        setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
+    }
+    loop {
+        step += 1;
+        println!("@saving {step}");
+        if let Err(error) = save(&comm, &directory, step) {
+            assert!(error.is_peer_lost() || error.is_poisoned(), "{error}");
+            return;
+        }
+        println!("@saved {step}");
+    }
+}
+
+/// Checks every checkpoint that is there; the latest step.
+fn assert_whole(directory: &Path, what: &str) -> u64 {
+    let steps = Checkpoint::steps(directory).unwrap();
+    assert!(steps.len() <= KEPT + 1, "{steps:?}, {what}");
+    for step in &steps {
+        let checkpoint = Checkpoint::open(directory.join(format!("step-{step:08}"))).unwrap();
+        checkpoint.check().unwrap();
+        assert_eq!(checkpoint.metadata()["step"], step.to_string(), "{what}");
+        for name in ["rows", "whole"] {
+            let values: Vec<u32> = checkpoint.read_vec(name, &SHAPE, Piece::Whole).unwrap();
+            assert!(values.iter().enumerate().all(|(index, value)| *value == element(*step, index)), "{name} of step {step}, {what}");
+        }
+    }
+    steps.last().copied().unwrap_or(0)
+}
+
+/// The step that a line says was saved.
+fn saved(line: &str) -> Option<u64> {
+    line.strip_prefix("saved ")?.parse().ok()
+}
+
+/// Kills ranks in one run; the last step that one of them said was saved.
+fn run_until_killed(name: &str, folder: &Path, random: &mut Random, trial: usize) -> u64 {
+    let mut variables = vec![(FOLDER, folder.to_str().unwrap().to_owned())];
+    let victim = random.below(WORLD_SIZE);
+    let at_a_byte = trial % 3 == 2;
+    if at_a_byte {
+        // The least that a rank writes: its own rows, of which some ranks have one fewer.
+        let bytes = SHAPE[0] / WORLD_SIZE * SHAPE[1] * 4;
+        variables.extend([(VICTIM, victim.to_string()), (LIMIT, random.below(bytes).to_string())]);
+    }
+    let mut ranks = Ranks::spawn_with(name, WORLD_SIZE, &variables);
+    let mut told = 0;
+    if !at_a_byte {
+        for _ in 0..1 + random.below(8 * WORLD_SIZE) + if trial == 0 { 4 * WORLD_SIZE } else { 0 } {
+            told = told.max(saved(&ranks.next("it saves").1).unwrap_or(0));
+        }
+        // A time within a save: nobody is waited for.
+        std::thread::park_timeout(Duration::from_micros(random.below(8000) as u64));
+        let all = trial % 3 == 1;
+        for (rank, child) in ranks.children.iter_mut().enumerate() {
+            if all || rank == victim {
+                child.kill().unwrap();
+            }
+        }
+        if all {
+            return told;
+        }
+    }
+    for rank in (0..WORLD_SIZE).filter(|rank| *rank != victim) {
+        let words = ranks.last_words(rank, patience(20)).unwrap();
+        told = words.iter().filter_map(|line| saved(line)).fold(told, u64::max);
+    }
+    assert!(ranks.outcome(victim).is_err(), "the victim was to be killed");
+    told
+}
+
+#[test]
+fn whoever_is_killed_while_saving_leaves_whole_checkpoints() {
+    let name = "checkpoint::kills::whoever_is_killed_while_saving_leaves_whole_checkpoints";
+    if is_rank_of(name) {
+        return rank_that_saves();
+    }
+    let (mut random, seed) = Random::new();
+    println!("seed {seed}");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut before, mut interrupted) = (0, 0);
+    for trial in 0..TRIALS {
+        let what = format!("trial {trial}, seed {seed}");
+        let told = run_until_killed(name, folder.path(), &mut random, trial);
+        let latest = assert_whole(folder.path(), &what);
+        assert!(latest >= told.max(before), "{latest} is the latest, {told} was saved and {before} was there before; {what}");
+        before = latest;
+        let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        interrupted += usize::from(names.into_iter().any(|name| name.starts_with(".step-")));
+    }
+    assert!(before > TRIALS as u64 / 4, "only {before} steps were saved, seed {seed}");
+    assert!(interrupted >= TRIALS / 4, "only {interrupted} runs were killed in a save, seed {seed}");
+    // What was left behind goes with the next save.
+    save(&Communicator::local(1).unwrap()[0], folder.path(), before + 1).unwrap();
+    let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.len() == KEPT && names.iter().all(|name| name.starts_with("step-")), "{names:?}");
+    println!("{TRIALS} runs were killed, {interrupted} of them in a save, and {before} steps were saved");
+}
