@@ -1,4 +1,5 @@
-//! Whole calls between two threads of one process, over shared memory and over TCP: time per call, with every answer checked.
+//! Whole calls between two threads of one process, over shared memory and TCP: the time per call. Every result is
+//! checked.
 //!
 //! `cargo bench --bench collectives`, or with a filter: `-- all_reduce`. For processes, other transports and more ranks use
 //! `cargo perf`, which measures as nccl-tests does.
@@ -10,19 +11,19 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 const TRANSPORTS: [(&str, Transport); 2] = [("shm", Transport::Shm), ("tcp", Transport::Tcp)];
-/// Elements of four bytes, in all.
+/// Total numbers of elements, of four bytes each.
 const COUNTS: [usize; 3] = [2, 16 << 10, 256 << 10];
 const BOTH: &str = "both ranks call it";
 
-/// One rank, its buffers, and what it is to have in the end of each.
+/// One rank and its buffers.
 struct Rank<T> {
     comm: Communicator,
     from: Vec<T>,
     into: Vec<T>,
 }
 
-/// Measures a call on two ranks. `from` and `into` are how many elements it takes and gives; `value` says what a rank hands in at an
-/// index; `check` looks at the result of each call.
+/// Measures a call on two ranks. `from` and `into` are the numbers of elements of its input and output. `value` returns
+/// a rank's input at an index, and `check` checks the result of each call.
 fn measure<T: Copy + Default + Send>(
     group: &mut BenchmarkGroup<'_, WallTime>,
     (name, transport): (&str, Transport),
@@ -50,7 +51,7 @@ fn number(rank: usize, index: usize) -> f32 {
     (rank * 1000 + index % 900) as f32
 }
 
-/// Whether `got` is what `expected` says, at its ends and in the middle.
+/// Returns whether `got` equals `expected` at both ends and in the middle.
 fn is(got: &[f32], expected: impl Fn(usize) -> f32) -> bool {
     [0, got.len() / 2, got.len() - 1].into_iter().all(|index| got[index] == expected(index))
 }
@@ -130,7 +131,7 @@ fn barrier(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One message there and one back.
+/// Measures a message in each direction.
 fn messages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("ping-pong");
     for transport in TRANSPORTS {
@@ -150,7 +151,7 @@ fn messages(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Eight messages each way, fused into one group.
+/// Measures eight messages in each direction, fused into one group.
 fn groups(criterion: &mut Criterion) {
     const PARTS: usize = 8;
     let mut group = criterion.benchmark_group("group of 8");

@@ -1,10 +1,13 @@
-//! Calls of two ranks beside busy processes on the same processors, against two threads that exchange the same bytes over a blocking socket.
+//! Calls between two ranks beside busy processes on the same processors, compared with two threads that exchange the
+//! same bytes over a blocking socket.
 //!
-//! Both take turns in short stretches, so that what else disturbs the machine disturbs both. Nothing is pinned: where threads run is a part of
-//! the question. The first rank times each of its calls, and checks its answer. "step" is what an inference engine does: some work, then a call.
+//! Both run alternately for short stretches, so that other disturbances of the machine affect both. No thread is
+//! pinned: where threads run is part of the question. The first rank times each of its calls and checks the result.
+//! "step" is what an inference engine does: some work, then a call.
 //!
-//! `cargo bench --bench crowd [-- busy=0,1,2,4 rounds=7 stretch=60 only=TEXT]` prints for each number of busy processes and each call the mean, the
-//! median and the 99th of a hundred of both, in µs, and the ratios of means and of 99ths. `stretch` is in milliseconds, `only` a part of a name.
+//! `cargo bench --bench crowd [-- busy=0,1,2,4 rounds=7 stretch=60 only=TEXT]` prints the mean, the median and the 99th
+//! percentile of both, in µs, for each number of busy processes and each call. It also prints the ratios of the means
+//! and of the 99th percentiles. `stretch` is in milliseconds; `only` is a part of a name.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -15,21 +18,21 @@ use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Envelope, ReduceOp, Transport};
 
-/// The word with which the first rank ends a stretch.
+/// The bit that the first rank sets in its word to end a stretch.
 const STOP: u64 = 1 << 40;
 const BOTH: &str = "both ranks make the same calls";
-/// How many additions "some work" is: about 20 µs.
+/// The number of additions in "some work": about 20 µs.
 const WORK: u64 = 50_000;
-/// Has this program be one of those that are busy.
+/// The argument that makes this program one of the busy processes.
 const SPIN: &str = "spin";
 
-/// How words and their company go there and back.
+/// A way to exchange words between the two ranks.
 trait Exchange: Send {
-    /// Gives the other rank a word, and gets the sum of both ranks' words.
+    /// Sends a word to the other rank, and returns the sum of both ranks' words.
     fn exchange(&mut self, word: u64) -> u64;
 }
 
-/// All-reduces of so many words.
+/// All-reduces of this many words.
 struct AllReduce(Communicator, Vec<u64>);
 
 impl Exchange for AllReduce {
@@ -41,7 +44,7 @@ impl Exchange for AllReduce {
     }
 }
 
-/// A message there and one back.
+/// A message in each direction.
 struct Messages(Communicator);
 
 impl Exchange for Messages {
@@ -58,12 +61,12 @@ impl Exchange for Messages {
     }
 }
 
-/// As many bytes over a socket that blocks, added up as an all-reduce does.
+/// As many bytes over a blocking socket, added up as an all-reduce does.
 struct Socket<S> {
     stream: S,
     mine: Vec<u64>,
     theirs: Vec<u64>,
-    /// Whether it reads first.
+    /// Whether this end reads first.
     answers: bool,
 }
 
@@ -95,7 +98,7 @@ impl<S: Read + Write + Send> Exchange for Socket<S> {
     }
 }
 
-/// Both ends of something.
+/// Both ends of an exchange.
 type Pair = [Box<dyn Exchange>; 2];
 
 fn ranks(transport: Transport, make: impl Fn(Communicator) -> Box<dyn Exchange>) -> Pair {
@@ -123,7 +126,7 @@ fn sockets(transport: Transport, words: usize, takes_turns: bool) -> Pair {
     })
 }
 
-/// What is compared: its name, how much work goes before each call, and both ways.
+/// A comparison: its name, the work before each call, and both ways to exchange.
 struct Cell {
     name: String,
     work: u64,
@@ -146,12 +149,12 @@ fn cells() -> Vec<Cell> {
     cells
 }
 
-/// Additions that take their time whatever else runs.
+/// Runs additions whose time does not depend on other programs.
 fn work(steps: u64) {
     (0..steps).for_each(|step| _ = black_box(step));
 }
 
-/// One stretch: calls until so much time is over, the times of which go on the list.
+/// Runs one stretch: makes calls until `limit` has passed, and appends their times to `times`.
 fn stretch([first, second]: &mut Pair, steps: u64, limit: Duration, times: &mut Vec<u32>) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -179,14 +182,14 @@ fn stretch([first, second]: &mut Pair, steps: u64, limit: Duration, times: &mut 
     });
 }
 
-/// Mean, median and the 99th of a hundred, in µs.
+/// Returns the mean, the median and the 99th percentile, in µs.
 fn figures(times: &mut [u32]) -> [f64; 3] {
     times.sort_unstable();
     let mean = times.iter().map(|time| f64::from(*time)).sum::<f64>() / times.len() as f64;
     [mean, f64::from(times[times.len() / 2]), f64::from(times[times.len() * 99 / 100])].map(|nanoseconds| nanoseconds / 1e3)
 }
 
-/// Busy processes, which end with this.
+/// Busy processes, which end when this is dropped.
 struct Busy(Vec<Child>);
 
 impl Busy {
@@ -206,10 +209,10 @@ impl Drop for Busy {
     }
 }
 
-/// Is busy until whoever started this is gone.
+/// Keeps a processor busy until the process that started this one is gone.
 fn spin() -> ! {
     std::thread::spawn(|| {
-        // Its end closes the pipe.
+        // The end of that process closes the pipe.
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(0);
     });

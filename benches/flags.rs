@@ -1,13 +1,14 @@
-//! The step protocol of shared memory: how long a flag takes from one core to another and back, and how long a step of everybody.
+//! The step protocol of shared memory: the time of a flag from one core to another and back, and of a step of all
+//! ranks.
 //!
-//! `cargo bench --features __internals --bench flags`. Every flag carries words that its reader checks.
+//! `cargo bench --features __internals --bench flags`. Every flag carries data that its reader checks.
 
 mod common;
 
 use collectives::internals::Mailboxes;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
-/// Two hops: divide by two for one.
+/// Measures two hops: divide by two for one.
 fn volleys(criterion: &mut Criterion) {
     let mut mailboxes = Mailboxes::between(2).expect("two ranks of this process");
     criterion.bench_function("flag there and back", |bencher| {

@@ -1,7 +1,8 @@
-//! The folds and copies that collectives on the host are made of, by instruction set, type, operation, inputs and size; each answer
-//! checked once.
+//! The folds and copies used by collectives on the host, by instruction set, type, operation, inputs and size. Each
+//! result is checked once.
 //!
-//! `cargo bench --features __internals --bench kernels`, or with a filter: `-- avx512/f32`, `-- copy`. Rates are of one input's bytes.
+//! `cargo bench --features __internals --bench kernels`, or with a filter: `-- avx512/f32`, `-- copy`. Rates count the
+//! bytes of one input.
 
 mod common;
 
@@ -13,11 +14,11 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
-/// One that stays in the second-level cache and one that does not.
+/// A size that fits into the second-level cache, and one that does not.
 const TWO_SIZES: [usize; 2] = [64 << 10, 4 << 20];
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Max];
 
-/// Measures one way to fold on one size. `value` makes small numbers whose results are exact.
+/// Measures the ways to fold one size. `value` returns small numbers, whose results are exact.
 fn ways<T: Element + PartialEq>(
     group: &mut BenchmarkGroup<'_, WallTime>,
     kernel: &Kernel<T>,
@@ -45,7 +46,7 @@ fn ways<T: Element + PartialEq>(
     way("2 in place", &mut || kernel.in_place(black_box(&mut a), &[&b]));
 }
 
-/// Sums on every level, and the other ops on the best one.
+/// Measures sums on every level, and the other ops on the best one.
 fn folds_of<T: Element + PartialEq>(criterion: &mut Criterion, dtype: DType, sizes: &[usize], value: fn(usize) -> T) {
     let levels = internals::levels();
     for level in &levels {

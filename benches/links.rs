@@ -1,8 +1,9 @@
-//! Frames over the links between two ranks: rings in shared memory, and TCP over the loopback interface, in plain and encrypted (with the feature
-//! `encryption`).
+//! Frames over the links between two ranks: rings in shared memory, and TCP over the loopback interface, plain and
+//! encrypted (with the feature `encryption`).
 //!
-//! `cargo bench --features __internals --bench links`. A frame is a header of 52 bytes and a payload; "there and back" is a frame each
-//! way, "one way" is frames after one another. The reader checks the first and last bytes of each, and all of the first.
+//! `cargo bench --features __internals --bench links`. A frame is a header of 52 bytes and a payload. "there and back"
+//! is a frame in each direction; "one way" is a series of frames. The reader checks the first and last bytes of each
+//! frame, and all bytes of the first one.
 
 mod common;
 
@@ -12,7 +13,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 const HEADER: usize = 52;
 const PAYLOADS: [usize; 4] = [0, 1 << 10, 64 << 10, 1 << 20];
 
-/// One end, and room for a frame out and a frame in.
+/// One end, with a buffer for an outgoing frame and one for an incoming frame.
 struct End {
     link: Link,
     sent: Vec<u8>,
@@ -77,7 +78,7 @@ fn tcp(criterion: &mut Criterion) {
     frames(criterion, "tcp", Link::tcp);
 }
 
-/// TCP with encryption, where this build has it.
+/// Measures TCP with encryption, if this build has it.
 fn encrypted(criterion: &mut Criterion) {
     if cfg!(feature = "encryption") {
         frames(criterion, "encrypted", Link::encrypted);

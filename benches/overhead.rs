@@ -1,10 +1,13 @@
-//! What the flight recorder, an observer and a trace add to the smallest call: communicators with and without, of the same two threads,
-//! take turns in short runs of calls, so that what disturbs the machine disturbs all of them.
+//! The cost that the flight recorder, an observer and a trace add to the smallest call. Communicators with and without
+//! them, between the same two threads, run alternately in short series of calls, so that disturbances affect all of
+//! them.
 //!
-//! Where its memory lies makes a communicator up to 2 % faster or slower than its double, so all are made anew many times.
+//! The position of its memory makes a communicator up to 2 % faster or slower than an identical one, so all are created
+//! again many times.
 //!
-//! `cargo bench --bench overhead [-- ROUNDS]` prints, for each and each transport, the ratio to the bare communicator: of every set made
-//! the median of its rounds, of these the median, with the interval that has the true one in it 95 times of 100; and the bare call's time.
+//! `cargo bench --bench overhead [-- ROUNDS]` prints the ratio to the bare communicator for each kind and transport. It
+//! is the median over all sets of the medians over their rounds, with its 95 % confidence interval. The time of the
+//! bare call is printed too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,16 +16,17 @@ use std::time::Instant;
 use collectives::observe::CallReport;
 use collectives::{Communicator, Config, ReduceOp, Transport};
 
-/// How many calls a run has: it lasts about 50 µs in shared memory, less than a scheduler's turn.
+/// Calls in a series: it lasts about 50 µs in shared memory, less than a time slice of the scheduler.
 const CALLS: u32 = 200;
-/// How many times all communicators are made.
+/// The number of times that all communicators are created.
 const SETS: usize = 40;
 const BOTH: &str = "both ranks make the same calls";
 
-/// What the cheapest observer counts.
+/// The count of the cheapest observer.
 static OBSERVED: AtomicU64 = AtomicU64::new(0);
 
-/// What is compared, by name: the first is what the others are compared with, the second its own double, which shows what the method can tell.
+/// Returns the kinds of communicators, by name. The others are compared with the first. The second is identical to it
+/// and shows the precision of the method.
 fn kinds() -> [(&'static str, Config); 5] {
     let observe = |_: &CallReport<'_>| {
         OBSERVED.fetch_add(1, Ordering::Relaxed);
@@ -42,7 +46,7 @@ fn kinds() -> [(&'static str, Config); 5] {
     ]
 }
 
-/// The nanoseconds of one call, in a run of them whose answers are checked.
+/// Returns the nanoseconds per call in a series of calls, whose results are checked.
 fn run(comm: &Communicator) -> f64 {
     comm.barrier().expect(BOTH);
     let begin = Instant::now();
@@ -54,7 +58,7 @@ fn run(comm: &Communicator) -> f64 {
     begin.elapsed().as_nanos() as f64 / f64::from(CALLS)
 }
 
-/// Rank 0's times: for each round, one of each kind, in an order that moves on with the round.
+/// Returns rank 0's times: in each round one of each kind, in an order that changes with the round.
 fn measure(transport: Transport, rounds: usize) -> Vec<Vec<f64>> {
     let kinds = kinds();
     let made = kinds.map(|(_, mut config)| {
@@ -82,7 +86,8 @@ fn measure(transport: Transport, rounds: usize) -> Vec<Vec<f64>> {
     })
 }
 
-/// The median, and the order statistics that hold the true one between them 95 times of 100 (normal approximation of the binomial).
+/// Returns the median and the bounds of its 95 % confidence interval, which are order statistics (normal approximation
+/// of the binomial).
 fn median(values: impl Iterator<Item = f64>) -> (f64, f64, f64) {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

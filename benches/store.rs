@@ -1,7 +1,8 @@
-//! The store that ranks meet at: calls of one client, and of eight at once, to a server of this process over the loopback interface.
+//! The store through which ranks find each other: calls of one client, and of eight at once, to a server of this
+//! process over the loopback interface.
 //!
-//! `cargo bench --bench store`. A `set` has no answer, so it is measured with the `add` behind it; a `get` asks twice, as PyTorch's
-//! clients do: whether the key is there, then for its value.
+//! `cargo bench --bench store`. A `set` has no reply, so it is measured together with an `add` after it. A `get` sends
+//! two requests, as PyTorch's clients do: whether the key exists, and then for its value.
 
 mod common;
 
@@ -12,7 +13,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A client, and how many calls it has made: all of a benchmark have made as many.
+/// A client, and the number of its calls, which is the same for all clients of a benchmark.
 struct Client {
     index: usize,
     store: std::sync::Arc<TcpStore>,
@@ -25,7 +26,7 @@ fn clients(server: &TcpStoreServer, count: usize) -> Vec<Client> {
     (0..count).map(|index| Client { index, store: connect(), calls: 0 }).collect()
 }
 
-/// One call of a client of so many.
+/// A call of a client; the number is that of all clients.
 type Call = fn(&Client, usize);
 
 const CALLS: [(&str, Call); 6] = [
@@ -64,7 +65,7 @@ fn calls(criterion: &mut Criterion) {
     }
 }
 
-/// One client's call beside others that have nothing to say: what it costs must not depend on them.
+/// Measures one client's call beside idle clients: its cost must not depend on them.
 fn beside_idle_clients(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("add beside idle clients");
     for idle in [0, 400] {
@@ -78,7 +79,7 @@ fn beside_idle_clients(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One client sets a key that the other waits for, gets and deletes, and the other way round.
+/// Measures how one client sets a key that the other waits for, gets and deletes, and the reverse.
 fn handing_over(criterion: &mut Criterion) {
     let server = TcpStoreServer::bind("127.0.0.1:0").expect("a free port");
     let mut clients = clients(&server, 2);

@@ -1,8 +1,8 @@
 //! A rank in one NCCL communicator with ranks of torch.distributed: `benches/gpu/beside-torch` starts both.
 //!
-//! `beside_torch HOST PORT RANK WORLD_SIZE`: the store of a `torch.distributed.init_process_group("nccl", store=…)`. Rank 0 has to be
-//! PyTorch's, which makes the unique id when its process group is made with a `device_id`. Both sides need the same NCCL
-//! (`COLLECTIVES_NCCL_LIBRARY`).
+//! `beside_torch HOST PORT RANK WORLD_SIZE`: HOST and PORT are those of the store of a
+//! `torch.distributed.init_process_group("nccl", store=…)`. Rank 0 must be a PyTorch rank. It creates the unique id
+//! when its process group is created with a `device_id`. Both sides need the same NCCL (`COLLECTIVES_NCCL_LIBRARY`).
 
 #![expect(unsafe_code, reason = "raw calls take addresses")]
 
@@ -17,7 +17,8 @@ use collectives::{
 };
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 
-/// Where ProcessGroupNCCL keeps the id of its first communicator: under `GROUP//DEVICE//COMMUNICATOR`, since 2.12 with a name behind it.
+/// The keys under which ProcessGroupNCCL stores the id of its first communicator: `GROUP//DEVICE//COMMUNICATOR`,
+/// followed by a name since 2.12.
 const KEYS: [&str; 2] = ["0//cuda//0/nccl_storekey_0", "0//cuda//0"];
 const LIMIT: Duration = Duration::from_secs(40);
 
@@ -46,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(comm.close()?)
 }
 
-/// The id that rank 0 has put into the store.
+/// Returns the id that rank 0 has put into the store.
 fn unique_id(store: &TcpStore) -> Result<UniqueId, Box<dyn Error>> {
     let began = Instant::now();
     let key = loop {
@@ -71,10 +72,10 @@ fn broadcast(comm: &NcclCommunicator, stream: &Arc<CudaStream>, rank: usize, roo
     call(comm, stream, &stream.clone_htod(&[rank as i64 + 7; 100])?, RawCall::Broadcast(root))
 }
 
-/// A call in place, and what it leaves.
+/// Makes a call in place and returns the resulting values.
 fn call(comm: &NcclCommunicator, stream: &Arc<CudaStream>, slice: &CudaSlice<i64>, call: RawCall) -> Result<Vec<i64>, Box<dyn Error>> {
     let buffer = RawBuffer { address: slice.device_ptr(stream).0, count: slice.len(), dtype: DType::I64 };
-    // SAFETY: the slice is alive, and on this stream alone, until the stream has been waited for below.
+    // SAFETY: the slice is alive, and used on this stream alone, until the stream is synchronized below.
     unsafe { comm.call(call, buffer, buffer, stream) }?;
     let values = stream.clone_dtoh(slice)?;
     stream.synchronize()?;

@@ -1,4 +1,4 @@
-//! A reduction of one's own: the place of the greatest value over all ranks, as MPI's MAXLOC.
+//! A custom reduction: the greatest value over all ranks and its rank, like MPI's MAXLOC.
 //!
 //! `cargo launch --nproc-per-node 4 -- target/debug/examples/custom_op`
 
@@ -14,7 +14,7 @@ struct Located {
     rank: u32,
 }
 
-// SAFETY: two 4-byte fields without padding, of which any bytes are a value.
+// SAFETY: two 4-byte fields without padding, and any bytes are a valid value.
 unsafe impl Data for Located {}
 
 fn main() -> collectives::Result<()> {

@@ -1,20 +1,22 @@
-//! Data-parallel training by hand: each rank has a part of the data, computes its gradients, and all average them.
+//! Data-parallel training by hand: each rank has a part of the data and computes its gradients, and all ranks average
+//! them.
 //!
-//! A small network (1 → 16 → 1, tanh) learns a sine. Rank 0's parameters are broadcast at the start, so all ranks start alike;
-//! the averaged gradients have the same bits everywhere, so all ranks stay alike, and the program checks that they do.
+//! A small network (1 → 16 → 1, tanh) learns a sine. Rank 0's parameters are broadcast at the start, so all ranks begin
+//! with the same. The averaged gradients have the same bits everywhere, so the parameters remain the same; the program
+//! checks that.
 //!
 //! `cargo launch --nproc-per-node 4 -- target/debug/examples/gradient_averaging`
 
 use collectives::{Communicator, ReduceOp, Result};
 
 const HIDDEN: usize = 16;
-/// Weights and biases of the hidden layer, weights of the output, its bias.
+/// The number of parameters: weights and biases of the hidden layer, weights of the output, and its bias.
 const PARAMETERS: usize = 3 * HIDDEN + 1;
 const SAMPLES: usize = 256;
 const STEPS: usize = 600;
 const RATE: f32 = 0.1;
 
-/// The prediction for `x`, and the hidden layer's values.
+/// Returns the prediction for `x` and the hidden layer's values.
 fn predict(parameters: &[f32], x: f32) -> (f32, [f32; HIDDEN]) {
     let mut hidden = [0.0; HIDDEN];
     let mut y = parameters[3 * HIDDEN];
@@ -25,7 +27,7 @@ fn predict(parameters: &[f32], x: f32) -> (f32, [f32; HIDDEN]) {
     (y, hidden)
 }
 
-/// The mean squared error over `data`, and its gradient.
+/// Returns the mean squared error over `data` and its gradient.
 fn loss_and_gradient(parameters: &[f32], data: &[(f32, f32)]) -> (f32, Vec<f32>) {
     let (mut loss, mut gradient) = (0.0, vec![0.0; PARAMETERS]);
     for (x, target) in data {
@@ -43,7 +45,7 @@ fn loss_and_gradient(parameters: &[f32], data: &[(f32, f32)]) -> (f32, Vec<f32>)
     (loss, gradient)
 }
 
-/// This rank's part of the data: every `world_size`-th sample.
+/// Returns this rank's part of the data: every `world_size`-th sample.
 fn shard(comm: &Communicator) -> Vec<(f32, f32)> {
     let sample = |index: usize| {
         let x = index as f32 / SAMPLES as f32 * 6.0 - 3.0;
@@ -52,7 +54,7 @@ fn shard(comm: &Communicator) -> Vec<(f32, f32)> {
     (comm.rank()..SAMPLES).step_by(comm.world_size()).map(sample).collect()
 }
 
-/// Every rank's own idea of how to start; rank 0's counts.
+/// Returns initial parameters, different on every rank; rank 0's are used.
 fn initial(rank: usize) -> Vec<f32> {
     (0..PARAMETERS).map(|index| ((1 + rank + 7 * index) as f32).sin()).collect()
 }
@@ -81,7 +83,7 @@ fn train(comm: &Communicator) -> Result<(f32, f32, Vec<f32>)> {
 }
 
 fn main() -> Result<()> {
-    // collrun and torchrun say in the end why a rank failed.
+    // collrun and torchrun then report why a rank failed.
     collectives::record_failure(run)
 }
 

@@ -1,7 +1,8 @@
-//! A rank in Rust in the default group of `torch.distributed`, whose other ranks are Python's with the backend of `collectives_torch`: it makes the data.
+//! A rank in Rust in the default group of `torch.distributed`, whose other ranks are Python processes with the backend
+//! of `collectives_torch`. This rank produces the data.
 //!
-//! `python/examples/train_with_rust.py` is the other side. Both read what torchrun, or whoever starts them, sets: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`,
-//! `MASTER_PORT`; the store is PyTorch's, on rank 0. This rank is the last.
+//! `python/examples/train_with_rust.py` is the other side. Both read `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
+//! `MASTER_PORT`, which torchrun or another launcher sets. The store is PyTorch's, on rank 0. This rank is the last.
 
 use std::env;
 use std::error::Error;
@@ -13,7 +14,7 @@ use collectives::{Communicator, ReduceOp};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Under what the backend of the default group keeps its keys. A group of `new_group` has its number in place of the 0.
+/// The prefix of the keys of the default group's backend. A group of `new_group` has its number in place of the 0.
 const GROUP: &str = "default_pg/0//cpu/";
 const LIMIT: Duration = Duration::from_secs(60);
 const STEPS: u32 = 40;
@@ -42,14 +43,14 @@ fn main() -> Outcome<()> {
 fn join() -> Outcome<Communicator> {
     let number = |name: &str| -> Outcome<usize> { Ok(env::var(name)?.parse()?) };
     let store = TcpStore::connect(&env::var("MASTER_ADDR")?, env::var("MASTER_PORT")?.parse()?, LIMIT)?;
-    // Whoever has the store waits for all ranks.
+    // The process with the store waits for all ranks.
     store.join()?;
     let group = Arc::new(PrefixStore::new(GROUP, store));
     let builder = Communicator::builder().configure(|config| config.timeout = LIMIT);
     Ok(builder.with_store(group, number("RANK")?, number("WORLD_SIZE")?)?)
 }
 
-/// Points x and what a line with noise makes of them: `[x…, 3x - 1…]`.
+/// Returns points x and values of a line with noise: `[x…, 3x - 1…]`.
 fn batch(random: &mut u32) -> Vec<f32> {
     let mut uniform = || {
         *random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

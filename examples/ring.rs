@@ -1,4 +1,5 @@
-//! A token goes round: each rank adds its own number and sends it on; then everyone passes a block to the right at once.
+//! A token travels round the ring: each rank adds its number and sends it on. Then all ranks pass a block to the right
+//! at once.
 //!
 //! `cargo launch --nproc-per-node 4 -- target/debug/examples/ring`
 
@@ -22,7 +23,7 @@ fn main() -> collectives::Result<()> {
         comm.send(&(token + rank as u64), next)?;
     }
 
-    // All at once: in a group, nobody waits for anybody before sending.
+    // All at once: in a group, no rank waits for another before it sends.
     let mine = vec![rank as u32; 1 << 16];
     let mut theirs = vec![0_u32; 1 << 16];
     comm.group(|group| {

@@ -1,4 +1,4 @@
-//! An async service: started calls of two communicators are awaited side by side, on one thread of an executor.
+//! An async service that awaits started calls of two communicators concurrently, on one thread of an executor.
 //!
 //! `cargo launch --nproc-per-node 2 -- target/debug/examples/service`
 
@@ -13,7 +13,7 @@ async fn averages(comm: Communicator, steps: u32) -> collectives::Result<f32> {
     Ok(gradient[0])
 }
 
-/// Passes a token round the ranks, while the averages go on.
+/// Passes a token round the ranks while the averages continue.
 async fn token(comm: Communicator, rounds: u64) -> collectives::Result<u64> {
     let (next, previous) = ((comm.rank() + 1) % comm.world_size(), (comm.rank() + comm.world_size() - 1) % comm.world_size());
     let mut value = 0;

@@ -1,4 +1,4 @@
-//! Two groups of the same ranks: the even ones by a list, and rows of two by colour.
+//! Two kinds of groups of the same ranks: the even ranks, by a list, and rows of two ranks, by colour.
 //!
 //! `cargo launch --nproc-per-node 4 -- target/debug/examples/subgroup`
 

@@ -1,7 +1,7 @@
 //! A stack of layers whose weights are split over the ranks, held in an `Arc` and called by a pool of threads.
 //!
-//! The threads share the weights. Each has a communicator of its own, a duplicate: what two requests do in between need no common order
-//! then. Request `n` is served by thread `n % threads` on every rank.
+//! The threads share the weights. Each thread has its own communicator, a duplicate, so the calls of different requests
+//! need no common order. Thread `n % threads` serves request `n` on every rank.
 //!
 //! `cargo launch --nproc-per-node 2 -- target/debug/examples/tensor_parallel`
 
@@ -22,7 +22,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// This rank's rows of a matrix that only moves values one place on.
+    /// Returns this rank's rows of a matrix that only shifts values by one place.
     fn new(rank: usize, ranks: usize) -> Self {
         let inputs = rank * WIDTH / ranks..(rank + 1) * WIDTH / ranks;
         let row = |input: usize| std::array::from_fn(|output| if output == (input + 1) % WIDTH { 1.0 } else { 0.0 });

@@ -17,14 +17,14 @@ use crate::config::nccl::{CheckDeviceCalls, NcclConfig, NcclLibrary};
 use crate::error::{Error, Result};
 use crate::observe::Observer;
 
-/// Which links the host backend may use.
+/// The links that the host backend may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Transport {
     /// Shared memory inside a host, TCP between hosts.
     #[default]
     Auto,
-    /// Shared memory only; ranks on several hosts are refused.
+    /// Shared memory only. Ranks on several hosts are refused.
     Shm,
     /// TCP only, also inside a host.
     Tcp,
@@ -34,7 +34,7 @@ impl Transport {
     /// Every choice.
     pub const ALL: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
 
-    /// The name used in `COLLECTIVES_TRANSPORT`, in messages and on command lines: `auto`, `shm`, `tcp`.
+    /// Returns the name used in `COLLECTIVES_TRANSPORT`, in messages and on command lines: `auto`, `shm`, `tcp`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,12 +55,13 @@ impl fmt::Display for Transport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// Stays awake for as long as most waits take, or for as long as a wake-up takes where others want the same cores; then sleeps.
+    /// Stays awake as long as most waits take, then sleeps. If others want the same cores, it sleeps after about as
+    /// long as a wake-up takes.
     #[default]
     Auto,
-    /// Never sleeps: for ranks that have their cores to themselves, where a wait of any length is to end at once.
+    /// Never sleeps. For ranks that have their cores to themselves and must notice the end of any wait at once.
     Spin,
-    /// Sleeps at once: for ranks that wait long, and beside programs that need the cores more.
+    /// Sleeps at once. For ranks that wait long, and beside programs that need the cores more.
     Sleep,
 }
 
@@ -68,7 +69,7 @@ impl Waiting {
     /// Every choice.
     pub const ALL: [Waiting; 3] = [Waiting::Auto, Waiting::Spin, Waiting::Sleep];
 
-    /// The name used in `COLLECTIVES_WAITING` and in messages: `auto`, `spin`, `sleep`.
+    /// Returns the name used in `COLLECTIVES_WAITING` and in messages: `auto`, `spin`, `sleep`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -85,19 +86,23 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Settings of a communicator. Every rank of a job must use the same, apart from the timeout, how it waits, the flight recorder, the observer,
-/// the trace and what names its host.
+/// Settings of a communicator. Every rank of a job must use the same, except for the timeout, the way it waits, the
+/// flight recorder, the observer, the trace and the settings that identify its host.
 ///
-/// What is left at its default is taken from the environment where a communicator is made: `COLLECTIVES_ALGORITHM`,
-/// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_WAITING` (`auto`, `spin` or `sleep`), `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`,
-/// `COLLECTIVES_LISTEN_ADDRESS`, `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for ever), `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none),
-/// `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder), `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), `COLLECTIVES_TRACE` (a folder),
-/// `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE` ([`Secret::from_file`] says what file), and `COLLECTIVES_ENCRYPT` (`0` or `1`); for devices also `COLLECTIVES_NCCL_LIBRARY` (a file) and
-/// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, also where the program asks for fewer).
+/// Settings left at their default are taken from the environment when a communicator is made: `COLLECTIVES_ALGORITHM`,
+/// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_WAITING` (`auto`, `spin` or `sleep`),
+/// `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`, `COLLECTIVES_LISTEN_ADDRESS`,
+/// `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for ever),
+/// `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none), `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder),
+/// `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), `COLLECTIVES_TRACE` (a folder), `COLLECTIVES_SECRET` or
+/// `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]), and `COLLECTIVES_ENCRYPT` (`0` or `1`). For devices also
+/// `COLLECTIVES_NCCL_LIBRARY` (a file) and `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, even if the program asks for
+/// fewer).
 ///
 /// # What a rank costs
 ///
-/// The `n` ranks of a host share one region of memory, of `2 n · slot + 2 n² · (ring + 256 B)` plus at most `9 KiB · n + 8 KiB`:
+/// The `n` ranks of a host share one region of memory. Its size is `2 n · slot + 2 n² · (ring + 256 B)` plus at most
+/// `9 KiB · n + 8 KiB`:
 ///
 /// | ranks of the host | slot | ring | region of 2, 4, 8, 16, 32, 64 ranks |
 /// | --- | --- | --- | --- |
@@ -107,13 +112,13 @@ impl fmt::Display for Waiting {
 /// | up to 32 | 128 KiB | 16 KiB | 41 MiB |
 /// | up to 1024 | 64 KiB | 4 KiB | 43 MiB |
 ///
-/// That is address space. Memory is used where it is touched: about 4.5 KiB a rank at the start, a rank's two slots as far as its calls fill
-/// them, and the rings between ranks that send each other messages.
+/// That is address space. Memory is used only when it is touched: about 4.5 KiB per rank at the start, a rank's two
+/// slots as far as its calls fill them, and the rings between ranks that send each other messages.
 ///
-/// Each rank of a job listens on one port, where nothing answers before [`shrink`](crate::Communicator::shrink). Under `Tcp`, and between
-/// hosts, it listens on another. It opens log₂ of the number of hosts (under `Tcp`, of ranks) connections at the start, and others when they
-/// are first needed. Each communicator keeps the plans of its latest 32 shapes of calls over TCP, of at most 1 MiB in all. The start costs
-/// the store about 22 requests a rank.
+/// Each rank of a job listens on one port, which does not answer before [`shrink`](crate::Communicator::shrink). Under
+/// `Tcp`, and between hosts, it listens on another. At the start it opens log₂ of the number of hosts (under `Tcp`, of
+/// ranks) connections, and others when they are first needed. Each communicator keeps the plans of its latest 32 shapes
+/// of calls over TCP, of at most 1 MiB in all. The start costs the store about 22 requests per rank.
 ///
 /// ```
 /// # use collectives::{Communicator, Config, Transport};
@@ -129,93 +134,108 @@ impl fmt::Display for Waiting {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// How long any one wait may take before it ends in an error. Default: 30 minutes, as torch.distributed has it.
+    /// How long any one wait may take before it ends in an error. Default: 30 minutes, as in torch.distributed.
     pub timeout: Duration,
-    /// How long the host of a peer may leave unanswered what it is sent over TCP, before the peer is lost. Zero: for ever, so that only `timeout`
-    /// ends such a wait. A process that ends is noticed at once all the same, where its host still tells. Counted in whole seconds, of which there
-    /// are at least 2 on an idle connection. Default: 60 seconds, which outlives the failover of a switch and the move of a virtual machine.
+    /// How long the host of a peer may leave data sent over TCP unacknowledged before the peer counts as lost. Zero
+    /// means for ever, so that only `timeout` ends such a wait. A process that ends is noticed at once as long as its
+    /// host still answers. Counted in whole seconds, at least 2 on an idle connection. Default: 60 seconds, which is
+    /// longer than the failover of a switch or the move of a virtual machine.
     pub silence_timeout: Duration,
-    /// Which links to use. Default: `Auto`.
+    /// The links to use. Default: `Auto`.
     pub transport: Transport,
-    /// How this rank waits for others on the host. Ranks may differ. With more ranks than cores a rank that never sleeps gives up its core between
-    /// two looks. Default: `Auto`.
+    /// How this rank waits for others on the host. Ranks may differ. If there are more ranks than cores, a rank that
+    /// never sleeps gives up its core between two polls. Default: `Auto`.
     pub waiting: Waiting,
-    /// Fold in rank order only: the same bits whatever the transport, algorithm and number of hosts. Costs bandwidth: each rank
-    /// receives every other rank's share directly instead of partial results. Default: off.
+    /// Folds in rank order only, so that the result has the same bits for every transport, algorithm and number of
+    /// hosts. Costs bandwidth: each rank receives every other rank's share directly instead of partial results.
+    /// Default: off.
     pub reproducible: bool,
-    /// Overrides the host identity (boot id and namespaces) by which ranks are found to share a host. Default: `None`.
+    /// The host identity, which decides which ranks share a host. Default: `None`, the boot id and the namespaces.
     pub host_identity: Option<String>,
-    /// Overrides the choice of algorithm for ranges of sizes; `"doubling:0-16K,ring:16K-".parse()?` makes them of text. An algorithm that a
-    /// collective does not have, or that an op does not allow, leaves that collective to the cost table, as do the default, which is
-    /// none, and sizes that no range covers. Shared memory inside a host has one way and is not affected.
+    /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` reads
+    /// them from text. The cost table decides for sizes that no range covers, and if a collective does not have the
+    /// algorithm or the op does not allow it. Shared memory inside a host has only one algorithm and is not affected.
+    /// Default: none.
     pub algorithms: AlgorithmRanges,
-    /// The most bytes that all objects of one object collective may have together, and that an object may have which this rank receives as
-    /// a message. Default: 256 MiB.
+    /// The largest total size, in bytes, of the objects in one object collective, and of a single object that this rank
+    /// receives as a message. Default: 256 MiB.
     pub object_limit_bytes: usize,
-    /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store): on rank 0, where it serves it, a thread,
-    /// a listener and the port for as long as its communicators live; on the others nothing until they ask. All ranks must say the same.
-    /// Default: `false`, the store is given up once every rank is there.
+    /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store). If rank 0
+    /// serves the store, this costs it a thread, a listener and the port while its communicators live. It costs the
+    /// other ranks nothing until they use it. All ranks must agree. Default: `false`; the store is closed once every
+    /// rank is there.
     pub keep_store: bool,
-    /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it reaches
-    /// rank 0's store, and the loopback interface where that is not known (a file, a store of one's own).
+    /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it
+    /// reaches rank 0's store, or the loopback interface if that is not known (a file, or your own store).
     pub listen_address: Option<std::net::IpAddr>,
-    /// How many calls of each kind (collectives, messages, device calls) the flight recorder keeps, rounded up to a power of two; 0
-    /// turns it off. Costs 64 B of memory each, and 1 % of a call of the smallest size (`benches/overhead.rs`). Default: 1024.
+    /// The number of calls of each kind (collectives, messages, device calls) that the flight recorder keeps, rounded
+    /// up to a power of two. 0 turns it off. Costs 64 B of memory for each, and 1 % of a call of the smallest size
+    /// (`benches/overhead.rs`). Default: 1024.
     pub flight_recorder_calls: usize,
-    /// The folder that the flight recorder is written to when a call fails for lack of a peer: a deadline that passed, a lost peer,
-    /// another call than this rank's, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, so
-    /// nothing is written unless it is asked for.
+    /// The folder to which the flight recorder is written when a call fails because of a peer: a timeout, a lost peer,
+    /// a mismatch, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, nothing is
+    /// written.
     pub flight_recorder_dir: Option<PathBuf>,
-    /// After how long a call that waits for its peers is warned of, once, naming the call and who is missing: through `tracing`, sooner where half of
-    /// its timeout is less; on standard error where the program has no subscriber. Zero: never. Default: 30 seconds.
+    /// Time after which a call that waits for its peers is reported once, with its name and the missing ranks. The
+    /// warning comes at half of the call's timeout if that is sooner. It goes to `tracing`, or to standard error if the
+    /// program has no subscriber. Zero: never. Default: 30 seconds.
     pub stall_warning: Duration,
-    /// Who is told of every call when it has ended, in numbers; see [`observe`](crate::observe). Communicators that are made of this one
-    /// tell it too. Costs each call 0.15 µs, and what the observer takes. Default: `None`.
+    /// Receives figures of every call when it has ended; see [`observe`](crate::observe). Communicators made from this
+    /// one report to it too. Costs each call 0.15 µs plus the observer's own time. Default: `None`.
     pub observer: Option<Arc<dyn Observer>>,
-    /// Keeps the times of the last 131,072 calls, of this communicator and those that are made of it, for
-    /// [`write_trace`](crate::Communicator::write_trace). Costs each call 0.2 µs (a lock and a record), and up to 30 MiB. Default: off.
+    /// Keeps the times of the last 131,072 calls of this communicator and those made from it, for
+    /// [`write_trace`](crate::Communicator::write_trace). Costs each call 0.2 µs (a lock and a record), and up to
+    /// 30 MiB in all. Default: off.
     pub trace: bool,
-    /// The folder that those times are written to, as `trace-ID-rankR.json`, when the last of these communicators is gone; see
-    /// [`observe`](crate::observe). A process that crashes, or leaves by `exit` before that, leaves none. Default: `None`.
+    /// The folder to which those times are written, as `trace-ID-rankR.json`, when the last of these communicators is
+    /// gone; see [`observe`](crate::observe). A process that crashes, or calls `exit` before that, writes none.
+    /// Default: `None`.
     pub trace_dir: Option<PathBuf>,
-    /// What every rank of the job, and whoever serves its store, has to know to be let in. Default: `None`, so nobody is asked.
+    /// The secret that every rank of the job, and the server of its store, must know to connect. Default: `None`, no
+    /// check.
     pub secret: Option<Secret>,
-    /// Encrypts all connections of the job over TCP, between ranks and to the store, so that whoever is on the line reads nothing and changes nothing
-    /// unnoticed (`SECURITY.md` says what remains). Needs a secret, and the crate's feature `encryption`; all ranks must say the same, and
-    /// whoever serves their store: those that differ refuse each other. Memory inside a host is not touched. Default: off.
+    /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the line can read
+    /// nothing and change nothing unnoticed (`SECURITY.md` lists what remains). Needs a secret, and the crate's feature
+    /// `encryption`. All ranks and the server of their store must agree; those that differ refuse each other. Shared
+    /// memory inside a host is not encrypted. Default: off.
     pub encrypt: bool,
-    /// What NCCL is told about the communicator. Default: nothing, so NCCL decides.
+    /// NCCL's own settings for the communicator. Default: none, so NCCL decides.
     #[cfg(feature = "cuda")]
     pub nccl: NcclConfig,
-    /// The file of the NCCL to load, which the program vouches for. Default: `None`, one that is in the process already, else `libnccl.so.2`
-    /// where the loader finds it. The first communicator with a device decides for the whole process.
+    /// The NCCL library to load, which the program vouches for. Default: `None`, the one already in the process, else
+    /// `libnccl.so.2` as the loader finds it. The first communicator with a device decides for the whole process.
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
-    /// How much device memory a communicator may take for ops that NCCL lacks, which it exchanges and folds in chunks, and for `all_to_all` in
-    /// place. 8 MiB of it are taken from the start, all of it at the first such call on more than about 16 MiB: make one before such calls are
-    /// captured into a graph. With less, large calls take more and smaller steps. Ranks that differ all take the least. Default: 256 MiB.
+    /// Most device memory, in bytes, that a communicator takes for ops that NCCL lacks, which it exchanges and folds in
+    /// chunks, and for `all_to_all` in place. It takes 8 MiB at the start, and all of it at the first such call on more
+    /// than about 16 MiB: make one before such calls are captured into a graph. With less memory, large calls take more
+    /// and smaller steps. If ranks differ, all use the smallest. Default: 256 MiB.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// Which calls on device memory are compared, over the host backend, before they are queued: collectives among all ranks, messages between
-    /// their two ends. NCCL compares nothing: it would hang, move wrong bytes, or write past the end of a buffer. Default: all. Fewer is a
-    /// promise that ranks do alike: [`CheckDeviceCalls::unchecked_after`]. All ranks must say the same.
+    /// The calls on device memory that are compared, over the host backend, before they are queued: collectives among
+    /// all ranks, messages between their two ends. NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or
+    /// writes past the end of a buffer. Default: all. With fewer, you promise that ranks make the same calls:
+    /// [`CheckDeviceCalls::unchecked_after`]. All ranks must agree.
     ///
-    /// Ranks that disagree in kind, op (a custom one's name), element type, count, root, lists of counts or the calls of a group get a
-    /// `Mismatch` at once, and the communicator works on. Messages, and groups of several communicators
-    /// ([`Communicator::group_across`](crate::Communicator::group_across)), have reached other ranks when a disagreement is found, so these
-    /// communicators are ended.
+    /// Ranks get a `Mismatch` at once, and the communicator stays usable, if they disagree in kind, op (a custom one's
+    /// name), element type, count, root, lists of counts or the calls of a group. Messages, and groups of several
+    /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)), have reached other ranks when
+    /// a mismatch is found, so these communicators are ended.
     ///
-    /// A collective that is compared returns only when every rank has come to it, and costs what an `all_gather_into` of 40 B costs on the
-    /// host. A receive returns only when its sender has made its call, and costs a message of 24 B on the host; a send returns at once, unless
-    /// many are ahead of their receives. A call that is captured into a graph is compared when it is captured, which every rank must do alike;
-    /// launches of the graph are not: whoever launches graphs sees to it that all ranks launch the same ones in the same order.
+    /// A compared collective returns only when every rank has made it, and costs as much as an `all_gather_into` of
+    /// 40 B on the host. A receive returns only when its sender has made its call, and costs a message of 24 B on the
+    /// host. A send returns at once, unless many are ahead of their receives. A call that is captured into a graph is
+    /// compared at capture, which every rank must do alike. Launches of the graph are not compared: the program must
+    /// make sure that all ranks launch the same graphs in the same order.
     ///
-    /// So a device call counts among the communicator's collectives on host memory. All ranks must make these in one order, and it waits as
-    /// they do. Where one rank makes a device call and then sends, and another receives that before its own device call, both wait for each
-    /// other. A thread that drives several ranks makes their collectives in `group_across`.
+    /// So a device call counts among the communicator's collectives on host memory. All ranks must make these in one
+    /// order, and it waits as they do. If one rank makes a device call and then sends, and another receives that
+    /// message before its own device call, both wait for each other. A thread that drives several ranks makes their
+    /// collectives in `group_across`.
     ///
-    /// The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator), which has no host backend, are compared over NCCL: 64 B from each rank, and a
-    /// wait on the host. There a difference between messages is told to both ends, and a call that is compared cannot be captured.
+    /// The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator), which has no host backend, are
+    /// compared over NCCL. This costs 64 B from each rank and a wait on the host. There both ends of a message get the
+    /// mismatch, and a compared call cannot be captured.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,
 }
@@ -254,13 +274,13 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Fills in what was left at its default from the variables named above.
+    /// Fills in settings left at their default from the variables named above.
     pub(crate) fn with_environment(self) -> Result<Self> {
         check_names(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
         self.with_variables(&environment)
     }
 
-    /// As [`Config::with_environment`], from the variables that `read` returns.
+    /// Does the same as [`Config::with_environment`], with the variables that `read` returns.
     pub(crate) fn with_variables(mut self, read: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let default = Self::default();
         if let Some(ranges) = read("COLLECTIVES_ALGORITHM").filter(|_| self.algorithms.is_empty()) {
@@ -268,7 +288,7 @@ impl Config {
         }
         self.host_identity = self.host_identity.or_else(|| read("COLLECTIVES_HOST_IDENTITY"));
         if let Some(address) = read("COLLECTIVES_LISTEN_ADDRESS").filter(|_| self.listen_address.is_none()) {
-            // Which interface it is at is looked up: it is this host's own.
+            // The interface after `%` is looked up instead: the address belongs to this host.
             let ip = address.split_once('%').map_or(&*address, |(ip, _)| ip);
             self.listen_address = Some(ip.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
         }
@@ -291,7 +311,7 @@ impl Config {
         self.reproducible |= switch(read, "COLLECTIVES_REPRODUCIBLE")?;
         #[cfg(feature = "cuda")]
         {
-            // Comparing fewer is a promise about the program, which whoever starts it cannot make.
+            // Comparing fewer is a promise about the program, which the user who starts it cannot make.
             match read("COLLECTIVES_CHECK_DEVICE_CALLS").as_deref() {
                 None => {}
                 Some("1") => self.check_device_calls = CheckDeviceCalls::ALWAYS,
@@ -321,24 +341,24 @@ impl Config {
         Ok(self)
     }
 
-    /// Reads how long launchers, which have no communicator, bear the silence of a host: [`silence_timeout`](Self::silence_timeout) as
-    /// `COLLECTIVES_SILENCE_TIMEOUT` says it, or its default.
+    /// Returns the [`silence_timeout`](Self::silence_timeout) for launchers, which have no communicator: the value of
+    /// `COLLECTIVES_SILENCE_TIMEOUT`, or the default.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] where the variable is no number of seconds.
+    /// [`Error::Config`] if the variable is not a number of seconds.
     pub fn silence_timeout_from_env() -> Result<Duration> {
         silence_timeout(&environment)
     }
 
-    /// The most calls that a recorder may keep: a gigabyte of them.
+    /// The largest number of calls that a recorder may keep: 1 GiB of them.
     pub(crate) const MAX_FLIGHT_RECORDER_CALLS: usize = 1 << 24;
 }
 
-/// What all variables of this crate begin with.
+/// The prefix of all variables of this crate.
 const PREFIX: &str = "COLLECTIVES_";
 
-/// The variables that are read here, without [`PREFIX`], those of devices included in a build without them.
+/// The variables that are read here, without [`PREFIX`]. Those for devices are included in every build.
 const KNOWN: [&str; 17] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
@@ -359,7 +379,8 @@ const KNOWN: [&str; 17] = [
     "WAITING",
 ];
 
-/// Refuses a variable that is none of these and looks like one: it would be ignored, and its setting with it. Others may be a program's own.
+/// Refuses an unknown variable whose name looks like a known one, because its setting would be ignored. Other names may
+/// belong to the program.
 fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
     for name in names {
         let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| !KNOWN.contains(rest)) else { continue };
@@ -371,7 +392,7 @@ fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
     Ok(())
 }
 
-/// The known name that another one looks like: but for a letter or two, or with more behind it.
+/// Returns the known name that `name` resembles: it differs by a letter or two, or `name` continues it.
 fn meant(name: &str) -> Option<&'static str> {
     let edits = |known: &&&str| (edits(name, known), known.len().abs_diff(name.len()));
     let nearest = KNOWN.iter().min_by_key(edits).filter(|known| edits(known).0 <= if known.len() < 6 { 1 } else { 2 });
@@ -381,7 +402,8 @@ fn meant(name: &str) -> Option<&'static str> {
     nearest.or_else(longer).copied()
 }
 
-/// How many letters have to be added, dropped, changed, or swapped with their neighbour to make one text of another.
+/// Returns how many letters must be added, dropped, changed, or swapped with a neighbour to turn one text into the
+/// other.
 fn edits(one: &str, other: &str) -> usize {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     let mut rows = vec![(0..=other.len()).collect::<Vec<usize>>()];
@@ -398,44 +420,47 @@ fn edits(one: &str, other: &str) -> usize {
     rows[one.len()][other.len()]
 }
 
-/// Whether connections are encrypted.
+/// The variable that turns encryption on.
 const ENCRYPT: &str = "COLLECTIVES_ENCRYPT";
 
-/// A variable that is a number of seconds.
+/// Reads a variable that is a number of seconds.
 fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>> {
     let Some(seconds) = read(name) else { return Ok(None) };
     let duration = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| wrong(name, &seconds, "a number of seconds")).map(Some)
 }
 
-/// How long silence is borne where the program does not say.
+/// Reads the silence timeout, or returns the default.
 fn silence_timeout(read: &dyn Fn(&str) -> Option<String>) -> Result<Duration> {
     Ok(seconds(read, "COLLECTIVES_SILENCE_TIMEOUT")?.unwrap_or(SILENCE_TIMEOUT))
 }
 
 impl Secret {
-    /// The one that `COLLECTIVES_SECRET` holds, or the file that `COLLECTIVES_SECRET_FILE` names; `None` where neither is set. It is
-    /// [`encrypting`](Secret::encrypting) where `COLLECTIVES_ENCRYPT` is `1`.
+    /// Returns the secret that `COLLECTIVES_SECRET` holds, or that is in the file named by `COLLECTIVES_SECRET_FILE`.
+    /// Returns `None` if neither is set. The secret is [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is
+    /// `1`.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] where both are set, or what they give is no secret; [`Error::Io`] where the file cannot be read;
-    /// [`Error::Unsupported`] where this build cannot encrypt, and is to.
+    /// [`Error::Config`] if both are set, or if the value is not a valid secret; [`Error::Io`] if the file cannot be
+    /// read; [`Error::Unsupported`] if encryption is asked for and this build cannot encrypt.
     pub fn from_env() -> Result<Option<Self>> {
         secret(&environment)?.map(Self::encrypting_if_asked).transpose()
     }
 
-    /// The same secret, [`encrypting`](Secret::encrypting) where `COLLECTIVES_ENCRYPT` is `1`: for a launcher that makes a secret for its job.
+    /// Returns the same secret, [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is `1`. For a launcher that
+    /// makes a secret for its job.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] where the variable is neither `0` nor `1`; [`Error::Unsupported`] where this build cannot encrypt, and is to.
+    /// [`Error::Config`] if the variable is neither `0` nor `1`; [`Error::Unsupported`] if encryption is asked for and
+    /// this build cannot encrypt.
     pub fn encrypting_if_asked(self) -> Result<Self> {
         if switch(&environment, ENCRYPT)? { self.encrypting() } else { Ok(self) }
     }
 }
 
-/// The secret that the variables give. No error quotes it.
+/// Returns the secret that the variables give. No error quotes it.
 fn secret(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
     match (read("COLLECTIVES_SECRET"), read("COLLECTIVES_SECRET_FILE")) {
         (None, None) => Ok(None),
@@ -443,7 +468,7 @@ fn secret(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
         (Some(_), Some(_)) => {
             Err(Error::config("COLLECTIVES_SECRET and COLLECTIVES_SECRET_FILE", "both are set; set one of them, on every rank alike"))
         }
-        // Bytes that are no text have been replaced by others, which every such secret would share.
+        // Bytes that are not UTF-8 have been replaced with one character, so several secrets would be equal.
         (Some(text), None) if text.contains(char::REPLACEMENT_CHARACTER) => {
             Err(Error::config("COLLECTIVES_SECRET", "it is not UTF-8; write it in hexadecimal digits"))
         }
@@ -454,7 +479,7 @@ fn secret(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
     }
 }
 
-/// A variable that is `0` or `1`; off where it is not set.
+/// Reads a variable that is `0` or `1`; `false` if it is not set.
 fn switch(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool> {
     match read(name).as_deref() {
         None | Some("0") => Ok(false),
@@ -463,20 +488,20 @@ fn switch(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool> {
     }
 }
 
-/// What NCCL itself reads of the environment, where this crate has to know it too.
+/// The variables of NCCL that this crate has to know too.
 #[cfg(feature = "cuda")]
 pub(crate) struct NcclEnvironment {
     /// `NCCL_MULTI_RANK_GPU_ENABLE`: several ranks may be on one device.
     pub(crate) multi_rank_gpu: bool,
-    /// `NCCL_HOSTID`: by what NCCL takes ranks to share a host.
+    /// `NCCL_HOSTID`: by which NCCL decides which ranks share a host.
     pub(crate) host_id: Option<String>,
-    /// A variable and its value that override how communicators are made that depend on each other (`device/comm/`).
+    /// A variable and its value that override how dependent communicators are made (`device/comm/`).
     pub(crate) overrides: Option<String>,
 }
 
 #[cfg(feature = "cuda")]
 impl NcclEnvironment {
-    /// As this process has it now.
+    /// Reads the variables of this process as they are now.
     pub(crate) fn read() -> Self {
         let multi_rank_gpu = environment("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1");
         let overrides = overrides(&environment);
@@ -484,11 +509,11 @@ impl NcclEnvironment {
     }
 }
 
-/// The first of the variables, with its value, that changes how communicators are made that depend on each other. NCCL reads more as a number than Rust
-/// does (`off` as 0, `0x1` as 1), so any other text than the one that means what is meant anyway counts.
+/// Returns the first variable, with its value, that changes how dependent communicators are made. NCCL reads more texts
+/// as numbers than Rust does (`off` as 0, `0x1` as 1), so every text counts except the one that changes nothing.
 #[cfg(feature = "cuda")]
 fn overrides(read: &dyn Fn(&str) -> Option<String>) -> Option<String> {
-    // The first of these texts stands for what each communicator is told.
+    // Each with the value that every communicator is configured with anyway.
     let meant =
         [("NCCL_COMM_BLOCKING", "-2147483648"), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"), ("NCCL_COMM_SHRINK_SHARE_RESOURCES", "0")];
     meant.into_iter().find_map(|(name, meant)| {
@@ -497,17 +522,18 @@ fn overrides(read: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     })
 }
 
-/// The library of a tool that wants NVTX ranges, as such tools name it to the processes that they start.
+/// Returns the library of a tool that collects NVTX ranges. Such tools set this variable for the processes that they
+/// start.
 pub(crate) fn nvtx_injection() -> Option<PathBuf> {
     std::env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Where this rank's launcher reads why it failed.
+/// Returns the file from which this rank's launcher reads why it failed.
 pub(crate) fn error_file() -> Option<PathBuf> {
     std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// A variable's text that a setting could not be read from, as the setting says it.
+/// Turns the error of parsing a setting into one that quotes the variable.
 fn of_variable(name: &str, value: &str, error: Error) -> Error {
     match error {
         Error::Config { reason, .. } => Error::config(format!("{name}={value:?}"), reason),
@@ -515,7 +541,7 @@ fn of_variable(name: &str, value: &str, error: Error) -> Error {
     }
 }
 
-/// A variable that cannot be understood.
+/// Returns the error for a variable with an invalid value.
 fn wrong(name: &str, value: &str, expected: &str) -> Error {
     Error::config(format!("{name}={value:?}"), format!("expected {expected}"))
 }
@@ -523,7 +549,7 @@ fn wrong(name: &str, value: &str, expected: &str) -> Error {
 impl FromStr for Transport {
     type Err = Error;
 
-    /// Understands the name.
+    /// Parses the name.
     fn from_str(text: &str) -> Result<Self> {
         Transport::ALL.into_iter().find(|transport| transport.name() == text).ok_or_else(|| {
             let known = Transport::ALL.map(Transport::name).join(", ");
@@ -535,7 +561,7 @@ impl FromStr for Transport {
 impl FromStr for Waiting {
     type Err = Error;
 
-    /// Understands the name.
+    /// Parses the name.
     fn from_str(text: &str) -> Result<Self> {
         Waiting::ALL.into_iter().find(|waiting| waiting.name() == text).ok_or_else(|| {
             let known = Waiting::ALL.map(Waiting::name).join(", ");
@@ -544,7 +570,7 @@ impl FromStr for Waiting {
     }
 }
 
-/// One variable of the environment. What is not UTF-8 in it is replaced, so that errors can quote it.
+/// Reads one variable of the environment. Bytes that are not UTF-8 are replaced, so that errors can quote it.
 pub(crate) fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

@@ -5,22 +5,22 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What every fallible function of the crate returns.
+/// The result of every fallible function of the crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Who a peer is, as far as it is known.
+/// A peer's rank, host and process, as far as they are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Its rank in the communicator.
     pub rank: usize,
-    /// The name of its host; empty where it is not known.
+    /// The name of its host; empty if unknown.
     pub host: String,
-    /// Its process id on that host; 0 where it is not known.
+    /// Its process id on that host; 0 if unknown.
     pub pid: u32,
 }
 
 impl Peer {
-    /// A peer of which only the rank is known.
+    /// Creates a peer of which only the rank is known.
     pub(crate) fn unknown(rank: usize) -> Self {
         Self { rank, host: String::new(), pid: 0 }
     }
@@ -33,7 +33,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A list of peers in words: "rank 1 (host a, pid 7), rank 2". Of very many the first.
+/// Lists peers in words: "rank 1 (host a, pid 7), rank 2". A long list is cut.
 pub(crate) fn list_peers(peers: &[Peer]) -> String {
     if peers.is_empty() {
         return "none".to_owned();
@@ -46,7 +46,7 @@ pub(crate) fn list_peers(peers: &[Peer]) -> String {
     }
 }
 
-/// Who is missing and who has arrived, in words; nothing where the wait was not for ranks.
+/// Lists in words which peers are missing and which have arrived. Empty if the wait was not for ranks.
 fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
     let mut words = String::new();
     if !missing.is_empty() {
@@ -58,7 +58,7 @@ fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
     words
 }
 
-/// The limit that an error of the system is about, and how to raise it, in words; nothing where it is about none.
+/// Returns the limit that a system error is about, and how to raise it, in words. Empty if it is about none.
 fn limit(error: &io::Error) -> String {
     let current = |resource| match rustix::process::getrlimit(resource).current {
         Some(limit) => limit.to_string(),
@@ -76,7 +76,7 @@ fn limit(error: &io::Error) -> String {
     }
 }
 
-/// What else was waited in, in words; nothing where there was none.
+/// Lists in words the other calls that were waiting. Empty if there were none.
 fn list_meanwhile(meanwhile: &[String]) -> String {
     if meanwhile.is_empty() {
         return String::new();
@@ -84,7 +84,7 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
     format!("; meanwhile this process waited in {}: are two communicators used in opposite orders?", meanwhile.join(", and in "))
 }
 
-/// Everything that can go wrong, with what was being done when it did.
+/// Any error of the crate, with the operation that failed.
 ///
 /// Use the predicates ([`Error::is_timeout`] and the like) where you can: they stay true when variants are added.
 ///
@@ -100,16 +100,16 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 /// println!("{}", errors[0]);
 /// # Ok::<(), collectives::Error>(())
 /// ```
-/// Both `{}` and `{:?}` print the sentence, so that `fn main() -> collectives::Result<()>` and `unwrap` read well. The sentence is whole: an
-/// error has no [`source`](std::error::Error::source), so what prints chains of errors prints nothing twice. What lies behind it is in its
-/// fields.
+/// Both `{}` and `{:?}` print the sentence, so that `fn main() -> collectives::Result<()>` and `unwrap` read well. The
+/// sentence is complete: an error has no [`source`](std::error::Error::source), so code that prints chains of errors
+/// prints nothing twice. The cause is in the error's fields.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument of a call cannot be right on this rank; nothing was sent and no buffer was touched.
+    /// An argument of a call is invalid on this rank. Nothing was sent and no buffer was touched.
     #[error("{call}: {reason}")]
     InvalidArgument {
-        /// The call, as the method is named.
+        /// The name of the method that was called.
         call: &'static str,
         /// What is wrong, with the offending values.
         reason: String,
@@ -122,59 +122,60 @@ pub enum Error {
         /// What is wrong with it and what is expected.
         reason: String,
     },
-    /// The call is understood and cannot be done.
+    /// The call is valid but not supported.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
-        /// What was asked for.
+        /// The operation that was asked for.
         what: String,
         /// Why it cannot be done, and what to use instead.
         reason: String,
     },
-    /// Two ranks called different things. No rank's buffer was touched.
+    /// Two ranks made different calls. No rank's buffer was touched.
     #[error("rank {} called {first_call}, but rank {} called {second_call}", first.rank, second.rank)]
     Mismatch {
         /// One of the two ranks.
         first: Peer,
         /// Its call in words.
         first_call: String,
-        /// The other.
+        /// The other rank.
         second: Peer,
         /// Its call in words.
         second_call: String,
     },
-    /// The two ends of a message do not fit together, or the other end gave it up. Only this message is affected.
+    /// The two ends of a message do not match, or the other end gave it up. Only this message is affected.
     #[error("{doing}: {reason}")]
     Message {
-        /// Which message.
+        /// The message.
         doing: String,
-        /// What does not fit, or who gave up.
+        /// What does not match, or which end gave up.
         reason: String,
     },
     /// The deadline passed.
     #[error("{doing}: timed out after {:.3} s{}{}", elapsed.as_secs_f64(), list_arrivals(missing, arrived), list_meanwhile(meanwhile))]
     Timeout {
-        /// What was being done: the call with its sequence number.
+        /// The call with its sequence number.
         doing: String,
-        /// How long it was tried.
+        /// How long the call had been running.
         elapsed: Duration,
-        /// Who had not arrived, as far as this rank can tell.
+        /// The peers that had not arrived, as far as this rank can tell.
         missing: Vec<Peer>,
-        /// Who had.
+        /// The peers that had arrived.
         arrived: Vec<Peer>,
-        /// What else this process has waited in meanwhile, on other communicators, in words: two that are used in opposite orders wait for
-        /// each other.
+        /// The calls on other communicators, in words, in which this process has waited meanwhile. Two communicators
+        /// used in opposite orders wait for each other.
         meanwhile: Vec<String>,
     },
-    /// A peer closed or dropped its communicator early, its process ended, or its connection broke; the reason says which.
+    /// A peer closed or dropped its communicator early, its process ended, or its connection broke. The reason tells
+    /// which.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
-        /// What was being done.
+        /// The call or operation.
         doing: String,
-        /// Who is gone.
+        /// The peer that is gone.
         peer: Peer,
         /// How long the call had been running.
         elapsed: Duration,
-        /// How it was noticed.
+        /// How the loss was noticed.
         reason: String,
     },
     /// The communicator was closed before.
@@ -186,20 +187,20 @@ pub enum Error {
     /// The job's ranks contradict each other: two processes with one rank, or different world sizes.
     #[error("the ranks of this job contradict each other: {reason}")]
     Conflict {
-        /// Who says what.
+        /// Which ranks contradict each other, and how.
         reason: String,
     },
-    /// The ranks that were left agreed on a new communicator without this one.
+    /// The remaining ranks agreed on a new communicator without this one.
     #[error("{doing}: the others went on without rank {rank}: {reason}; end this process, or join a new job")]
     LeftBehind {
-        /// What was being done.
+        /// The call or operation.
         doing: String,
         /// This rank.
         rank: usize,
-        /// How that came about.
+        /// Why this rank is not included.
         reason: String,
     },
-    /// An earlier error ended this communicator; only `shrink`, `abort`, `close` and drop remain.
+    /// An earlier error ended this communicator. Only `shrink`, `abort`, `close` and drop remain.
     #[error("{call}: this communicator was ended by an earlier error: {}", cause.root())]
     Poisoned {
         /// The call that was refused.
@@ -210,89 +211,90 @@ pub enum Error {
     /// The communicator was aborted, here or by a peer.
     #[error("{doing}: aborted by {by}")]
     Aborted {
-        /// What was being done.
+        /// The call or operation.
         doing: String,
-        /// Who aborted.
+        /// The rank that aborted.
         by: Peer,
     },
     /// A peer or server sent bytes that cannot be understood.
     #[error("{with} sent what cannot be understood: {reason}")]
     Protocol {
-        /// Who sent it.
+        /// The sender.
         with: String,
         /// What was wrong, with the offending value.
         reason: String,
     },
-    /// One end of a connection has the job's secret and the other has none, or has another one.
+    /// One end of a connection has the job's secret, and the other has none or a different one.
     #[error("{with}: no proof of the job's secret: {reason}")]
     Unauthorized {
         /// The other end.
         with: String,
-        /// Which end lacks what, and what to do about it.
+        /// Which end lacks the secret, and what to do about it.
         reason: String,
     },
     /// The communicator has no device backend, and the call needs one.
     #[error("{call}: there is no device backend: {reason}")]
     NoDevice {
-        /// The call, as the method is named.
+        /// The name of the method that was called.
         call: String,
         /// Why there is none, and what to do about it.
         reason: String,
     },
-    /// NCCL refused or failed.
+    /// NCCL refused or failed an operation.
     #[error("{doing}: NCCL says {code} ({name}): {text}")]
     Nccl {
-        /// What was being done.
+        /// The operation.
         doing: String,
         /// NCCL's result code.
         code: u32,
-        /// The code's name, as `ncclInvalidUsage`.
+        /// The code's name, such as `ncclInvalidUsage`.
         name: &'static str,
-        /// The library's own words.
+        /// The text that NCCL gives for it.
         text: String,
     },
-    /// The CUDA driver refused or failed.
+    /// The CUDA driver refused or failed an operation.
     #[error("{doing}: the CUDA driver says {code}: {text}")]
     Cuda {
-        /// What was being done.
+        /// The operation.
         doing: String,
         /// The driver's result code.
         code: u32,
-        /// The driver's own words.
+        /// The text that the driver gives for it.
         text: String,
     },
-    /// The operating system refused.
+    /// The operating system refused an operation.
     #[error("{doing}: {error}{}", limit(error))]
     Io {
-        /// What was being done, to what.
+        /// The operation and its object.
         doing: String,
-        /// The system's own error. The sentence has its words, so it is not [`source`](std::error::Error::source) as well.
+        /// The system's own error. The sentence contains its text, so it is not also the
+        /// [`source`](std::error::Error::source).
         error: Arc<io::Error>,
     },
 }
 
 impl Error {
-    /// Wraps an error of the operating system with what was being done.
+    /// Wraps an error of the operating system with the operation that failed.
     pub fn io(doing: impl Into<String>, error: impl Into<io::Error>) -> Self {
         Self::Io { doing: doing.into(), error: Arc::new(error.into()) }
     }
 
-    /// Names a part of the configuration that cannot be understood, and says why.
+    /// Creates an error for a part of the configuration that cannot be understood, with the reason.
     pub fn config(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Config { what: what.into(), reason: reason.into() }
     }
 
-    /// Says why what is understood cannot be done, and what to use instead.
+    /// Creates an error for something that is not supported, with the reason and an alternative.
     pub fn unsupported(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Unsupported { what: what.into(), reason: reason.into() }
     }
 
-    /// Says why an argument of a call, which is named as its method is, cannot be right.
+    /// Creates an error for an invalid argument of the method `call`, with the reason.
     pub fn argument(call: &'static str, reason: impl Into<String>) -> Self {
         Self::InvalidArgument { call, reason: reason.into() }
     }
 
-    /// The same, of a call of rank `own` that is a part of another one: `barrier() number 4 (of close)`.
+    /// Marks the call of rank `own` as a part of another call: `barrier() number 4 (of close)`.
     #[must_use]
     pub(crate) fn part_of(mut self, whole: &str, own: usize) -> Self {
         let part = |call: &mut String| call.extend([" (of ", whole, ")"]);
@@ -308,7 +310,7 @@ impl Error {
         self
     }
 
-    /// The error behind a poisoned communicator, or this error itself.
+    /// Returns the error behind a poisoned communicator, or this error itself.
     pub(crate) fn root(&self) -> &Error {
         match self {
             Self::Poisoned { cause, .. } => cause.root(),
@@ -316,7 +318,7 @@ impl Error {
         }
     }
 
-    /// What went wrong in a word, as a label of counters. A communicator that had ended is `poisoned`, whatever ended it.
+    /// Returns a one-word label for counters. A communicator that had ended is `poisoned`, whatever ended it.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Timeout { .. } => "timeout",
@@ -329,7 +331,7 @@ impl Error {
         }
     }
 
-    /// The call that failed or was refused, in words, where the error is one of a call.
+    /// Returns the call that failed or was refused, in words, if the error is about a call.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -363,8 +365,9 @@ impl Error {
         }
     }
 
-    /// The rank that it is about, where it is one: who is gone, who aborted, the first of those that are missing, and of two that called
-    /// different things the second (also as the cause of poisoning).
+    /// Returns the rank that the error is about, if there is one (also as the cause of poisoning): the rank that is
+    /// gone, the rank that aborted, the first of the missing ranks, or the second of two ranks that made different
+    /// calls.
     #[must_use]
     pub fn peer(&self) -> Option<&Peer> {
         match self.root() {
@@ -376,7 +379,7 @@ impl Error {
         }
     }
 
-    /// How long the call had been under way, where that is known (also as the cause of poisoning).
+    /// Returns how long the call had been running, if known (also as the cause of poisoning).
     #[must_use]
     pub fn elapsed(&self) -> Option<Duration> {
         match self.root() {
@@ -385,43 +388,45 @@ impl Error {
         }
     }
 
-    /// Whether a deadline passed (also as the cause of poisoning).
+    /// Returns whether a deadline passed (also as the cause of poisoning).
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self.root(), Self::Timeout { .. })
     }
 
-    /// Whether a peer is gone (also as the cause of poisoning).
+    /// Returns whether a peer is gone (also as the cause of poisoning).
     #[must_use]
     pub fn is_peer_lost(&self) -> bool {
         matches!(self.root(), Self::PeerLost { .. })
     }
 
-    /// Whether two ranks called different things, or the ends of a message do not fit (also as the cause of poisoning).
+    /// Returns whether two ranks made different calls, or the ends of a message do not match (also as the cause of
+    /// poisoning).
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
         matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
     }
 
-    /// Whether one end could not prove to the other that it knows the job's secret (also as the cause of poisoning).
+    /// Returns whether one end could not prove to the other that it knows the job's secret (also as the cause of
+    /// poisoning).
     #[must_use]
     pub fn is_unauthorized(&self) -> bool {
         matches!(self.root(), Self::Unauthorized { .. })
     }
 
-    /// Whether the call is one that cannot be done at all.
+    /// Returns whether the call is not supported at all.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Unsupported { .. })
     }
 
-    /// Whether the call came after [`Communicator::close`](crate::Communicator::close).
+    /// Returns whether the call came after [`Communicator::close`](crate::Communicator::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Closed { .. })
     }
 
-    /// Whether the call was refused because an earlier error ended the communicator.
+    /// Returns whether the call was refused because an earlier error ended the communicator.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         matches!(self, Self::Poisoned { .. })

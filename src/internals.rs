@@ -1,4 +1,4 @@
-//! What the crate's own benchmarks measure and fuzz targets try, behind functions that check what they are given. No part of the interface.
+//! Functions for the crate's own benchmarks and fuzz targets, which check their arguments. Not part of the interface.
 
 #![expect(unsafe_code, reason = "folds and copies take pointers")]
 #![allow(missing_docs, reason = "seen by benchmarks alone")]
@@ -27,10 +27,10 @@ use crate::host::net::mesh::Mesh;
 use crate::host::reduce::Kernel as Inner;
 use crate::host::shm::{CallContext, Channel, Group};
 
-/// The inputs that a fold here takes at most, besides its destination.
+/// The most inputs of a fold here, besides its destination.
 pub const MOST_INPUTS: usize = 16;
 
-/// The instruction sets that this processor has, from the least.
+/// Returns the instruction sets that this processor has, from the smallest.
 pub fn levels() -> Vec<&'static str> {
     Inner::levels().collect()
 }
@@ -43,42 +43,43 @@ pub struct Kernel<T: Element> {
 }
 
 impl<T: Element> Kernel<T> {
-    /// The kernel on one of [`levels`]; the best one where there is no such.
+    /// Creates the kernel for one of [`levels`], or for the best one if there is no such level.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where the operation cannot be done on the element type.
+    /// `Unsupported` if the operation cannot be done on the element type.
     pub fn new(op: ReduceOp, dtype: DType, level: &str) -> Result<Self> {
         assert_eq!(dtype.size_bytes(), size_of::<T>(), "{dtype} has another size");
         Ok(Self { inner: Inner::on(level, op, dtype, 2)?, element: std::marker::PhantomData })
     }
 
-    /// `into = into op others[0] op …`
+    /// Computes `into = into op others[0] op …`
     pub fn in_place(&self, into: &mut [T], others: &[&[T]]) {
         let (into, bytes) = (into.as_mut_ptr().cast::<u8>(), size_of_val(into));
         let (pointers, count) = pointers(Some(into), others, bytes);
-        // SAFETY: all slices are as long (checked), the destination is borrowed for us alone, and one of the inputs.
+        // SAFETY: all slices have one length (checked), and the destination, which is one of the inputs, is exclusively
+        // borrowed.
         unsafe { self.inner.fold(into, &pointers[..count], bytes, true) }
     }
 
-    /// `into = inputs[0] op …`
+    /// Computes `into = inputs[0] op …`
     pub fn apart(&self, into: &mut [T], inputs: &[&[T]]) {
         let (pointers, count) = pointers(None, inputs, size_of_val(into));
-        // SAFETY: all slices are as long (checked), and the destination is borrowed for us alone.
+        // SAFETY: all slices have one length (checked), and the destination is exclusively borrowed.
         unsafe { self.inner.fold(into.as_mut_ptr().cast(), &pointers[..count], size_of_val(into), true) }
     }
 
-    /// As [`Kernel::apart`], to two destinations.
+    /// Computes the same as [`Kernel::apart`], into two destinations.
     pub fn to_two(&self, into: &mut [T], also: &mut [T], inputs: &[&[T]]) {
         assert_eq!(into.len(), also.len(), "one length");
         let (pointers, count) = pointers(None, inputs, size_of_val(into));
         let (into, also, bytes) = (into.as_mut_ptr().cast(), also.as_mut_ptr().cast(), size_of_val(into));
-        // SAFETY: as for `apart`, and so is the second destination.
+        // SAFETY: as for `apart`; the second destination is exclusively borrowed too and has the same length (checked).
         unsafe { self.inner.fold_to_two((into, also), crate::host::copy::copy, &pointers[..count], bytes, true) }
     }
 }
 
-/// The inputs' addresses, and how many there are.
+/// Returns the inputs' addresses, and their number.
 fn pointers<T>(first: Option<*mut u8>, others: &[&[T]], bytes: usize) -> ([*const u8; MOST_INPUTS + 1], usize) {
     assert!(others.len() <= MOST_INPUTS, "too many inputs");
     let mut pointers = [std::ptr::null(); MOST_INPUTS + 1];
@@ -91,7 +92,8 @@ fn pointers<T>(first: Option<*mut u8>, others: &[&[T]], bytes: usize) -> ([*cons
     (pointers, count)
 }
 
-/// What each rank of this process makes of an exchange with the others, by rank; each on a thread of its own meanwhile.
+/// Returns the results of `make` for each rank, by rank. Each runs on its own thread and can exchange data with the
+/// others.
 fn exchanging<T: Send>(ranks: usize, make: impl Fn(usize, &mut dyn Exchange) -> Result<T> + Sync) -> Result<Vec<T>> {
     let make = &make;
     std::thread::scope(|scope| {
@@ -102,14 +104,14 @@ fn exchanging<T: Send>(ranks: usize, make: impl Fn(usize, &mut dyn Exchange) -> 
     })
 }
 
-/// A copy to a destination that is read again soon.
+/// Copies to a destination that is read again soon.
 pub fn copy(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "one length");
     // SAFETY: two borrowed slices of one length.
     unsafe { copy::copy(from.as_ptr(), to.as_mut_ptr(), from.len()) }
 }
 
-/// A copy past the cache.
+/// Copies past the cache.
 pub fn copy_streaming(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "one length");
     // SAFETY: two borrowed slices of one length.
@@ -118,22 +120,22 @@ pub fn copy_streaming(from: &[u8], to: &mut [u8]) {
 
 /// How long one frame, one step, or opening a link may take.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Fruitless tries between two looks at the clock.
+/// Fruitless tries between two readings of the clock.
 const TRIES: u32 = 1024;
 
 /// One end of a link between two ranks.
 pub struct Link {
     stream: Box<dyn ByteLink + Send>,
-    /// Keeps the other end from taking this rank for gone.
+    /// Keeps the other end from treating this rank as gone.
     _group: Option<Mutex<Group>>,
 }
 
 impl Link {
-    /// Both ends of a pair of rings in shared memory.
+    /// Creates both ends of a pair of rings in shared memory.
     ///
     /// # Errors
     ///
-    /// Where the region cannot be made or mapped.
+    /// If the region cannot be created or mapped.
     pub fn rings() -> Result<Vec<Self>> {
         exchanging(2, |rank, exchange| {
             let mut group = Group::connect(exchange, &[0, 1], rank, 2, None, &Deadline::after(LIMIT))?;
@@ -142,20 +144,20 @@ impl Link {
         })
     }
 
-    /// Both ends of a TCP connection over the loopback interface, opened and greeted as between hosts.
+    /// Creates both ends of a TCP connection over the loopback interface, opened with a hello as between hosts.
     ///
     /// # Errors
     ///
-    /// Where a rank cannot listen or connect.
+    /// If a rank cannot listen or connect.
     pub fn tcp() -> Result<Vec<Self>> {
         Self::tcp_with(None)
     }
 
-    /// The same with encryption.
+    /// Creates the same with encryption.
     ///
     /// # Errors
     ///
-    /// As for [`Link::tcp`], and where this build cannot encrypt.
+    /// Those of [`Link::tcp`], and if this build cannot encrypt.
     pub fn encrypted() -> Result<Vec<Self>> {
         Self::tcp_with(Some(&Secret::random()?.encrypting()?))
     }
@@ -188,11 +190,11 @@ impl Link {
         })
     }
 
-    /// Writes a header and what it announces, all of it.
+    /// Writes a header and its whole payload.
     ///
     /// # Errors
     ///
-    /// Where the other end is gone or does not read.
+    /// If the other end is gone or does not read.
     pub fn write(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()> {
         let mut parts = [IoSlice::new(header), IoSlice::new(payload)];
         let mut parts = &mut parts[..];
@@ -209,7 +211,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// Where the other end is gone or does not write.
+    /// If the other end is gone or does not write.
     pub fn read(&mut self, mut into: &mut [u8]) -> io::Result<()> {
         while !into.is_empty() {
             let read = patiently(|| self.stream.try_read(into))?;
@@ -219,7 +221,7 @@ impl Link {
     }
 }
 
-/// Tries again until something moves, giving up the core now and then.
+/// Tries again until something moves, and yields the core now and then.
 fn patiently(mut step: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     let mut began = None;
     loop {
@@ -242,10 +244,10 @@ impl fmt::Debug for Link {
     }
 }
 
-/// How often a volley looks for the other's flag: seconds, if it comes to that.
+/// How often a volley polls the other rank's flag. This many polls take seconds.
 const LOOKS: u64 = 1 << 30;
 
-/// One rank's part in the shared memory of a host. It goes to a thread of its own.
+/// One rank's part in the shared memory of a host. It is given to a thread of its own.
 pub struct Mailboxes {
     group: Group,
     health: Health,
@@ -254,11 +256,11 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// The parts of so many ranks, over one region.
+    /// Creates the parts of `ranks` ranks, over one region.
     ///
     /// # Errors
     ///
-    /// Where the region cannot be made or mapped.
+    /// If the region cannot be created or mapped.
     pub fn between(ranks: usize) -> Result<Vec<Self>> {
         let members: Vec<usize> = (0..ranks).collect();
         exchanging(ranks, |rank, exchange| {
@@ -267,11 +269,11 @@ impl Mailboxes {
         })
     }
 
-    /// One step of everybody: publish, wait for all, compare what they published.
+    /// Does one step of every rank: publishes, waits for all, and compares what they published.
     ///
     /// # Errors
     ///
-    /// Where a rank is late, gone, or at another step.
+    /// If a rank is late, gone, or at another step.
     pub fn step(&mut self) -> Result<()> {
         let sequence = self.next();
         let call = Call { kind: Collective::Barrier, op: 0, element: TypeTag::of::<u8>(), count: 0, root: None, counts_hash: 0, sequence };
@@ -280,11 +282,12 @@ impl Mailboxes {
         met.map_err(|stop| stop.to_error("a step", &deadline, &[]))
     }
 
-    /// One flag there and one back: the first of two ranks serves, the second answers. Each checks what the other published.
+    /// Sends one flag and receives one. The first of two ranks begins, the second answers. Each checks what the other
+    /// published.
     ///
     /// # Errors
     ///
-    /// Where the other is late or at another volley.
+    /// If the other is late or at another volley.
     pub fn volley(&mut self, is_first: bool) -> Result<()> {
         let number = self.next();
         let words = |is_first: bool| [number, u64::from(is_first), !number, 7];
@@ -313,7 +316,8 @@ impl fmt::Debug for Mailboxes {
     }
 }
 
-/// What the fuzz targets call, each with any bytes: functions that panic where something does not hold. They lie beside what they try.
+/// Functions that the fuzz targets call with arbitrary bytes. They panic if a property does not hold, and are defined
+/// beside the code that they test.
 pub mod fuzz {
     #[cfg(feature = "encryption")]
     pub use crate::authentication::fuzz::{handshake, records};
@@ -327,7 +331,7 @@ pub mod fuzz {
     };
     pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
 
-    /// Inputs to begin with, each with the name of its target: what is sent and said where all is in order.
+    /// Returns initial inputs, each with the name of its target: valid data as ranks send it.
     pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let mut seeds = crate::rendezvous::fuzz::seeds();
         seeds.extend(crate::host::fuzz::seeds());

@@ -1,4 +1,5 @@
-//! Collective communication between GPUs, processes, threads and hosts: all-reduce, broadcast, gather, scatter, all-to-all, messages.
+//! Collective communication between GPUs, processes, threads and hosts: all-reduce, broadcast, gather, scatter,
+//! all-to-all, messages.
 //!
 //! ```no_run
 //! use collectives::{Communicator, ReduceOp};
@@ -11,27 +12,31 @@
 //! }
 //! ```
 //!
-//! A [`Communicator`] is one rank of a group. It comes from a launcher's variables, a URL or a store of one's own
-//! ([`Communicator::builder`]), or from [`Communicator::local`] for the threads of one process. Ranks of one host talk over shared
-//! memory, ranks of different hosts over TCP.
+//! A [`Communicator`] is one rank of a group. Create it from a launcher's variables, from a URL or from your own store
+//! ([`Communicator::builder`]), or with [`Communicator::local`] for the threads of one process. Ranks of one host
+//! communicate over shared memory, ranks of different hosts over TCP.
 //!
-//! - Collectives are methods of [`Communicator`]; what they reduce with is a [`ReduceOp`] or a [`CustomOp`]; what they take is
-//!   anything that is a [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
-//! - `start_*` calls go on in the background and give their buffers back through a [`Work`].
-//! - With a GPU attached (`Builder::device`) the same methods take device buffers, cudarc's slices among them: they are queued on a
-//!   stream (`Communicator::with_stream` names one) and go over NCCL and this crate's own kernels. [`nccl`] has that side alone, [`interop`] the memory of other crates.
+//! - Collectives are methods of [`Communicator`]. They reduce with a [`ReduceOp`] or a [`CustomOp`]. They take any
+//!   [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
+//! - `start_*` calls continue in the background and return their buffers through a [`Work`].
+//! - With a GPU attached (`Builder::device`), the same methods take device buffers, including cudarc's slices. They are
+//!   queued on a stream (`Communicator::with_stream` names one) and use NCCL and this crate's own kernels. [`nccl`] has
+//!   the device interface alone, [`interop`] the memory of other crates.
 //! - [`store`] has the stores and their trait, [`flight`] the last calls on record.
-//! - Errors are one type, [`Error`], which says what was being done, with whom, and for how long.
+//! - Errors have one type, [`Error`], which gives the operation, the peers involved, and the time it took.
 //! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
 //!
 //! # Features
 //!
-//! `cuda` (on by default): devices; nothing is linked, the driver and NCCL are opened when they are asked for.
-//! `serde`: collectives and messages on any serialisable value. `float8`: the element types of the crate `float8`. `encryption`: connections over TCP can be encrypted ([`Config::encrypt`]).
+//! - `cuda` (on by default): devices. Nothing is linked; the driver and NCCL are loaded when they are first needed.
+//! - `serde`: collectives and messages on any serialisable value.
+//! - `float8`: the element types of the crate `float8`.
+//! - `encryption`: encrypted TCP connections ([`Config::encrypt`]).
 //!
-//! Training on many ranks is a crate of its own, `collectives-train`, and so are two programs: `collperf` measures, `collrun` starts ranks.
+//! Training on many ranks is in a separate crate, `collectives-train`. Two programs are separate too: `collperf`
+//! measures, `collrun` starts ranks.
 //!
-//! Linux alone, on 64-bit little-endian processors.
+//! Supports only Linux, on 64-bit little-endian processors.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -82,8 +87,8 @@ pub use rendezvous::error_file::record_failure;
 
 /// NCCL itself: a communicator without the host backend, NCCL's settings and memory.
 ///
-/// [`NcclCommunicator`](nccl::NcclCommunicator) is for engines that bring their own start-up, streams and memory. A
-/// [`Communicator`] with a device has one inside ([`Device::raw`]).
+/// [`NcclCommunicator`](nccl::NcclCommunicator) is for engines that have their own start-up, streams and memory. A
+/// [`Communicator`] with a device contains one ([`Device::raw`]).
 #[cfg(feature = "cuda")]
 pub mod nccl {
     pub use crate::communicator::NcclGroup;
@@ -93,24 +98,25 @@ pub mod nccl {
     };
 }
 
-/// Stores, at which the ranks of a job find each other: over TCP (PyTorch's protocol), in a folder, or in memory; and the trait for a
-/// store of one's own.
+/// Stores, at which the ranks of a job find each other: over TCP (PyTorch's protocol), in a folder, or in memory.
+/// Includes the trait for your own store.
 pub mod store {
     pub use crate::rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
 }
 
-/// What the expansion of [`element!`] names, and what the programs share.
+/// Items that the expansion of [`element!`] names, and items that the workspace's programs share.
 #[doc(hidden)]
 pub mod __private {
     pub use core;
 
-    /// For the workspace's programs: files that neither wait nor grow without bound.
+    /// For the workspace's programs: opening files without blocking, and reading them up to a limit.
     pub mod regular_file {
         pub use crate::base::regular_file::{create, open, read};
     }
 }
 
-/// The guide's code, and the README's, so that `cargo test --doc` compiles it and runs what needs no launcher and no GPU.
+/// The code of the guide and the README, so that `cargo test --doc` compiles it and runs what needs no launcher and no
+/// GPU.
 #[cfg(doctest)]
 mod guide {
     macro_rules! pages {

@@ -1,4 +1,5 @@
-//! What a job costs as it gets larger, counted, not timed: messages to start it, links, memory, and clients at one store.
+//! The cost of a job as it gets larger, counted, not timed: messages to start it, links, memory, and clients at one
+//! store.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,25 +17,26 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const WORLDS: [usize; 5] = [2, 4, 8, 16, 32];
 const LONG: Duration = Duration::from_secs(60);
-/// How often a rank that waits at the store asks whether ranks contradict each other, and what that costs.
+/// How often a rank that waits at the store asks whether ranks contradict each other, and the requests of each such
+/// slice.
 const SLICE: Duration = Duration::from_millis(100);
 const REQUESTS_PER_SLICE: u64 = 4;
 
-/// These tests count what their process has open or mapped, so they run one after another.
+/// Locks out the other tests. They count what the process has open or mapped, so they run one after another.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a job of threads cost, counted while all its ranks were there.
+/// The cost of a job of threads, counted while all its ranks were running.
 struct Cost {
     requests: u64,
-    /// Between ranks, with those that listen.
+    /// The sockets between ranks, including listeners.
     sockets: usize,
     elapsed: Duration,
 }
 
-/// Starts `n` ranks, each with a client of its own at one server, and counts.
+/// Starts `n` ranks, each with its own client of one server, and counts.
 fn start(n: usize, transport: Transport) -> Cost {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let connect = |_| TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
@@ -65,7 +67,7 @@ fn start(n: usize, transport: Transport) -> Cost {
     Cost { requests, sockets: sockets - before, elapsed }
 }
 
-/// Starts `n` ranks of which one does not come, and counts.
+/// Starts `n` ranks except one, and counts.
 fn start_without_one(n: usize, absent: usize, limit: Duration) -> (u64, Duration) {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let connect = |_| TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
@@ -95,7 +97,8 @@ fn what_it_costs_to_say_who_did_not_come_grows_with_the_ranks_and_not_with_their
         let (requests, elapsed) = start_without_one(n, 7, LIMIT);
         let slices = elapsed.as_millis() as u64 / SLICE.as_millis() as u64 + 1;
         println!("{n} ranks, one of them absent: {requests} requests in {elapsed:?}");
-        // Of each rank: its start, a look in each slice, and the last questions. Rank 0 also asks which of all keys it lacks, each time.
+        // Each rank's start, a look in each slice, and the last questions. Each time, rank 0 also asks which keys are
+        // missing.
         let most = n as u64 * (20 + slices * REQUESTS_PER_SLICE) + slices * 64;
         assert!(requests <= most, "{n} ranks cost {requests} requests in {elapsed:?}, which is more than {most}");
     }
@@ -107,7 +110,7 @@ fn open_sockets() -> usize {
     entries.filter(|entry| entry.as_ref().is_ok_and(is_socket)).count()
 }
 
-/// Powers of two alone.
+/// Returns the logarithm of a power of two.
 fn log2(n: usize) -> usize {
     n.ilog2() as usize
 }
@@ -123,16 +126,16 @@ fn messages_and_links_of_a_start_grow_as_n_log_n_at_most() {
             println!("{transport:?}, {n} ranks: {requests} requests in {elapsed:?}, {sockets} sockets");
             assert!(requests <= 24 * (n * log2(n)) as u64 + patience, "{n} ranks cost {requests} requests in {elapsed:?}");
             match transport {
-                // One for each rank to be found by after a failure.
+                // One listener for each rank, for use after a failure.
                 Transport::Shm => assert_eq!(sockets, n, "{n} ranks in shared memory need no links"),
-                // Another listens for each rank, and a link has two ends.
+                // Each rank has one more listener, and a link has two ends.
                 _ => assert!(sockets <= 2 * n + 2 * n * log2(n), "{n} ranks have {sockets} sockets"),
             }
         }
     }
 }
 
-/// The mappings of the shared region in this process: bytes mapped and bytes in memory, one for each rank.
+/// Returns the mappings of the shared region in this process, one for each rank: bytes mapped and bytes in memory.
 fn regions() -> Vec<(usize, usize)> {
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
     let mut found = Vec::new();
@@ -153,7 +156,10 @@ fn regions() -> Vec<(usize, usize)> {
     found
 }
 
-/// What `Config` promises: a slot ring a rank, of six times a slot, two rings from each rank to each, and at most 9 KiB a rank and 8 KiB beside.
+/// Returns the least and the most bytes that `Config` promises:
+/// - for each rank, a slot ring of six times a slot
+/// - from each rank to each, two rings
+/// - at most 9 KiB for each rank, plus 8 KiB
 fn promised(n: usize) -> (usize, usize) {
     let (slot, ring) = match n {
         0..=2 => (1024, 4096),
@@ -191,7 +197,7 @@ fn the_shared_region_is_as_large_as_the_formula_says() {
     }
 }
 
-/// A client of bare bytes, of which one thread can have thousands wait at once.
+/// A client that sends raw bytes. One thread can have thousands of them wait at once.
 struct Client(TcpStream);
 
 impl Client {
@@ -204,7 +210,7 @@ impl Client {
         client
     }
 
-    /// A request: its number, texts behind their lengths, and what follows.
+    /// Sends a request: its number, texts preceded by their lengths, and the rest.
     fn ask(&mut self, query: u8, texts: &[&[u8]], rest: &[u8]) {
         let texts = texts.iter().flat_map(|text| [&(text.len() as u64).to_le_bytes()[..], text].concat());
         let message: Vec<u8> = std::iter::once(query).chain(texts).chain(rest.iter().copied()).collect();
@@ -215,7 +221,7 @@ impl Client {
         self.ask(1, &[key.as_bytes(), value], &[]);
     }
 
-    /// Asks for a wait; [`Client::released`] is its end.
+    /// Asks for a wait, which [`Client::released`] ends.
     fn wait(&mut self, key: &str) {
         let key = [&1_u64.to_le_bytes()[..], &(key.len() as u64).to_le_bytes(), key.as_bytes()].concat();
         self.ask(6, &[], &key);
@@ -247,21 +253,21 @@ impl Client {
     }
 }
 
-/// Lets this process open so many files; `false` where the system does not.
+/// Lets this process open `files` files. Returns `false` if the system does not allow it.
 fn may_open(files: u64) -> bool {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     current.is_none_or(|current| current >= files)
         || (maximum.is_none_or(|maximum| maximum >= files) && setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum }).is_ok())
 }
 
-/// How much memory this process has had at most, since [`forget_peak`] where the system can forget.
+/// Returns this process's peak memory since [`forget_peak`], or since its start if the system cannot reset the peak.
 fn peak_memory() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Lets the peak begin anew.
+/// Resets the peak of memory.
 fn forget_peak() {
     if let Err(error) = fs::write("/proc/self/clear_refs", "5") {
         println!("the peak of memory cannot be forgotten: {error}");
@@ -272,7 +278,7 @@ fn forget_peak() {
 fn one_store_holds_four_thousand_ranks_through_a_rendezvous() {
     const RANKS: usize = 4096;
     const BLOB: usize = 128;
-    /// Whose answers are under way at once.
+    /// Clients whose answers are under way at once.
     const BATCH: usize = 64;
     const MEMORY: usize = 256 << 20;
     let _alone = alone();
@@ -288,7 +294,7 @@ fn one_store_holds_four_thousand_ranks_through_a_rendezvous() {
     let mut clients: Vec<Client> = (0..RANKS).map(|_| Client::connect(&server)).collect();
     lap("connected");
 
-    // Everybody claims a number, says who it is, hands in its blob, and waits for all of them.
+    // Each client claims a number, writes its identity and its blob, and waits until all are there.
     for (rank, client) in clients.iter_mut().enumerate() {
         client.add(&format!("/claim/{rank}"));
         client.set(&format!("/who/{rank}"), b"a host, a process");
@@ -316,7 +322,7 @@ fn one_store_holds_four_thousand_ranks_through_a_rendezvous() {
     }
     lap("read");
 
-    // A barrier by counting, as PyTorch has it, and one of the store's own: nobody passes before the last.
+    // A barrier by counting, as in PyTorch, and the store's own barrier: no client passes before the last arrives.
     clients.iter_mut().for_each(|client| client.add("/count"));
     let mut counts: Vec<i64> = clients.iter_mut().map(Client::number).collect();
     counts.sort_unstable();

@@ -1,4 +1,4 @@
-//! What all benchmarks have in common: how long they measure, and how ranks are timed together.
+//! Shared code of all benchmarks: the measuring times, and the timing of ranks that run together.
 
 #![allow(dead_code, reason = "each benchmark takes what it needs")]
 
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 
-/// So long that a figure means something, so short that all benchmarks together take minutes.
+/// Returns settings for meaningful figures; all benchmarks together then take minutes.
 pub(crate) fn criterion() -> Criterion {
     Criterion::default().sample_size(20).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1))
 }
 
-/// For many small loops on one core, which are steadier.
+/// Returns settings for many small loops on one core, which vary less.
 pub(crate) fn brief_criterion() -> Criterion {
     Criterion::default().sample_size(20).warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(200))
 }
 
-/// Runs `call` `iterations` times on each of `ranks` at once, each on a thread of its own; the slowest one's time. One call more goes
-/// before.
+/// Runs `call` `iterations` times on all `ranks` at once, each on its own thread, and returns the slowest one's time.
+/// One extra call precedes the timed ones.
 pub(crate) fn together<R: Send>(ranks: &mut [R], iterations: u64, call: impl Fn(usize, &mut R, u64) + Sync) -> Duration {
     let ready = Barrier::new(ranks.len());
     let (ready, call) = (&ready, &call);
@@ -35,7 +35,8 @@ pub(crate) fn together<R: Send>(ranks: &mut [R], iterations: u64, call: impl Fn(
     })
 }
 
-/// As [`together`], for calls that need more than their rank: `make` prepares it, on the rank's thread.
+/// Does the same as [`together`], for calls that need more than their rank: `make` prepares the call on the rank's
+/// thread.
 pub(crate) fn together_with<'a, R, C: FnMut(u64)>(ranks: &'a mut [R], iterations: u64, make: impl Fn(&'a R) -> C + Sync) -> Duration
 where
     R: Send + 'a,

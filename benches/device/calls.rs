@@ -1,4 +1,4 @@
-//! The cost of a call: this crate's forms, NCCL's own function, cudarc's NCCL, and graphs of them, in turns.
+//! The cost of a call: this crate's forms, NCCL's function, cudarc's NCCL, and graphs of them, measured alternately.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,29 +20,30 @@ use crate::{Outcome, Wish, median, without_device};
 /// Ways to call an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
-    /// `Communicator::all_reduce` on cudarc's slices, whose events are kept.
+    /// `Communicator::all_reduce` on cudarc's slices, with their events.
     Slice,
     /// The same on a `RawDeviceSlice`.
     Address,
     /// `NcclCommunicator::call`.
     Raw,
-    /// `ncclAllReduce` itself, on the same communicator.
+    /// `ncclAllReduce`, on the same communicator.
     Nccl,
-    /// cudarc's `Comm::all_reduce_in_place`, on a blocking communicator of its own.
+    /// cudarc's `Comm::all_reduce_in_place`, on its own blocking communicator.
     Cudarc,
-    /// As `Address`, replayed from a graph of all calls.
+    /// Like `Address`, replayed from a graph of all calls.
     Graph,
-    /// As `Nccl`, replayed from a graph of all calls.
+    /// Like `Nccl`, replayed from a graph of all calls.
     NcclGraph,
 }
 
 const WAYS: [Way; 7] = [Way::Slice, Way::Address, Way::Raw, Way::Nccl, Way::Cudarc, Way::Graph, Way::NcclGraph];
 /// Floats in a call: 8 B, 1 KiB, 1 MiB.
 const COUNTS: [usize; 3] = [2, 256, 256 << 10];
-/// Calls in a row.
+/// Calls in a series.
 const CALLS: usize = 200;
 
-/// Microseconds per call on the processor and in all, each the slowest rank's median, and allocations of a call on rank 0.
+/// Prints the microseconds per call, on the CPU and in total, each the slowest rank's median, and the allocations per
+/// call on rank 0.
 pub(crate) fn all(wish: &Wish) -> Outcome<()> {
     let made = Communicator::builder().require_device(DeviceChoice::Local).local(wish.ranks);
     let comms = match made {
@@ -57,7 +58,7 @@ pub(crate) fn all(wish: &Wish) -> Outcome<()> {
     ended.into_iter().collect()
 }
 
-/// What each call took.
+/// The times of calls.
 #[derive(Clone, Default)]
 struct Times {
     issue: Vec<f64>,
@@ -65,7 +66,7 @@ struct Times {
     allocations: usize,
 }
 
-/// One rank's part. Rank 0 prints.
+/// Runs one rank's part. Rank 0 prints.
 fn rank(comm: &Communicator, wish: &Wish) -> Outcome<()> {
     let device = comm.device().ok_or("the device is gone")?;
     let cudarc = if wish.cudarc { cudarc_communicator(comm, &device)? } else { None };
@@ -100,7 +101,7 @@ fn rank(comm: &Communicator, wish: &Wish) -> Outcome<()> {
     Ok(())
 }
 
-/// cudarc's own communicator of the same ranks, where it finds a `libnccl.so`: it panics where there is none.
+/// Creates cudarc's communicator of the same ranks, if every rank finds a `libnccl.so`: cudarc panics without one.
 fn cudarc_communicator(comm: &Communicator, device: &Device) -> Outcome<Option<nccl::Comm>> {
     // SAFETY: opens and closes a library.
     let mut here = [u8::from(unsafe { nccl::sys::is_culib_present() })];
@@ -113,13 +114,13 @@ fn cudarc_communicator(comm: &Communicator, device: &Device) -> Outcome<Option<n
         bytes = nccl::Id::new().map_err(failed)?.internal().map(|byte| byte as u8);
     }
     comm.broadcast(&mut bytes, 0)?;
-    // NCCL takes the thread's device, and cudarc does not say which.
+    // NCCL uses the thread's current device, and cudarc does not document this.
     device.context().bind_to_thread()?;
     let id = nccl::Id::uninit(bytes.map(|byte| byte as std::ffi::c_char));
     Ok(Some(nccl::Comm::from_rank(device.stream().clone(), comm.rank(), comm.world_size(), id).map_err(failed)?))
 }
 
-/// What cudarc's own words keep to themselves: the code.
+/// Formats an error with its code, which cudarc's own message omits.
 fn failed(error: nccl::result::NcclError) -> String {
     format!("cudarc's NCCL: {:?}", error.0)
 }
@@ -130,11 +131,12 @@ struct Bench<'a> {
     library: &'static Library,
     cudarc: Option<&'a nccl::Comm>,
     slice: CudaSlice<f32>,
-    /// The slice's. Asking it again would queue events, which each way but cudarc's and `Slice` does without, and no capture may wait for.
+    /// The slice's address. Asking for it again would queue events. Only cudarc's way and `Slice` use these, and no
+    /// capture may wait for them.
     address: u64,
 }
 
-/// All calls, and the stream that replays them.
+/// A graph of all calls, and the stream that replays it.
 type Replay = (CudaGraph, Arc<CudaStream>);
 
 impl<'a> Bench<'a> {
@@ -144,7 +146,7 @@ impl<'a> Bench<'a> {
         Ok(Self { comm, device, library: Library::open()?, cudarc, slice, address })
     }
 
-    /// A graph of all calls, for the ways that replay one.
+    /// Returns a graph of all calls, for the ways that replay one.
     fn graph(&mut self, way: Way) -> Outcome<Option<Replay>> {
         let way = match way {
             Way::Graph => Way::Address,
@@ -164,7 +166,8 @@ impl<'a> Bench<'a> {
         Ok(Some((graph, stream)))
     }
 
-    /// Microseconds per call until the last is queued, and until it has ended; and what all of them allocated.
+    /// Returns the microseconds per call until the last is queued and until it has ended, and the allocations of all
+    /// calls.
     fn in_a_row(&mut self, way: Way, graph: Option<&Replay>) -> Outcome<(f64, f64, usize)> {
         let stream = self.device.stream().clone();
         self.comm.barrier()?;
@@ -179,7 +182,7 @@ impl<'a> Bench<'a> {
         let issued = began.elapsed();
         queued?;
         match graph {
-            // The context may be another rank's too.
+            // Other ranks may use the same context.
             Some((_, replays)) => replays.synchronize()?,
             None => self.device.synchronize()?,
         }
@@ -192,7 +195,7 @@ impl<'a> Bench<'a> {
         match way {
             Way::Slice => self.comm.all_reduce(&mut self.slice, ReduceOp::Sum)?,
             Way::Address | Way::Graph => {
-                // SAFETY: the slice lives until the stream has been waited for.
+                // SAFETY: the slice lives until the stream has been synchronized.
                 let mut buffer = unsafe { RawDeviceSlice::<f32>::new(self.device.context(), address, count) };
                 self.comm.with_stream(stream).all_reduce(&mut buffer, ReduceOp::Sum)?;
             }
@@ -202,7 +205,7 @@ impl<'a> Bench<'a> {
                 unsafe { self.device.raw().call(RawCall::AllReduce(ReduceOp::Sum), buffer, buffer, stream) }?;
             }
             Way::Nccl | Way::NcclGraph => {
-                // SAFETY: as above, and this thread alone uses the communicator.
+                // SAFETY: as above, and only this thread uses the communicator.
                 unsafe { nccl_all_reduce(self.library, self.device.raw().nccl_handle(), address, count, stream) }?;
             }
             Way::Cudarc => {
@@ -214,18 +217,18 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// NCCL's own call, as a program without this crate would make it.
+/// Calls NCCL as a program without this crate would.
 ///
 /// # Safety
 ///
-/// The address is memory of the communicator's device, of so many floats, until the stream has done the call.
+/// The address must be memory of the communicator's device, of `count` floats, until the stream has run the call.
 unsafe fn nccl_all_reduce(library: &Library, comm: ncclComm_t, address: u64, count: usize, stream: &CudaStream) -> Outcome<()> {
     let (pointer, queue) = (address as usize as *mut c_void, stream.cu_stream().cast());
-    // SAFETY: passed on.
+    // SAFETY: guaranteed by the caller.
     let mut answer =
         unsafe { library.ncclAllReduce(pointer, pointer, count, ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum, comm, queue) }?;
     while answer == ncclResult_t::ncclInProgress {
-        // SAFETY: the communicator is alive, and the answer is a variable of ours.
+        // SAFETY: the communicator is alive, and the result goes to a local variable.
         let asked = unsafe { library.ncclCommGetAsyncError(comm, &mut answer) }?;
         if asked != ncclResult_t::ncclSuccess {
             answer = asked;

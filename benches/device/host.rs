@@ -1,4 +1,5 @@
-//! The time of a call on the processor, against NCCL's own on a blocking communicator: on the simulated GPU, whose streams begin nothing meanwhile.
+//! The CPU time of a call, compared with NCCL's on a blocking communicator. It runs on the simulated GPU, whose streams
+//! start no work while the calls are queued.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use crate::{Outcome, Wish, median};
 enum Way {
     /// `ncclAllReduce` on a blocking communicator.
     Nccl,
-    /// The same again: what differs is noise.
+    /// The same again: the difference is noise.
     NcclAgain,
     /// `Communicator::all_reduce` on an address, with a stream.
     Address,
@@ -43,11 +44,12 @@ struct Rank {
     nccl: ncclComm_t,
 }
 
-// SAFETY: NCCL's handle may be used by any thread, one at a time.
+// SAFETY: any thread may use NCCL's handle, one at a time.
 unsafe impl Send for Rank {}
 
-/// Nanoseconds per call, each the median of the rounds; ratios and differences to the baseline are medians of rounds, too. `quiet_more_ns` is the
-/// difference of the rounds that a tenth is faster than: what other programs do on a busy machine only adds.
+/// Prints the nanoseconds per call, the median over the rounds. Ratios and differences to the baseline are medians over
+/// the rounds too. `quiet_more_ns` is the difference of the 10th percentiles: on a busy machine, other programs only
+/// add time.
 pub(crate) fn all(wish: &Wish) -> Outcome<()> {
     simgpu::install();
     let library = Library::open()?;
@@ -56,7 +58,7 @@ pub(crate) fn all(wish: &Wish) -> Outcome<()> {
     config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(0) };
     let comms = Communicator::builder().config(config).require_device(DeviceChoice::Local).local(2)?;
     let mut id = ncclUniqueId { internal: [0; 128] };
-    // SAFETY: the answer is a variable of ours.
+    // SAFETY: the result goes to a local variable.
     let made = unsafe { library.ncclGetUniqueId(&mut id) }?;
     expect("ncclGetUniqueId", made)?;
     let ranks: Outcome<Vec<Rank>> = std::thread::scope(|scope| {
@@ -85,14 +87,14 @@ pub(crate) fn all(wish: &Wish) -> Outcome<()> {
         println!("{way:?},2,{},{issue:.0},{:?},{ratio:.3},{more:.0},{quiet:.0}", 4 * COUNT, baseline(way));
     }
     for Rank { nccl, .. } in ranks {
-        // SAFETY: all calls on it have ended, and it is used no more.
+        // SAFETY: all calls on it have ended, and it is not used again.
         let ended = unsafe { library.ncclCommAbort(nccl) }?;
         expect("ncclCommAbort", ended)?;
     }
     Ok(())
 }
 
-/// What a tenth is less than.
+/// Returns the 10th percentile.
 fn quick(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 10]
@@ -102,7 +104,7 @@ fn expect(call: &str, answer: ncclResult_t) -> Outcome<()> {
     if answer == ncclResult_t::ncclSuccess { Ok(()) } else { Err(format!("{call}: {answer:?}").into()) }
 }
 
-/// Nanoseconds of each of so many calls of rank 0, of which nothing is begun before all are made; the result is checked.
+/// Returns the nanoseconds per call of rank 0. No call starts before all are queued. The result is checked.
 fn in_a_row(ranks: &mut [Rank], library: &'static Library, way: Way) -> Outcome<f64> {
     let value = |rank: usize| 7 + 3 * rank as i32;
     for (at, rank) in ranks.iter_mut().enumerate() {
@@ -135,7 +137,7 @@ impl Rank {
         let device = comm.device().ok_or("there is no device")?;
         device.context().bind_to_thread()?;
         let mut nccl = nccl_sys::NCCL_COMM_NULL;
-        // SAFETY: the handle is a variable of ours; both ranks come.
+        // SAFETY: the handle goes to a local variable, and both ranks make this call.
         let made = unsafe { library.ncclCommInitRank(&mut nccl, comm.world_size() as i32, id, comm.rank() as i32) }?;
         expect("ncclCommInitRank", made)?;
         let mut slice = device.stream().alloc_zeros(COUNT)?;
@@ -149,7 +151,8 @@ impl Rank {
         let raw = |address: u64| {
             let (pointer, queue) = (address as usize as *mut c_void, stream.cu_stream().cast());
             let (dtype, op) = (ncclDataType_t::ncclInt32, ncclRedOp_t::ncclMax);
-            // SAFETY: so many elements of the slice, which lives until the stream has done the call; this thread alone uses the communicator.
+            // SAFETY: the address is `COUNT` elements of the slice, which lives until the stream has run the call; only
+            // this thread uses the communicator.
             unsafe { library.ncclAllReduce(pointer, pointer, COUNT, dtype, op, *nccl, queue) }
         };
         match way {
@@ -159,7 +162,7 @@ impl Rank {
                 expect("ncclAllReduce", raw(address)?)
             }
             Way::Address => {
-                // SAFETY: the slice lives until the stream has been waited for, and is used on that alone.
+                // SAFETY: the slice lives until the stream has been synchronized, and is used on that stream alone.
                 let mut buffer = unsafe { RawDeviceSlice::<i32>::new(device.context(), *address, COUNT) };
                 Ok(comm.all_reduce(&mut buffer, ReduceOp::Max)?)
             }

@@ -1,4 +1,4 @@
-//! The kernels that fold, against a copy of as many bytes inside the device.
+//! The kernels that fold, compared with a copy of as many bytes on the device.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, LaunchCon
 
 use crate::{Outcome, Wish, timed};
 
-/// An image of kernels with the launch that the library gives them.
+/// An image of kernels.
 struct Family {
     image: &'static str,
-    /// Name, bytes of an element where counts are elements, else 1.
+    /// Names, each with the bytes of an element if counts are in elements, else 1.
     folds: &'static [(&'static str, usize)],
 }
 
@@ -34,11 +34,11 @@ const FAMILIES: [Family; 3] = [
         folds: &[("fold_avg_f32", 4), ("fold_avg_bf16", 2), ("fold_avg_f8e4m3", 1), ("fold_avg_i32", 4), ("fold_avg_i8", 1)],
     },
 ];
-/// Those whose threads and blocks are swept: one for each kind of work.
+/// The kernels that are measured with other threads and blocks: one for each kind of work.
 const SWEPT: [&str; 4] = ["fold_xor_b8", "fold_sum_i16", "fold_avg_f32", "fold_avg_bf16"];
-/// How many inputs are folded.
+/// Numbers of inputs to fold.
 const INPUTS: [u32; 6] = [1, 2, 3, 4, 6, 8];
-/// Threads in a block, and blocks for each multiprocessor: what the library takes.
+/// The library's threads per block and blocks per multiprocessor.
 const GEOMETRY: (u32, u32) = (512, 4);
 
 /// Memory for the inputs of a size, and the speed of a copy of one of them.
@@ -48,12 +48,12 @@ struct Arena {
     output: CudaSlice<u8>,
     bytes: usize,
     rounds: usize,
-    /// GB/s read and written.
+    /// The speed of a copy, read and written, in GB/s.
     copy: f64,
 }
 
 impl Arena {
-    /// `None`, said in a comment, where the device has not so much memory.
+    /// Allocates the memory. Returns `None`, and prints a comment, if the device does not have enough.
     fn new(device: &Device, bytes: usize, rounds: usize) -> Outcome<Option<Self>> {
         let stream = device.context().new_stream()?;
         let most = INPUTS.into_iter().max().unwrap_or(2) as usize;
@@ -69,7 +69,7 @@ impl Arena {
         Ok(Some(arena))
     }
 
-    /// GB/s of so many passes over an input in so many microseconds.
+    /// Returns the GB/s of this many passes over an input in `time` microseconds.
     fn speed(&self, passes: usize, time: f64) -> f64 {
         passes as f64 * self.bytes as f64 / time / 1e3
     }
@@ -88,7 +88,7 @@ impl Arena {
 
 const HEADER: &str = "kernel,inputs,bytes_each,threads,blocks_per_multiprocessor,time_us,GBps,of_copy";
 
-/// Bytes read and written per second by each fold, and what share that is of a copy's.
+/// Prints the bytes per second that each fold reads and writes, and the ratio to a copy.
 pub(crate) fn all(device: &Device, wish: &Wish) -> Outcome<()> {
     println!("{HEADER}");
     for bytes in &wish.bytes {
@@ -106,7 +106,7 @@ pub(crate) fn all(device: &Device, wish: &Wish) -> Outcome<()> {
     Ok(())
 }
 
-/// The same for some folds of two and eight inputs, with other threads and blocks than the library's.
+/// Prints the same for some folds of two and eight inputs, with other threads and blocks than the library's.
 pub(crate) fn geometry(device: &Device, wish: &Wish) -> Outcome<()> {
     println!("{HEADER}");
     for bytes in &wish.bytes {

@@ -1,10 +1,15 @@
-//! What the device backend costs by itself: our kernels against a copy inside the device, and our calls against NCCL's own.
+//! The cost of the device backend: our kernels compared with a copy on the device, and our calls compared with NCCL's.
 //!
-//! `cargo bench --bench device`, or `-- kernels`, `-- geometry` (threads and blocks of the kernels), `-- calls`. Prints CSV. Sizes and
-//! repetitions by `--bytes N,N…` (of one input of a kernel) and `--rounds N`; ranks of `calls` by `--ranks N`, which may share one device
-//! with `NCCL_MULTI_RANK_GPU_ENABLE=1` and NCCL 2.30.3; `--without-cudarc` leaves cudarc's communicator out, which waits for its ranks
-//! without a limit. `-- host` has the time of a call on the processor, on the simulated GPU in place of a real one. Where there is no device it says so, and that is all, unless `COLLECTIVES_TEST_GPU=real` promises one. For
-//! collectives themselves use `cargo perf`.
+//! `cargo bench --bench device`, or `-- kernels`, `-- geometry` (threads and blocks of the kernels), `-- calls`, `--
+//! host` (the CPU time of a call, on the simulated GPU instead of a real one). Prints CSV. Options:
+//!
+//! - `--bytes N,N…`: sizes of one input of a kernel.
+//! - `--rounds N`: repetitions.
+//! - `--ranks N`: ranks of `calls`. They may share one device with `NCCL_MULTI_RANK_GPU_ENABLE=1` and NCCL 2.30.3.
+//! - `--without-cudarc`: omits cudarc's communicator, which waits for its ranks without a limit.
+//!
+//! Without a device it prints why and exits successfully, unless `COLLECTIVES_TEST_GPU=real` requires one. To measure
+//! collectives use `cargo perf`.
 
 #![expect(unsafe_code, reason = "kernels and NCCL take addresses")]
 
@@ -51,7 +56,7 @@ impl Wish {
                 "--bytes" => wish.bytes = value()?.split(',').map(whole_pages).collect::<Outcome<_>>()?,
                 "--rounds" => wish.rounds = value()?.parse::<usize>()?.max(1),
                 "--ranks" => wish.ranks = value()?.parse::<usize>()?.max(1),
-                // What cargo hands to every benchmark.
+                // Arguments that cargo passes to every benchmark.
                 "--bench" | "--test" => {}
                 other => return Err(format!("{other}: not understood").into()),
             }
@@ -63,7 +68,7 @@ impl Wish {
     }
 }
 
-/// So many bytes in whole pages, one at least.
+/// Returns a number of bytes in whole pages, at least one page.
 fn whole_pages(number: &str) -> Outcome<usize> {
     Ok(number.parse::<usize>()?.max(4096) / 4096 * 4096)
 }
@@ -88,7 +93,7 @@ fn main() -> Outcome<()> {
     if wish.calls { calls::all(&wish) } else { Ok(()) }
 }
 
-/// Says that there is nothing to measure on; a failure where there should be.
+/// Reports that there is no device; an error if one is required.
 fn without_device(why: &str) -> Outcome<()> {
     if std::env::var("COLLECTIVES_TEST_GPU").as_deref() == Ok("real") {
         return Err(format!("{why}; COLLECTIVES_TEST_GPU=real asks for the real ones").into());
@@ -97,13 +102,14 @@ fn without_device(why: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// The middle one.
+/// Returns the median.
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
 }
 
-/// Microseconds of what `queue` queues, by events, the median of so many rounds after one that does not count.
+/// Returns the microseconds of the work that `queue` queues, by events: the median of `rounds` rounds after a first one
+/// that does not count.
 fn timed(stream: &Arc<CudaStream>, rounds: usize, mut queue: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let mark = || stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
     let mut round = || -> Outcome<f64> {

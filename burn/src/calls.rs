@@ -21,7 +21,7 @@ impl InPlace for Change<'_> {
     }
 }
 
-/// A call to other memory, along the first dimension.
+/// A call from one buffer to another, along the first dimension.
 enum Move<'a> {
     AllGather(&'a Communicator),
     ReduceScatter(&'a Communicator, ReduceOp),
@@ -38,39 +38,42 @@ impl ToOther for Move<'_> {
     }
 }
 
-/// Reduces a tensor over all ranks; all have the same.
+/// Reduces a tensor over all ranks; all get the same result.
 ///
 /// # Errors
 ///
-/// A type that collectives lack, and those of [`Communicator::all_reduce`].
+/// The tensor has a type that collectives lack; the errors of [`Communicator::all_reduce`].
 pub fn all_reduce<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, op: ReduceOp) -> Result<Tensor<D, K>> {
     changed("all_reduce", tensor, &Change::AllReduce(comm, op))
 }
 
-/// The root's tensor on all ranks; all pass one of the same type and shape.
+/// Returns the root's tensor on all ranks; all pass one of the same type and shape.
 ///
 /// # Errors
 ///
-/// A type that collectives lack, and those of [`Communicator::broadcast`].
+/// The tensor has a type that collectives lack; the errors of [`Communicator::broadcast`].
 pub fn broadcast<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, root: usize) -> Result<Tensor<D, K>> {
     changed("broadcast", tensor, &Change::Broadcast(comm, root))
 }
 
-/// All ranks' tensors one behind the other along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. Along another dimension than
-/// the first one tensors are copied before and behind.
+/// Concatenates all ranks' tensors along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. Along
+/// a dimension other than the first, tensors are copied before and after the call.
 ///
 /// # Errors
 ///
-/// A dimension that there is not, a type that collectives lack, and those of [`Communicator::all_gather`].
+/// The dimension does not exist, or the tensor has a type that collectives lack; the errors of
+/// [`Communicator::all_gather`].
 pub fn all_gather<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, dimension: usize) -> Result<Tensor<D, K>> {
     moved("all_gather", tensor, dimension, &Move::AllGather(comm), |side| Ok(side * comm.world_size()))
 }
 
-/// This rank's part, along a dimension, of all ranks' tensors reduced: `[.., d, ..]` becomes `[.., d / ranks, ..]`.
+/// Reduces all ranks' tensors and returns this rank's part along a dimension: `[.., d, ..]` becomes `[.., d / ranks,
+/// ..]`.
 ///
 /// # Errors
 ///
-/// A dimension that there is not or that cannot be split equally, a type that collectives lack, and those of [`Communicator::reduce_scatter`].
+/// The dimension does not exist or cannot be split equally, or the tensor has a type that collectives lack; the errors
+/// of [`Communicator::reduce_scatter`].
 pub fn reduce_scatter<const D: usize, K: Basic>(
     comm: &Communicator,
     tensor: Tensor<D, K>,
@@ -81,11 +84,12 @@ pub fn reduce_scatter<const D: usize, K: Basic>(
     moved("reduce_scatter", tensor, dimension, &Move::ReduceScatter(comm, op), part)
 }
 
-/// Sends the n-th part along a dimension to rank n, and has what all ranks sent to this one, in rank order.
+/// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this one, in rank
+/// order.
 ///
 /// # Errors
 ///
-/// As for [`reduce_scatter`].
+/// Those of [`reduce_scatter`].
 pub fn all_to_all<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, dimension: usize) -> Result<Tensor<D, K>> {
     moved("all_to_all", tensor, dimension, &Move::AllToAll(comm), |side| split("all_to_all", side, comm).map(|()| side))
 }
@@ -108,7 +112,7 @@ fn changed<const D: usize, K: Basic>(what: &str, tensor: Tensor<D, K>, call: &im
     Ok(Tensor::from_data(data, (&device, dtype)))
 }
 
-/// Makes a call along a dimension, whose side becomes what `side` makes of it.
+/// Makes a call along a dimension; `side` maps the length of this dimension to that of the result.
 fn moved<const D: usize, K: Basic>(
     what: &str,
     tensor: Tensor<D, K>,

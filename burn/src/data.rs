@@ -20,7 +20,7 @@ pub(crate) trait ToOther {
     fn run<T: Both>(&self, source: &[T], destination: &mut [T]) -> collectives::Result<()>;
 }
 
-/// Does something with the type that a tensor's elements have.
+/// Evaluates an expression with `$T` as the type of a tensor's elements.
 macro_rules! with_type {
     ($what:expr, $dtype:expr, $T:ident => $body:expr) => {{
         macro_rules! as_type {

@@ -1,4 +1,4 @@
-//! Parameters that are the same everywhere, and gradients that are averaged.
+//! The same parameters on all ranks, and the mean of their gradients.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::calls::broadcast;
 use crate::error::{Error, Result};
 use crate::parameters::{Path, Trained, trained};
 
-/// Averages the gradients of a module over the ranks, in buckets; see [`collectives_train::DataParallel`], which it stands on.
+/// Averages the gradients of a module over the ranks, in buckets. It is based on [`collectives_train::DataParallel`].
 ///
 /// ```
 /// use burn::module::Module as _;
@@ -48,22 +48,23 @@ impl std::fmt::Debug for DataParallel {
 }
 
 impl DataParallel {
-    /// Gives all ranks rank 0's parameters, and makes the buckets: as much host memory once more as the gradients have. What has no gradient (a frozen
-    /// parameter, a running mean) is given too, and not averaged later. Collective.
+    /// Gives all ranks rank 0's parameters and creates the buckets, which take as much host memory as the gradients.
+    /// Values without a gradient (a frozen parameter, a running mean) are sent too, but not averaged later. Collective.
     ///
     /// # Errors
     ///
-    /// Ranks whose modules have other names, shapes or types: the error says which. Parameters that are not `f32`, `f64`, `f16` or `bf16`; and those of
-    /// [`Communicator::broadcast`].
+    /// - The ranks' modules have different names, shapes or types: the error states which.
+    /// - A parameter is not `f32`, `f64`, `f16` or `bf16`.
+    /// - The errors of [`Communicator::broadcast`].
     pub fn new<M: Module>(comm: &Communicator, module: M) -> Result<(Self, M)> {
         Self::with_options(comm, module, Options::default())
     }
 
-    /// As [`new`](Self::new), with the sizes of buckets and the way in which gradients are combined as chosen.
+    /// Like [`new`](Self::new), with the given bucket sizes and way of combining gradients.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`new`](Self::new).
     pub fn with_options<M: Module>(comm: &Communicator, module: M, options: Options) -> Result<(Self, M)> {
         let all = trained(&module);
         let parameters = all.iter().map(Trained::described).collect::<Result<_>>()?;
@@ -73,14 +74,15 @@ impl DataParallel {
         Ok((Self { buckets, numbers }, broadcast_parameters(comm, module, 0)?))
     }
 
-    /// The mean of all ranks' gradients, in place of this rank's: what stands between a backward pass and an optimiser's step. Of several backward passes
-    /// burn's `GradientsAccumulator` makes one. A parameter without a gradient counts as the options say ([`Options::missing`]). Collective.
+    /// Replaces this rank's gradients by the mean of all ranks' gradients. Call it between the backward pass and the
+    /// optimiser's step. To join several backward passes, use burn's `GradientsAccumulator` first. [`Options::missing`]
+    /// determines how a parameter without a gradient counts. Collective.
     ///
-    /// Each gradient is copied to the host, where it does not lie there, and the mean back.
+    /// Each gradient is copied to the host, unless it is already there, and the mean is copied back.
     ///
     /// # Errors
     ///
-    /// A gradient that does not fit its parameter, and those of [`collectives_train::DataParallel::finish`].
+    /// A gradient does not fit its parameter; the errors of [`collectives_train::DataParallel::finish`].
     pub fn average<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
         let mut give = Give { buckets: &mut self.buckets, numbers: &self.numbers, gradients, outcome: Ok(()) };
         module.visit(&mut give);
@@ -93,7 +95,7 @@ impl DataParallel {
     }
 }
 
-/// Hands the gradients to the buckets.
+/// A visitor that passes the gradients to the buckets.
 struct Give<'a> {
     buckets: &'a mut Buckets,
     numbers: &'a HashMap<ParamId, usize>,
@@ -130,7 +132,7 @@ fn given<T: Float + burn::tensor::Element>(buckets: &mut Buckets, number: usize,
     Ok(buckets.give(number, elements)?)
 }
 
-/// Takes the means out of the buckets.
+/// A visitor that takes the means out of the buckets.
 struct Take<'a, 'b> {
     means: Averaged<'b>,
     numbers: &'a HashMap<ParamId, usize>,
@@ -162,19 +164,19 @@ where
     Ok(Tensor::from_data(TensorData::new(elements, parameter.dims()), (&device, dtype)))
 }
 
-/// The module with the root's parameters, of all kinds, on all ranks. Collective: a call for each. Modules are alike on all ranks;
-/// [`DataParallel::new`] compares them first.
+/// Returns the module with the root's parameters, of all kinds, on all ranks. Collective: one call for each parameter.
+/// The modules must have the same structure on all ranks; [`DataParallel::new`] checks that first.
 ///
 /// # Errors
 ///
-/// A type that collectives lack, and those of [`Communicator::broadcast`].
+/// A parameter has a type that collectives lack; the errors of [`Communicator::broadcast`].
 pub fn broadcast_parameters<M: Module>(comm: &Communicator, module: M, root: usize) -> Result<M> {
     let mut mapper = Broadcast { comm, root, path: Path::default(), outcome: Ok(()) };
     let module = module.map(&mut mapper);
     mapper.outcome.map(|()| module)
 }
 
-/// Gives every parameter the root's values.
+/// A mapper that gives every parameter the root's values.
 struct Broadcast<'a> {
     comm: &'a Communicator,
     root: usize,

@@ -1,18 +1,18 @@
-//! What can go wrong.
+//! Errors of calls on tensors.
 
 use burn::tensor::DType;
 
-/// Why a call on a tensor failed.
+/// The reason why a call on a tensor failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A collective failed: see [`collectives::Error`] for what to do.
     #[error(transparent)]
     Collective(#[from] collectives::Error),
-    /// A tensor's type is none that collectives have.
+    /// Collectives do not support the tensor's type.
     #[error("{what}: collectives know no {dtype:?}; cast it to one of theirs first")]
     Type {
-        /// Which tensor.
+        /// The tensor.
         what: String,
         /// Its type.
         dtype: DType,
@@ -20,22 +20,22 @@ pub enum Error {
     /// A tensor's shape does not fit a call.
     #[error("{what}: {reason}")]
     Shape {
-        /// Which call, or tensor.
+        /// The call, or the tensor.
         what: String,
-        /// What does not fit.
+        /// The mismatch.
         reason: String,
     },
-    /// burn could not read a tensor, or make one.
+    /// burn could not read a tensor or create one.
     #[error("{what}: burn says: {reason}")]
     Burn {
-        /// Which tensor.
+        /// The tensor.
         what: String,
-        /// Its words.
+        /// The message of burn's error.
         reason: String,
     },
 }
 
-/// What a call gives.
+/// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

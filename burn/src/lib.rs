@@ -1,9 +1,10 @@
 //! Collectives on burn's tensors, and data-parallel training across processes and hosts.
 //!
-//! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] take a tensor of any backend and give a new one. No gradient
-//!   flows through them.
-//! - [`DataParallel`] gives all ranks the same parameters, and averages the gradients that lie between a backward pass and an optimiser's step.
-//! - [`Trainer`] makes that step whole: a model, its optimiser, and the averaging.
+//! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] take a tensor of any backend
+//!   and return a new one. No gradient flows through them.
+//! - [`DataParallel`] gives all ranks the same parameters, and averages the gradients between a backward pass and an
+//!   optimiser's step.
+//! - [`Trainer`] runs whole steps: it combines a model, its optimiser, and the averaging.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -18,11 +19,13 @@
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!
-//! All ranks make the same calls, of the same types and shapes, in the same order. Where they differ all ranks get an error that names both calls.
-//! Types: `f64`, `f32`, `f16`, `bf16` and the integers; not quantised tensors, nor `bool`, which `int` turns into one that is.
+//! All ranks must make the same calls, with the same types and shapes, in the same order. If calls differ, all ranks
+//! get an error that names both calls. Supported types are `f64`, `f32`, `f16`, `bf16` and the integers, but not
+//! quantised tensors or `bool`; convert the latter with `int`.
 //!
-//! A backend's tensor comes to the host as [`TensorData`](burn::tensor::TensorData), is reduced there, and goes back. Where the backend computes on the
-//! host and no other tensor shares the memory, that is no copy; from a GPU it is two.
+//! A tensor is moved to the host as [`TensorData`](burn::tensor::TensorData), reduced there, and moved back. If the
+//! backend computes on the host and no other tensor shares the memory, nothing is copied. From a GPU, there are two
+//! copies.
 
 #![deny(missing_docs)]
 

@@ -17,7 +17,7 @@ pub(crate) struct Trained {
 }
 
 impl Trained {
-    /// As the buckets know it.
+    /// Returns the description that the buckets need.
     pub(crate) fn described(&self) -> Result<Parameter> {
         Ok(match self.dtype {
             DType::F32 => Parameter::new::<f32>(&self.name, &self.shape),
@@ -29,7 +29,7 @@ impl Trained {
     }
 }
 
-/// Where a traversal is.
+/// The current position in a traversal of a module.
 #[derive(Debug, Default)]
 pub(crate) struct Path(Vec<String>);
 
@@ -70,7 +70,7 @@ impl ModuleVisitor for Listing {
     }
 }
 
-/// Those parameters that have gradients, in the module's order.
+/// Returns the parameters that have gradients, in the module's order.
 pub(crate) fn trained<M: Module>(module: &M) -> Vec<Trained> {
     let mut listing = Listing::default();
     module.visit(&mut listing);

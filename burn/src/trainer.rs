@@ -1,4 +1,4 @@
-//! Steps of training on many ranks.
+//! Training steps on many ranks.
 
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
@@ -10,8 +10,8 @@ use crate::calls::all_reduce;
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
 
-/// Trains a module on every rank's share of a batch: where all shares have as many samples, and losses are means over samples, it does what one process
-/// does with the whole batch, but for rounding.
+/// Trains a module, with a share of every batch on each rank. If all shares have as many samples, and losses are means
+/// over samples, the result equals that of one process with the whole batch, except for rounding.
 ///
 /// ```
 /// use burn::nn::{LinearConfig, loss::{MseLoss, Reduction}};
@@ -49,31 +49,32 @@ impl std::fmt::Debug for Trainer {
 }
 
 impl Trainer {
-    /// A trainer, and the module with rank 0's parameters. Collective.
+    /// Creates a trainer, and returns the module with rank 0's parameters. Collective.
     ///
     /// # Errors
     ///
-    /// Those of [`DataParallel::new`].
+    /// The errors of [`DataParallel::new`].
     pub fn new<M: Module>(comm: &Communicator, module: M, optimizer: ModuleOptimizer) -> Result<(Self, M)> {
         Self::with_options(comm, module, optimizer, Options::default())
     }
 
-    /// As [`new`](Self::new), with the sizes of buckets and the way in which gradients are combined as chosen.
+    /// Like [`new`](Self::new), with the given bucket sizes and way of combining gradients.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`new`](Self::new).
     pub fn with_options<M: Module>(comm: &Communicator, module: M, optimizer: ModuleOptimizer, options: Options) -> Result<(Self, M)> {
         let (parallel, module) = DataParallel::with_options(comm, module, options)?;
         Ok((Self { comm: comm.clone(), parallel, optimizer }, module))
     }
 
-    /// A step: the backward pass of this rank's loss, the mean of all ranks' gradients, and the optimiser's change; the changed module, and the mean of
-    /// all ranks' losses. Collective.
+    /// Runs a step: the backward pass of this rank's loss, the mean of all ranks' gradients, and the optimiser's
+    /// update. Returns the updated module and the mean of all ranks' losses. Collective.
     ///
     /// # Errors
     ///
-    /// A loss that is no `f32`, `f64`, `f16` or `bf16`, and those of [`DataParallel::average`]. The module is gone then: a rank that goes on keeps a clone.
+    /// The loss is not `f32`, `f64`, `f16` or `bf16`; the errors of [`DataParallel::average`]. An error consumes the
+    /// module: to continue after one, keep a clone.
     pub fn step<M: Module>(&mut self, learning_rate: f64, module: M, loss: Tensor<1>) -> Result<(M, f64)> {
         if !loss.is_tracked() {
             return Err(Error::shape("Trainer::step", "the loss has no backward pass: make the module on `Device::autodiff`"));
@@ -86,12 +87,12 @@ impl Trainer {
         Ok((self.optimizer.step(learning_rate, module, gradients), mean))
     }
 
-    /// The optimiser, with its state: what a checkpoint keeps. It is the same on every rank.
+    /// Returns the optimiser with its state, for a checkpoint. It is the same on every rank.
     pub fn optimizer(&self) -> &ModuleOptimizer {
         &self.optimizer
     }
 
-    /// The optimiser, to load its state on every rank alike.
+    /// Returns the optimiser, to load its state. Load the same state on every rank.
     pub fn optimizer_mut(&mut self) -> &mut ModuleOptimizer {
         &mut self.optimizer
     }

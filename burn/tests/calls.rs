@@ -11,12 +11,12 @@ const INTS: [DType; 8] = [DType::I64, DType::I32, DType::I16, DType::I8, DType::
 const ROWS: usize = 12;
 const COLUMNS: usize = 2;
 
-/// Runs a program on so many ranks.
+/// Runs a program on `count` ranks.
 fn ranks<R: Send>(count: usize, program: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     Communicator::run_local(count, |comm| Ok(program(comm))).unwrap()
 }
 
-/// An element of rank `rank`'s `ROWS` × `COLUMNS`: small whole numbers, which all types have.
+/// An element of rank `rank`'s `ROWS` × `COLUMNS` tensor: a small whole number, which all types can represent.
 fn element(rank: usize, index: usize) -> i64 {
     ((rank * 3 + index * 5) % 4) as i64
 }
@@ -38,7 +38,7 @@ fn read<K: Basic>(tensor: Tensor<2, K>) -> Read {
     (dtype, dims, tensor.into_data().iter::<i64>().collect())
 }
 
-/// What the five calls make of a tensor, along the first dimension.
+/// Returns the results of the five calls for a tensor, along the first dimension.
 fn five<K: Basic>(comm: &Communicator, dtype: DType) -> [Read; 5] {
     let own = || tensor::<K>(comm.rank(), dtype);
     let outputs = [

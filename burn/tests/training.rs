@@ -1,4 +1,5 @@
-//! A network trained on many ranks, threads and processes, ends where one process ends that has the whole batch.
+//! A network trained on many ranks, threads and processes, ends like one trained by a single process on the whole
+//! batch.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,12 +23,13 @@ mod ports;
 
 use hosts::{Hosts, skip};
 
-/// Of each step, whatever the number of ranks.
+/// Samples per step, for any number of ranks.
 const BATCH: usize = 12;
 const STEPS: u64 = 40;
 const RATE: f64 = 0.01;
 
-/// How far parameters may end apart: sums in another order differ in the last bit, and Adam's 40 steps of 0.01 carry that on.
+/// The allowed difference of parameters: sums in different orders differ in the last bit, and Adam's 40 steps of 0.01
+/// amplify that.
 const BOUND: f32 = 1e-4;
 
 #[derive(Module, Debug)]
@@ -48,7 +50,7 @@ impl Network {
         self.output.forward(self.norm.forward(inner))
     }
 
-    /// The loss over these of a step's samples.
+    /// Returns the loss over these samples of a step.
     fn loss(&self, seed: u64, step: u64, samples: std::ops::Range<usize>) -> Tensor<1> {
         let device = self.output.weight.val().device();
         let of = |part: u64, side: usize| {
@@ -69,7 +71,8 @@ impl Network {
     }
 }
 
-/// Weights that all worlds begin with: of rank 0, so every other rank's are overwritten.
+/// Returns the initial network. Only rank 0 has the weights that all worlds start with; those of other ranks must be
+/// overwritten.
 fn start(comm: &Communicator, seed: u64) -> Network {
     let device = Device::default().autodiff();
     let mut network = Network::new(&device);
@@ -89,13 +92,13 @@ fn start(comm: &Communicator, seed: u64) -> Network {
     network
 }
 
-/// This rank's samples.
+/// Returns this rank's samples.
 fn share(comm: &Communicator) -> std::ops::Range<usize> {
     let count = BATCH / comm.world_size();
     comm.rank() * count..(comm.rank() + 1) * count
 }
 
-/// The losses and the parameters at the end.
+/// Trains, and returns the losses and the parameters at the end.
 fn trained(comm: &Communicator, seed: u64, options: Options) -> (Vec<f64>, Vec<f32>) {
     let (mut trainer, mut network) = Trainer::with_options(comm, start(comm, seed), AdamConfig::new().init(), options).unwrap();
     let mut losses = Vec::new();
@@ -145,7 +148,7 @@ fn any_number_of_ranks_ends_where_one_process_does() {
     }
 }
 
-/// Trains as a rank of the test of that name, where this process is one, and prints the parameters.
+/// Trains as a rank of the test `name`, if this process is one, and prints the parameters.
 fn is_rank_of(name: &str) -> bool {
     if std::env::var("COLLECTIVES_TEST_RANK_OF").as_deref() != Ok(name) {
         return false;
@@ -167,7 +170,7 @@ fn start_rank(mut command: Command, name: &str, seed: u64, rank: [usize; 3], roo
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits for ranks, all of which end with the same bits, near the parameters of one process.
+/// Waits for the ranks. All must end with the same bits, close to the parameters of a single process.
 fn assert_trained(ranks: Vec<Child>, parameters: &[f32]) {
     let ended = |rank: Child| {
         let output = rank.wait_with_output().unwrap();
@@ -230,7 +233,7 @@ fn gradients_of_half_precision_are_averaged_exactly_where_the_mean_is_a_number_o
             let device = Device::flex().autodiff();
             let model = LinearConfig::new(3, 2).init(&device).map(&mut Cast(dtype));
             let (mut parallel, model) = DataParallel::new(comm, model).unwrap();
-            // The ranks' slopes are 12, 24, 36 …, whose means are whole numbers.
+            // The ranks' gradients are 12, 24, 36 …, whose means are whole numbers.
             let input = Tensor::<2>::full([1, 3], 12.0 * (1.0 + comm.rank() as f32), &device).cast(dtype);
             let gradients = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
             let gradients = parallel.average(&model, gradients).unwrap();
@@ -244,7 +247,7 @@ fn gradients_of_half_precision_are_averaged_exactly_where_the_mean_is_a_number_o
     }
 }
 
-/// A network of half precision after ten steps.
+/// Returns the loss and the parameters of a half-precision network after ten steps.
 fn trained_in_half(comm: &Communicator, dtype: FloatDType) -> (f64, Vec<f32>) {
     let device = Device::flex().autodiff();
     let weights = Tensor::<2>::from_data(TensorData::new(uniform(3, 0.5, 12), [3, 4]), &device);
@@ -265,7 +268,8 @@ fn trained_in_half(comm: &Communicator, dtype: FloatDType) -> (f64, Vec<f32>) {
 
 #[test]
 fn a_network_of_half_precision_ends_near_where_one_process_does() {
-    // A parameter is below 1, and rounded to so many bits by each of ten steps; ranks may differ from one process by one rounding each.
+    // A parameter is below 1, and each of ten steps rounds it to `bits` bits. Ranks may differ from one process by one
+    // rounding in each.
     for (dtype, bits) in [(FloatDType::F16, 11), (FloatDType::BF16, 8)] {
         let bound = 10.0 * 0.5_f32.powi(bits);
         let alone = Communicator::run_local(1, |comm| Ok(trained_in_half(comm, dtype))).unwrap().remove(0);

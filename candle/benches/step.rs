@@ -1,5 +1,10 @@
-//! A step of a network of 24 linear layers, 25.2 million parameters, on two ranks as threads: its backward pass alone, its gradients averaged by
-//! [`DataParallel`] or by a call for each, and the calls alone. In turns; medians in milliseconds.
+//! A step of a network of 24 linear layers with 25.2 million parameters, on two ranks as threads. Prints the median
+//! times, in milliseconds and measured in turns, of:
+//!
+//! - the backward pass alone,
+//! - the pass with gradients averaged by [`DataParallel`],
+//! - the pass with a call for each gradient,
+//! - the calls alone.
 //!
 //! `RAYON_NUM_THREADS=1 cargo bench -p collectives-candle --bench step`
 
@@ -33,7 +38,8 @@ impl Network {
         output.mean_all()?.backward()
     }
 
-    /// The mean of the ranks' gradients, which are all alike in a layer: that of the mean input.
+    /// Checks the mean of the ranks' gradients. All gradients of a layer are equal: the mean of the ranks' inputs
+    /// determines them.
     fn assert_averaged(&self, gradients: &GradStore) -> Result<()> {
         for weight in &self.weights {
             let gradient = gradients.get(weight).expect("every weight has a gradient");

@@ -1,4 +1,4 @@
-//! Linear layers that have a share of the outputs: of one matrix, or of several that stand together in one.
+//! Linear layers whose outputs are split over the ranks: one layer per matrix, or several side by side in one.
 
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::Linear;
@@ -10,52 +10,60 @@ use crate::heads::AttentionHeads;
 use crate::regions::{copy_to_ranks, gather_from_ranks};
 use crate::share::{expect, part_of, shard, share};
 
-/// A linear layer that has this rank's share of the outputs: `[.., inputs]` on every rank becomes `[.., outputs / ranks]`. Several layers with the same
-/// input may stand in one matrix ([`load_multi`](Self::load_multi), [`load_qkv`](Self::load_qkv)): one multiplication for all.
+/// A linear layer that has this rank's share of the outputs: `[.., inputs]` on every rank becomes `[.., outputs /
+/// ranks]`.
+///
+/// Several layers with the same input can share one matrix ([`load_multi`](Self::load_multi),
+/// [`load_qkv`](Self::load_qkv)), so one multiplication computes them all.
 #[derive(Debug, Clone)]
 pub struct ColumnParallelLinear {
     comm: Communicator,
     linear: Linear,
-    /// How many of this rank's outputs are of each layer in the matrix.
+    /// The number of this rank's outputs of each layer in the matrix.
     parts: Vec<usize>,
     gathers: bool,
     sequence: Option<usize>,
 }
 
 impl ColumnParallelLinear {
-    /// The layer of this rank's weight, `[outputs / ranks, inputs]`, and bias, `[outputs / ranks]`. They may be variables.
+    /// Creates the layer from this rank's weight, `[outputs / ranks, inputs]`, and bias, `[outputs / ranks]`. They may
+    /// be variables.
     ///
     /// # Errors
     ///
-    /// A weight of another rank than two, and a bias of another length.
+    /// The weight is not a matrix, or the bias has another length.
     pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, _) = weight.dims2()?;
         bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
         Ok(Self { comm: comm.clone(), linear: Linear::new(weight, bias), parts: vec![outputs], gathers: false, sequence: None })
     }
 
-    /// This rank's part of a whole layer.
+    /// Creates the layer from this rank's part of a whole layer.
     ///
     /// # Errors
     ///
-    /// Outputs that cannot be split equally.
+    /// The outputs cannot be split equally.
     pub fn split(comm: &Communicator, whole: &Linear) -> Result<Self> {
         let bias = whole.bias().map(|bias| part_of(comm, "outputs", bias, 0)).transpose()?;
         Self::new(comm, part_of(comm, "outputs", whole.weight(), 0)?, bias)
     }
 
-    /// Reads this rank's part of `weight`, and of `bias` where there is to be one, from files of whole tensors. Nothing else is read.
+    /// Reads this rank's part of `weight`, and of `bias` if `bias` is true, from files of whole tensors. Reads nothing
+    /// else.
     ///
     /// # Errors
     ///
-    /// Outputs that cannot be split equally, and those of candle.
+    /// The outputs cannot be split equally; the errors of candle.
     pub fn load(comm: &Communicator, inputs: usize, outputs: usize, bias: bool, files: &ShardedVarBuilder<'_>) -> Result<Self> {
         Self::load_part(comm, inputs, share("outputs", comm, outputs)?, bias, shard(comm, 0), files)
     }
 
-    /// Reads this rank's part of several layers, each with the name that it has in the files and its outputs, into one matrix: a gate and the projection
-    /// beside it, or queries, keys and values. A rank has its share of the first layer, then that of the second, and so on;
-    /// [`forward_parts`](Self::forward_parts) gives them apart. While it loads, the parts and the matrix are in memory at once.
+    /// Reads this rank's part of several layers into one matrix: a gate and the projection beside it, or queries, keys
+    /// and values. `layers` gives each layer's name in the files and its number of outputs.
+    ///
+    /// A rank has its share of the first layer, then its share of the second, and so on;
+    /// [`forward_parts`](Self::forward_parts) returns them separately. During loading, the parts and the matrix are in
+    /// memory together.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -84,7 +92,7 @@ impl ColumnParallelLinear {
     ///
     /// # Errors
     ///
-    /// Outputs of which one cannot be split equally, no layers, and those of candle.
+    /// The outputs of a layer cannot be split equally; `layers` is empty; the errors of candle.
     pub fn load_multi(
         comm: &Communicator,
         inputs: usize,
@@ -96,13 +104,15 @@ impl ColumnParallelLinear {
         Self::merge(layers.iter().map(load).collect::<Result<_>>()?)
     }
 
-    /// Reads this rank's heads of an attention's queries, keys and values, which have these names in the files, into one matrix;
-    /// [`forward_parts`](Self::forward_parts) gives the three. Keys and values may have fewer heads than queries have, and fewer than there are ranks: then
-    /// each of several ranks has the same head, which all their queries are for. [`AttentionHeads::of_rank`] says how many heads a rank has.
+    /// Reads this rank's heads of an attention's queries, keys and values into one matrix. `names` gives their names in
+    /// the files; [`forward_parts`](Self::forward_parts) returns the three separately.
+    ///
+    /// Keys and values may have fewer heads than queries, and fewer than there are ranks. Several ranks then have the
+    /// same head, which all their queries use. [`AttentionHeads::of_rank`] returns the numbers of heads of a rank.
     ///
     /// # Errors
     ///
-    /// Those of [`AttentionHeads::of_rank`], and of candle.
+    /// The errors of [`AttentionHeads::of_rank`] and of candle.
     pub fn load_qkv(
         comm: &Communicator,
         inputs: usize,
@@ -122,7 +132,7 @@ impl ColumnParallelLinear {
         ])
     }
 
-    /// Reads a part of so many outputs.
+    /// Reads a part with `own` outputs.
     fn load_part(comm: &Communicator, inputs: usize, own: usize, bias: bool, shard: Shard, files: &ShardedVarBuilder<'_>) -> Result<Self> {
         let weight = files.get_with_hints((own, inputs), "weight", shard)?;
         expect("weight", &weight, &[own, inputs])?;
@@ -130,7 +140,7 @@ impl ColumnParallelLinear {
         Self::new(comm, weight, bias)
     }
 
-    /// One layer of several with the same input.
+    /// Joins several layers with the same input into one.
     fn merge(layers: Vec<Self>) -> Result<Self> {
         let Some(first) = layers.first() else { candle_core::bail!("there are no layers to be put into one matrix") };
         let weights: Vec<&Tensor> = layers.iter().map(|layer| layer.linear.weight()).collect();
@@ -140,27 +150,28 @@ impl ColumnParallelLinear {
         Ok(Self { parts, ..Self::new(&first.comm, Tensor::cat(&weights, 0)?, bias)? })
     }
 
-    /// Gives every rank all outputs: a gather forward, one for each layer in the matrix.
+    /// Makes the layer return all outputs on every rank: one gather in the forward pass for each layer in the matrix.
     #[must_use]
     pub fn gathering(mut self) -> Self {
         self.gathers = true;
         self
     }
 
-    /// Takes this rank's part of the input along a dimension, as a [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer leaves it: an
-    /// [`all_gather`] forward, a [`reduce_scatter`](crate::reduce_scatter) backward, in place of the all-reduce.
+    /// Makes the layer take this rank's part of the input along a dimension, as a
+    /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer leaves it. An [`all_gather`] forward and
+    /// a [`reduce_scatter`](crate::reduce_scatter) backward replace the all-reduce.
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);
         self
     }
 
-    /// What the layers in the matrix give, one after the other: `[.., outputs / ranks]` of each, or `[.., outputs]` where it is
-    /// [gathering](Self::gathering). Of a layer alone it is the [forward](Module::forward) pass.
+    /// Returns the outputs of the layers in the matrix, in order: `[.., outputs / ranks]` of each, or `[.., outputs]`
+    /// if the layer is [gathering](Self::gathering). For a single layer this is the [forward](Module::forward) pass.
     ///
     /// # Errors
     ///
-    /// Those of [`all_gather`], and of candle.
+    /// The errors of [`all_gather`] and of candle.
     pub fn forward_parts(&self, input: &Tensor) -> Result<Vec<Tensor>> {
         let input = match self.sequence {
             Some(dimension) => all_gather(&self.comm, input, dimension)?,
@@ -178,7 +189,7 @@ impl ColumnParallelLinear {
 }
 
 impl Module for ColumnParallelLinear {
-    /// The parts, one behind the other.
+    /// Returns the parts, concatenated along the last dimension.
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         match &self.forward_parts(input)?[..] {
             [one] => Ok(one.clone()),

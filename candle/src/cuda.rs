@@ -1,5 +1,5 @@
-//! The memory of candle's tensors on a GPU as buffers of collectives. cudarc's events order what happens there on candle's stream and on the
-//! communicator's.
+//! The GPU memory of candle's tensors as buffers of collectives. cudarc's events order the work on candle's stream and
+//! on the communicator's.
 
 use candle_core::cuda_backend::{CudaStorageSlice as S, WrapErr};
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result};
@@ -8,7 +8,7 @@ use collectives_train::{Averaged, DataParallel};
 use crate::failed;
 use crate::memory::{Change, Compute, extent};
 
-/// As [`compute`](crate::memory::compute).
+/// Does on a GPU what [`compute`](crate::memory::compute) does on the host.
 pub(crate) fn compute(storage: &CudaStorage, (from, to): (usize, usize), len: usize, work: &impl Compute) -> Result<CudaStorage> {
     let device = &storage.device;
     macro_rules! each {
@@ -30,7 +30,7 @@ pub(crate) fn compute(storage: &CudaStorage, (from, to): (usize, usize), len: us
     Ok(CudaStorage { slice: each!(U8 U32 I16 I32 I64 BF16 F16 F32 F64 F8E4M3), device: device.clone() })
 }
 
-/// As [`change`](crate::memory::change).
+/// Does on a GPU what [`change`](crate::memory::change) does on the host.
 pub(crate) fn change(storage: &mut CudaStorage, (from, to): (usize, usize), work: &impl Change) -> Result<()> {
     macro_rules! each {
         ($($kind:ident)*) => {
@@ -55,7 +55,7 @@ pub(crate) fn ready(buckets: &mut DataParallel, number: usize, gradient: &CudaSt
     done.map_err(failed)
 }
 
-/// Fills a tensor with a mean gradient.
+/// Fills a tensor with the mean gradient of the parameter with this number.
 pub(crate) struct Mean<'a, 'b>(pub(crate) &'a Averaged<'b>, pub(crate) usize);
 
 impl InplaceOp1 for Mean<'_, '_> {

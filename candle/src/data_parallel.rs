@@ -1,4 +1,4 @@
-//! Gradients of candle's, averaged over the ranks.
+//! The mean of candle's gradients over the ranks.
 
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, Var, WithDType};
@@ -8,7 +8,8 @@ use collectives_train::{Averaged, DataParallel as Buckets, Flat, Float, Options,
 use crate::memory::extent;
 use crate::{broadcast_in_place, failed};
 
-/// Averages the gradients of a model's variables over the ranks, in buckets; see [`collectives_train::DataParallel`], which it stands on.
+/// Averages the gradients of a model's variables over the ranks, in buckets. It is based on
+/// [`collectives_train::DataParallel`].
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -36,22 +37,25 @@ pub struct DataParallel {
 }
 
 impl DataParallel {
-    /// Gives all ranks rank 0's variables, and makes the buckets: as much memory once more as the gradients have. Collective.
+    /// Gives all ranks rank 0's variables and creates the buckets, which take as much memory as the gradients.
+    /// Collective.
     ///
-    /// Variables are contiguous, of `f32`, `f64`, `f16` or `bf16`, and all in host memory, or all on the communicator's device.
+    /// Variables must be contiguous, of `f32`, `f64`, `f16` or `bf16`, and either all in host memory or all on the
+    /// communicator's device.
     ///
     /// # Errors
     ///
-    /// Other types and places, ranks whose variables differ, and those of [`Communicator::broadcast`].
+    /// The variables have other types, lie elsewhere, or differ between ranks; the errors of
+    /// [`Communicator::broadcast`].
     pub fn new(comm: &Communicator, variables: Vec<Var>) -> Result<Self> {
         Self::with_options(comm, variables, Options::default())
     }
 
-    /// As [`new`](Self::new), with the sizes of buckets and the way in which gradients are combined as chosen.
+    /// Like [`new`](Self::new), with the given bucket sizes and way of combining gradients.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`new`](Self::new).
     pub fn with_options(comm: &Communicator, variables: Vec<Var>, options: Options) -> Result<Self> {
         let parameters: Result<Vec<Parameter>> =
             variables.iter().enumerate().map(|(number, variable)| parameter(number, variable)).collect();
@@ -66,33 +70,34 @@ impl DataParallel {
         Ok(Self { buckets, variables })
     }
 
-    /// Hands in the gradient of a variable, by its place in the list: copied, and reduced in the background once its bucket is full. So
-    /// averaging goes on while a model that is differentiated layer by layer computes what is below.
+    /// Adds the gradient of a variable, given by its index in the list. The gradient is copied, and reduced in the
+    /// background as soon as its bucket is full. If a model is differentiated layer by layer, averaging runs while it
+    /// computes the earlier layers.
     ///
     /// # Errors
     ///
-    /// A place or gradient that does not fit, those of [`collectives_train::DataParallel::ready`], and of candle.
+    /// The index or the gradient does not fit; the errors of [`collectives_train::DataParallel::ready`] and of candle.
     pub fn ready(&mut self, variable: usize, gradient: &Tensor) -> Result<()> {
         ready(&mut self.buckets, variable, &gradient.contiguous()?)
     }
 
-    /// Ends a step: the mean gradient of each variable, in the order of the list. A variable without a gradient counts as the options say
-    /// ([`Options::missing`]). Collective.
+    /// Ends a step and returns the mean gradient of each variable, in the order of the list. [`Options::missing`]
+    /// determines how a variable without a gradient counts. Collective.
     ///
     /// # Errors
     ///
-    /// Those of [`collectives_train::DataParallel::finish`], and of candle.
+    /// The errors of [`collectives_train::DataParallel::finish`] and of candle.
     pub fn finish(&mut self) -> Result<Vec<Tensor>> {
         let mut means = self.buckets.finish().map_err(failed)?;
         self.variables.iter().enumerate().map(|(number, variable)| mean(&mut means, number, variable)).collect()
     }
 
-    /// Puts the ranks' mean in place of each variable's gradient: [`ready`](Self::ready) for each, the last first, and [`finish`](Self::finish).
-    /// Collective.
+    /// Replaces each variable's gradient by the ranks' mean. Calls [`ready`](Self::ready) for each variable, the last
+    /// one first, and then [`finish`](Self::finish). Collective.
     ///
     /// # Errors
     ///
-    /// As of these.
+    /// Those of [`ready`](Self::ready) and [`finish`](Self::finish).
     pub fn average(&mut self, gradients: &mut GradStore) -> Result<()> {
         for (number, variable) in self.variables.iter().enumerate().rev() {
             if let Some(gradient) = gradients.remove(variable) {
@@ -117,7 +122,8 @@ fn parameter(number: usize, variable: &Var) -> Result<Parameter> {
     })
 }
 
-/// Hands a gradient over. In host memory a copy becomes the bucket of a large one, and later the mean's tensor.
+/// Passes a gradient to the buckets. In host memory it is copied; for a large gradient, the copy itself becomes the
+/// bucket and later the tensor of the mean.
 fn ready(buckets: &mut Buckets, number: usize, gradient: &Tensor) -> Result<()> {
     let (storage, layout) = gradient.storage_and_layout();
     let (from, to) = extent(layout)?;
@@ -133,7 +139,7 @@ fn ready(buckets: &mut Buckets, number: usize, gradient: &Tensor) -> Result<()> 
     done.map_err(failed)
 }
 
-/// A variable's mean gradient.
+/// Returns a variable's mean gradient.
 fn mean(means: &mut Averaged<'_>, number: usize, variable: &Var) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if variable.device().is_cuda() {

@@ -1,4 +1,4 @@
-//! Embeddings that have a share of the rows.
+//! Embeddings whose rows are split over the ranks.
 
 use candle_core::{D, DType, Module, Result, Tensor};
 use candle_nn::var_builder::ShardedVarBuilder;
@@ -10,8 +10,9 @@ use crate::share::{expect, part_of, shard, share};
 
 /// An embedding that has this rank's share of the rows: `[..]` of ids becomes `[.., width]` on every rank.
 ///
-/// A vocabulary that cannot be split equally is padded first: rows of zeros in the embedding and in the layer that gives the logits, and there a bias of
-/// `-inf` for each row of padding, so that no token of padding has a probability, or a part in the loss.
+/// A vocabulary that cannot be split equally must be padded first. Add rows of zeros to the embedding and to the layer
+/// that computes the logits, and give that layer a bias of `-inf` for each row of padding. Padding tokens then have no
+/// probability and no part in the loss.
 #[derive(Debug, Clone)]
 pub struct VocabParallelEmbedding {
     comm: Communicator,
@@ -21,21 +22,22 @@ pub struct VocabParallelEmbedding {
 }
 
 impl VocabParallelEmbedding {
-    /// The embedding of this rank's rows, `[vocabulary / ranks, width]`, as many on every rank. They may be a variable.
+    /// Creates the embedding from this rank's rows, `[vocabulary / ranks, width]`, as many on every rank. They may be a
+    /// variable.
     ///
     /// # Errors
     ///
-    /// A weight of another rank than two.
+    /// The weight is not a matrix.
     pub fn new(comm: &Communicator, weight: Tensor) -> Result<Self> {
         weight.dims2()?;
         Ok(Self { comm: comm.clone(), weight, sequence: None })
     }
 
-    /// This rank's part of a whole embedding, `[vocabulary, width]`.
+    /// Creates the embedding from this rank's part of a whole one, `[vocabulary, width]`.
     ///
     /// # Errors
     ///
-    /// Rows that cannot be split equally: the error says how many of padding are missing.
+    /// The rows cannot be split equally: the error states how many rows of padding are missing.
     pub fn split(comm: &Communicator, whole: &Tensor) -> Result<Self> {
         Self::new(comm, part_of(comm, "rows", whole, 0)?)
     }
@@ -44,7 +46,7 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     ///
-    /// As for [`split`](Self::split), and those of candle.
+    /// Those of [`split`](Self::split) and of candle.
     pub fn load(comm: &Communicator, vocabulary: usize, width: usize, files: &ShardedVarBuilder<'_>) -> Result<Self> {
         let own = share("rows", comm, vocabulary)?;
         let weight = files.get_with_hints((own, width), "weight", shard(comm, 0))?;
@@ -52,8 +54,9 @@ impl VocabParallelEmbedding {
         Self::new(comm, weight)
     }
 
-    /// Leaves each rank its part of the output along a dimension, as a [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer does: a
-    /// [`reduce_scatter`] forward, an [`all_gather`](crate::all_gather) backward, in place of the all-reduce. The ids are whole on every rank.
+    /// Leaves each rank its part of the output along a dimension, as a
+    /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer does. A [`reduce_scatter`] forward and an
+    /// [`all_gather`](crate::all_gather) backward replace the all-reduce. The ids are whole on every rank.
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);
@@ -76,8 +79,8 @@ impl Module for VocabParallelEmbedding {
     }
 }
 
-/// Ids counted from this rank's first one, 0 where they are another rank's, and whether they are this rank's. Reads two numbers from the device, to
-/// refuse ids that are nobody's.
+/// Returns the ids, counted from this rank's first one (0 for those of other ranks), and whether each is this rank's.
+/// Reads two numbers from the device, to refuse ids outside the vocabulary.
 pub(crate) fn own_ids(comm: &Communicator, ids: &Tensor, rows: usize) -> Result<(Tensor, Tensor)> {
     let vocabulary = rows * comm.world_size();
     let ids = ids.to_dtype(DType::I64)?.contiguous()?;

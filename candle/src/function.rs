@@ -1,11 +1,11 @@
-//! Collectives that give a new tensor, each with the one that its gradient takes.
+//! Collectives that return a new tensor, each with the collective that its gradient takes.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use collectives::{Buffer, BufferMut, Communicator, Element, ReduceOp};
 
 use crate::memory::{Compute, compute, extent};
 
-/// What happens to a tensor on its way, along its first dimension.
+/// An operation on a tensor, along its first dimension.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Step {
     /// Nothing.
@@ -13,7 +13,7 @@ pub(crate) enum Step {
     AllReduce(ReduceOp),
     /// From rank `.0` to all.
     Broadcast(usize),
-    /// The sum of all, on rank `.0`; zeros elsewhere.
+    /// The sum of all ranks' tensors, on rank `.0`; zeros elsewhere.
     SumTo(usize),
     AllGather,
     ReduceScatter(ReduceOp),
@@ -22,17 +22,17 @@ pub(crate) enum Step {
     Part,
 }
 
-/// A step forward, and the one that a gradient takes back.
+/// An operation of the forward pass, and the one that its gradient takes.
 #[derive(Debug, Clone)]
 pub(crate) struct Function {
     pub(crate) comm: Communicator,
     pub(crate) forward: Step,
-    /// None where nobody can say.
+    /// `None` if it has no gradient.
     pub(crate) backward: Option<Step>,
 }
 
 impl Function {
-    /// Takes the step along a dimension.
+    /// Applies the forward operation along a dimension.
     pub(crate) fn apply(self, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
         if dimension == 0 || tensor.rank() == 0 {
             return tensor.contiguous()?.apply_op1(self);
@@ -43,7 +43,7 @@ impl Function {
         tensor.transpose(0, dimension)?.contiguous()?.apply_op1(self)?.transpose(0, dimension)
     }
 
-    /// The shape behind the step.
+    /// Returns the shape of the result.
     fn shape_behind(&self, shape: &Shape) -> Result<Shape> {
         let ranks = self.comm.world_size();
         let mut dimensions = shape.dims().to_vec();
@@ -131,54 +131,58 @@ impl CustomOp1 for Function {
     }
 }
 
-/// Reduces a tensor over all ranks, into a new one. With `Sum` and `Avg` it is differentiable, by the same call on the gradient: what this rank's
-/// values do to all ranks' losses together.
+/// Reduces a tensor over all ranks into a new one. With `Sum` and `Avg` it is differentiable, by the same call on the
+/// gradient. The gradient is the effect of this rank's values on the losses of all ranks together.
 ///
 /// # Errors
 ///
-/// Those of [`Communicator::all_reduce`], and of candle.
+/// The errors of [`Communicator::all_reduce`] and of candle.
 pub fn all_reduce(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
     let backward = matches!(op, ReduceOp::Sum | ReduceOp::Avg).then_some(Step::AllReduce(op));
     Function { comm: comm.clone(), forward: Step::AllReduce(op), backward }.apply(tensor, 0)
 }
 
-/// The root's tensor on all ranks; all pass one of the same type and shape. Its gradient is the sum of all ranks' on the root, and zero elsewhere.
+/// Returns the root's tensor on all ranks; all pass one of the same type and shape. Its gradient is the sum of all
+/// ranks' gradients on the root, and zero elsewhere.
 ///
 /// # Errors
 ///
-/// Those of [`Communicator::broadcast`], and of candle.
+/// The errors of [`Communicator::broadcast`] and of candle.
 pub fn broadcast(comm: &Communicator, tensor: &Tensor, root: usize) -> Result<Tensor> {
     Function { comm: comm.clone(), forward: Step::Broadcast(root), backward: Some(Step::SumTo(root)) }.apply(tensor, 0)
 }
 
-/// All ranks' tensors one behind the other along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. Its gradient is a
-/// [`reduce_scatter`].
+/// Concatenates all ranks' tensors along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. Its
+/// gradient is a [`reduce_scatter`].
 ///
-/// Along another dimension than the first one tensors are copied before and behind.
+/// Along a dimension other than the first, tensors are copied before and after the call.
 ///
 /// # Errors
 ///
-/// A dimension that there is not, those of [`Communicator::all_gather`], and of candle.
+/// The dimension does not exist; the errors of [`Communicator::all_gather`] and of candle.
 pub fn all_gather(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
     Function { comm: comm.clone(), forward: Step::AllGather, backward: Some(Step::ReduceScatter(ReduceOp::Sum)) }.apply(tensor, dimension)
 }
 
-/// This rank's part, along a dimension, of all ranks' tensors reduced: `[.., d, ..]` becomes `[.., d / ranks, ..]`. With `Sum` and `Avg` it is
-/// differentiable, by an [`all_gather`] of the gradient, which is divided by the number of ranks for `Avg`.
+/// Reduces all ranks' tensors and returns this rank's part along a dimension: `[.., d, ..]` becomes `[.., d / ranks,
+/// ..]`. With `Sum` and `Avg` it is differentiable, by an [`all_gather`] of the gradient, which is divided by the
+/// number of ranks for `Avg`.
 ///
 /// # Errors
 ///
-/// A dimension that there is not or that cannot be split equally, those of [`Communicator::reduce_scatter`], and of candle.
+/// The dimension does not exist or cannot be split equally; the errors of [`Communicator::reduce_scatter`] and of
+/// candle.
 pub fn reduce_scatter(comm: &Communicator, tensor: &Tensor, dimension: usize, op: ReduceOp) -> Result<Tensor> {
     let backward = matches!(op, ReduceOp::Sum | ReduceOp::Avg).then_some(Step::AllGather);
     Function { comm: comm.clone(), forward: Step::ReduceScatter(op), backward }.apply(tensor, dimension)
 }
 
-/// Sends the n-th part along a dimension to rank n, and has what all ranks sent to this one, in rank order. Its gradient is another one.
+/// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this one, in rank
+/// order. Its gradient is another all-to-all.
 ///
 /// # Errors
 ///
-/// As for [`reduce_scatter`].
+/// Those of [`reduce_scatter`].
 pub fn all_to_all(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
     Function { comm: comm.clone(), forward: Step::AllToAll, backward: Some(Step::AllToAll) }.apply(tensor, dimension)
 }

@@ -1,24 +1,24 @@
-//! The heads of an attention, of a model and of a rank.
+//! The numbers of heads of an attention, in a model and on a rank.
 
 use candle_core::Result;
 use candle_nn::var_builder::Shard;
 use collectives::Communicator;
 
-/// How many heads an attention has, and how many numbers each. Keys and values may have fewer heads than queries have; as many query heads in a row then
-/// use each.
+/// The numbers of heads of an attention, and their width. Keys and values may have fewer heads than queries; then
+/// consecutive query heads, equally many, share each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionHeads {
     /// Heads of the queries.
     pub query: usize,
     /// Heads of the keys, and of the values.
     pub key_value: usize,
-    /// Numbers of a head.
+    /// Numbers in a head.
     pub width: usize,
 }
 
 impl AttentionHeads {
-    /// The heads that each rank has: an equal share of the query heads, and the heads of keys and values that these use. Where there are fewer of the
-    /// latter than ranks, a rank has one, and several ranks have the same.
+    /// Returns the heads of each rank: an equal share of the query heads, and the heads of keys and values that these
+    /// use. If there are fewer heads of keys and values than ranks, each rank has one, and several ranks have the same.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -32,8 +32,8 @@ impl AttentionHeads {
     ///
     /// # Errors
     ///
-    /// Query heads that cannot be split equally between the ranks or between the heads of keys and values; and heads of keys and values of which neither
-    /// each rank can have as many, nor each head as many ranks.
+    /// - The query heads cannot be split equally between the ranks, or between the heads of keys and values.
+    /// - The heads of keys and values cannot be split equally between the ranks, nor the ranks between these heads.
     pub fn of_rank(self, comm: &Communicator) -> Result<Self> {
         let (Self { query, key_value, .. }, ranks) = (self, comm.world_size());
         if query == 0 || key_value == 0 || !query.is_multiple_of(key_value) {
@@ -50,7 +50,7 @@ impl AttentionHeads {
         Ok(Self { query: query / ranks, key_value: (key_value / ranks).max(1), ..self })
     }
 
-    /// This rank's part of the keys, or of the values, in a file.
+    /// Returns this rank's part of the keys, or of the values, in a file.
     pub(crate) fn key_value_shard(self, comm: &Communicator) -> Shard {
         let ranks = comm.world_size();
         let parts = self.key_value.min(ranks);

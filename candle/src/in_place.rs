@@ -1,11 +1,11 @@
-//! Collectives on a tensor's own memory.
+//! Collectives in a tensor's own memory.
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor};
 use collectives::{BufferMut, Communicator, Element, ReduceOp};
 
 use crate::memory::{Change, change, extent};
 
-/// What is done with a tensor in place.
+/// A call on a tensor in place.
 struct InPlace<'a> {
     comm: &'a Communicator,
     call: Call,
@@ -53,20 +53,22 @@ impl InplaceOp1 for InPlace<'_> {
     }
 }
 
-/// Reduces a contiguous tensor over all ranks, in its own memory: whatever shares that sees it. No gradient flows through this.
+/// Reduces a contiguous tensor over all ranks, in its own memory. Tensors that share this memory change too. No
+/// gradient flows through this.
 ///
 /// # Errors
 ///
-/// A tensor that is not contiguous, those of [`Communicator::all_reduce`], and of candle.
+/// The tensor is not contiguous; the errors of [`Communicator::all_reduce`] and of candle.
 pub fn all_reduce_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<()> {
     tensor.inplace_op1(&InPlace { comm, call: Call::AllReduce(op) })
 }
 
-/// Gives a contiguous tensor the root's values, in its own memory: weights at the start of training. No gradient flows through this.
+/// Gives a contiguous tensor the root's values, in its own memory: for weights at the start of training, for example.
+/// No gradient flows through this.
 ///
 /// # Errors
 ///
-/// A tensor that is not contiguous, those of [`Communicator::broadcast`], and of candle.
+/// The tensor is not contiguous; the errors of [`Communicator::broadcast`] and of candle.
 pub fn broadcast_in_place(comm: &Communicator, tensor: &Tensor, root: usize) -> Result<()> {
     tensor.inplace_op1(&InPlace { comm, call: Call::Broadcast(root) })
 }
@@ -83,8 +85,8 @@ fn on_parts(comm: &Communicator, tensor: &Tensor, call: Call) -> Result<()> {
     }
 }
 
-/// Fills a contiguous tensor, `[ranks × d, ..]`, with all ranks' parts, in its own memory: this rank's part, rows `rank × d` and on, is there already. No
-/// gradient flows through this.
+/// Fills a contiguous tensor, `[ranks × d, ..]`, with all ranks' parts, in its own memory. This rank's part, which
+/// starts at row `rank × d`, must already be there. No gradient flows through this.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -106,27 +108,28 @@ fn on_parts(comm: &Communicator, tensor: &Tensor, call: Call) -> Result<()> {
 ///
 /// # Errors
 ///
-/// A tensor that is not contiguous, or whose first dimension has no equal part for each rank; those of [`Communicator::all_gather`], and of candle.
+/// The tensor is not contiguous, or its first dimension cannot be split equally between the ranks; the errors of
+/// [`Communicator::all_gather`] and of candle.
 pub fn all_gather_in_place(comm: &Communicator, tensor: &Tensor) -> Result<()> {
     on_parts(comm, tensor, Call::AllGather)
 }
 
-/// Reduces a contiguous tensor, `[ranks × d, ..]`, over all ranks, each of which gets its part, rows `rank × d` and on, in the tensor's own memory. The
-/// other rows stay as they were. No gradient flows through this.
+/// Reduces a contiguous tensor, `[ranks × d, ..]`, over all ranks, in its own memory. Each rank gets its part, which
+/// starts at row `rank × d`; the other rows keep their values. No gradient flows through this.
 ///
 /// # Errors
 ///
-/// As for [`all_gather_in_place`], and those of [`Communicator::reduce_scatter`].
+/// Those of [`all_gather_in_place`] and of [`Communicator::reduce_scatter`].
 pub fn reduce_scatter_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<()> {
     on_parts(comm, tensor, Call::ReduceScatter(op))
 }
 
-/// Sends the n-th part of a contiguous tensor, `[ranks × d, ..]`, to rank n, and has what all ranks sent to this one in its place, in rank order, in the
-/// tensor's own memory. No gradient flows through this.
+/// Sends the n-th part of a contiguous tensor, `[ranks × d, ..]`, to rank n, and replaces it by the part that rank n
+/// sent to this one, in the tensor's own memory. No gradient flows through this.
 ///
 /// # Errors
 ///
-/// As for [`all_gather_in_place`], and those of [`Communicator::all_to_all`].
+/// Those of [`all_gather_in_place`] and of [`Communicator::all_to_all`].
 pub fn all_to_all_in_place(comm: &Communicator, tensor: &Tensor) -> Result<()> {
     on_parts(comm, tensor, Call::AllToAll)
 }

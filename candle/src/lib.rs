@@ -1,12 +1,14 @@
-//! Collectives on candle's tensors, where their memory lies, and layers that are split over ranks.
+//! Collectives on candle's tensors, in host or GPU memory, and layers that are split over ranks.
 //!
-//! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] give a new tensor, and are differentiable: the
-//!   gradient of an all-gather is a reduce-scatter, and so on. [`all_reduce_in_place`] and its like, one for each, write to the tensor itself.
-//! - [`copy_to_ranks`], [`reduce_from_ranks`], [`gather_from_ranks`] and [`scatter_to_ranks`] begin and end a part of a model that is split, as Megatron
-//!   has them: beyond it every rank computes the same.
-//! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`] are the layers made of these.
-//!   Weights are read from safetensors files straight into a rank's share; those of several layers, as a gate's and its neighbour's or queries, keys and
-//!   values, into one matrix. [`AttentionHeads`] says what a rank has of them.
+//! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] return a new tensor and are
+//!   differentiable: the gradient of an all-gather is a reduce-scatter, and so on. Each has a variant such as
+//!   [`all_reduce_in_place`] that writes to the tensor itself.
+//! - [`copy_to_ranks`], [`reduce_from_ranks`], [`gather_from_ranks`] and [`scatter_to_ranks`] begin and end a part of a
+//!   model that is split over ranks, as in Megatron. Outside this part every rank computes the same.
+//! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`]
+//!   are the layers built from these. Each rank reads only its share of the weights from safetensors files. Layers with
+//!   the same input, such as queries, keys and values, can share one matrix. [`AttentionHeads`] computes a rank's
+//!   heads.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //!
 //! ```
@@ -27,9 +29,11 @@
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!
-//! All ranks make the same calls, of the same types and shapes, in the same order; that goes for backward passes too, which make calls of their own.
-//! Where they differ all ranks get an error that names both calls, wrapped in candle's. Types: all that candle computes with, `u8`, `u32`, `i16`, `i32`,
-//! `i64`, `bf16`, `f16`, `f32`, `f64` and `F8E4M3`. A tensor that is not contiguous is copied first.
+//! All ranks must make the same calls, with the same types and shapes, in the same order. This includes backward
+//! passes, which make calls too. If calls differ, all ranks get an error that names both calls, wrapped in candle's.
+//!
+//! All types that candle computes with are supported: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64` and
+//! `F8E4M3`. A tensor that is not contiguous is copied first.
 //!
 //! On GPUs (feature `cuda`) calls run on the communicator's device backend; see [`device_of`].
 
@@ -60,12 +64,12 @@ pub use loss::vocab_parallel_cross_entropy;
 pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
 pub use row::RowParallelLinear;
 
-/// The device that this rank's tensors are to live on: that of the communicator where it has one (with a stream of its own, which cudarc orders with the
-/// communicator's), and the processor otherwise.
+/// Returns the device for this rank's tensors: the communicator's device if it has one, and otherwise the CPU. The
+/// device has its own stream, which cudarc orders with the communicator's.
 ///
 /// # Errors
 ///
-/// Those of candle.
+/// The errors of candle.
 pub fn device_of(comm: &Communicator) -> Result<Device> {
     #[cfg(feature = "cuda")]
     if let Some(device) = comm.device() {
@@ -76,7 +80,7 @@ pub fn device_of(comm: &Communicator) -> Result<Device> {
     Ok(Device::Cpu)
 }
 
-/// An error of a collective as one of candle's.
+/// Wraps an error of a collective in candle's.
 fn failed(error: collectives::Error) -> candle_core::Error {
     candle_core::Error::wrap(error)
 }

@@ -1,4 +1,4 @@
-//! Losses over what is split.
+//! Losses over logits that are split over the ranks.
 
 use candle_core::{D, DType, Result, Tensor};
 use collectives::{Communicator, ReduceOp};
@@ -7,11 +7,15 @@ use crate::embedding::own_ids;
 use crate::function::all_reduce;
 use crate::regions::reduce_from_ranks;
 
-/// The mean cross-entropy of logits whose last dimension is split over the ranks, `[rows, vocabulary / ranks]`, and targets, `[rows]`, the same on every
-/// rank: the same loss on every rank, without a row of all logits on any. Three all-reduces of `rows` numbers forward, none backward.
+/// Returns the mean cross-entropy of logits whose last dimension is split over the ranks, `[rows, vocabulary / ranks]`.
+/// The targets, `[rows]`, are the same on every rank, and so is the loss. No rank holds a row of all logits.
 ///
-/// Logits may be `-inf`, as those of padding are. Of `f16` and `bf16`, in which sums over a vocabulary would stop growing, an `f32` copy is made, and the
-/// loss is `f32`; the gradient is of their own type.
+/// Logits may be `-inf`, as for padding. For `f16` and `bf16`, in which sums over a vocabulary would stop growing, an
+/// `f32` copy is made and the loss is `f32`; the gradient has the type of the logits.
+///
+/// # Cost
+///
+/// Three all-reduces of `rows` numbers in the forward pass, none in the backward pass.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -32,7 +36,7 @@ use crate::regions::reduce_from_ranks;
 ///
 /// # Errors
 ///
-/// Targets that are none of the vocabulary, those of [`Communicator::all_reduce`], and of candle.
+/// A target is outside the vocabulary; the errors of [`Communicator::all_reduce`] and of candle.
 pub fn vocab_parallel_cross_entropy(comm: &Communicator, logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (rows, own) = logits.dims2()?;
     if targets.dims() != [rows] {
@@ -44,7 +48,7 @@ pub fn vocab_parallel_cross_entropy(comm: &Communicator, logits: &Tensor, target
     let shifted = logits.broadcast_sub(&largest)?;
     let sums = reduce_from_ranks(comm, &shifted.exp()?.sum(D::Minus1)?)?;
     let chosen = shifted.gather(&targets.unsqueeze(1)?, 1)?.squeeze(1)?;
-    // Chosen and not multiplied: what stands in for another rank's target may be -inf.
+    // Selected, not multiplied by a mask: the value in the place of another rank's target may be -inf.
     let chosen = is_own.where_cond(&chosen, &chosen.zeros_like()?)?;
     (sums.log()? - reduce_from_ranks(comm, &chosen)?)?.mean_all()
 }

@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result};
 use collectives::{Buffer, BufferMut, Element};
 
-/// Where a contiguous tensor's elements lie in its storage.
+/// Returns the start and end of a contiguous tensor's elements in its storage.
 pub(crate) fn extent(layout: &Layout) -> Result<(usize, usize)> {
     match layout.contiguous_offsets() {
         Some(extent) => Ok(extent),
@@ -11,19 +11,19 @@ pub(crate) fn extent(layout: &Layout) -> Result<(usize, usize)> {
     }
 }
 
-/// What makes new elements of some, whatever their type and wherever they lie.
+/// An operation that computes new elements from some, of any type and in any memory.
 pub(crate) trait Compute {
-    /// From where on so many of the elements are copied, where that is all, and no rank is asked.
+    /// Returns the index from which `len` elements are copied, if a local copy is all that the operation does.
     fn copied_from(&self, len: usize) -> Option<usize>;
 
-    /// Fills a destination, which is zero.
+    /// Fills a destination, which is initially zero.
     fn run<S, D>(&self, source: &S, destination: &mut D) -> collectives::Result<()>
     where
         S: Buffer<Element: Element> + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized;
 }
 
-/// Runs it on some elements of a storage, for as many.
+/// Runs an operation on some elements of a storage, with `len` results.
 pub(crate) fn compute(storage: &CpuStorage, (from, to): (usize, usize), len: usize, work: &impl Compute) -> Result<CpuStorage> {
     use CpuStorage as S;
     macro_rules! each {
@@ -46,13 +46,13 @@ fn filled<T: Element + Default>(source: &[T], len: usize, work: &impl Compute) -
     Ok(destination)
 }
 
-/// What changes elements in place, whatever their type and wherever they lie.
+/// An operation that changes elements in place, of any type and in any memory.
 pub(crate) trait Change {
-    /// Does it.
+    /// Changes the elements.
     fn run<B: BufferMut<Element: Element> + ?Sized>(&self, elements: &mut B) -> collectives::Result<()>;
 }
 
-/// Runs it on some elements of a storage.
+/// Runs an operation on some elements of a storage.
 pub(crate) fn change(storage: &mut CpuStorage, (from, to): (usize, usize), work: &impl Change) -> Result<()> {
     use CpuStorage as S;
     macro_rules! each {

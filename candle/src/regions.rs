@@ -1,5 +1,6 @@
-//! Where a part of a model begins that is split over ranks, and where it ends. Outside it every rank has the same tensors, and computes the same loss:
-//! so a gradient of what left it is every rank's already, and is not added up again.
+//! The operations that begin and end a part of a model that is split over ranks. Outside this part every rank has the
+//! same tensors and computes the same loss. A gradient of the part's output is therefore already the same on every
+//! rank, and is not summed again.
 
 use candle_core::{Result, Tensor};
 use collectives::{Communicator, ReduceOp};
@@ -10,11 +11,12 @@ fn region(comm: &Communicator, tensor: &Tensor, dimension: usize, forward: Step,
     Function { comm: comm.clone(), forward, backward: Some(backward) }.apply(tensor, dimension)
 }
 
-/// Begins it with the whole tensor on every rank: nothing happens forward, but a copy where there will be a gradient; gradients are summed.
+/// Begins a split part with the whole tensor on every rank. Forward only copies, and only if there will be a gradient;
+/// backward sums the gradients.
 ///
 /// # Errors
 ///
-/// Those of candle; backward those of [`Communicator::all_reduce`].
+/// The errors of candle; in the backward pass those of [`Communicator::all_reduce`].
 pub fn copy_to_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
     if !tensor.track_op() {
         return Ok(tensor.clone());
@@ -22,16 +24,17 @@ pub fn copy_to_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
     region(comm, tensor, 0, Step::Identity, Step::AllReduce(ReduceOp::Sum))
 }
 
-/// Ends it with the sum of the ranks' tensors; a gradient goes on as it is.
+/// Ends a split part with the sum of the ranks' tensors. Backward passes the gradient on unchanged.
 ///
 /// # Errors
 ///
-/// Those of [`Communicator::all_reduce`], and of candle.
+/// The errors of [`Communicator::all_reduce`] and of candle.
 pub fn reduce_from_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
     region(comm, tensor, 0, Step::AllReduce(ReduceOp::Sum), Step::Identity)
 }
 
-/// Ends it with the ranks' tensors one behind the other along a dimension; of a gradient a rank takes its part.
+/// Ends a split part with the ranks' tensors concatenated along a dimension. Backward, each rank takes its part of the
+/// gradient.
 ///
 /// # Errors
 ///
@@ -40,11 +43,12 @@ pub fn gather_from_ranks(comm: &Communicator, tensor: &Tensor, dimension: usize)
     region(comm, tensor, dimension, Step::AllGather, Step::Part)
 }
 
-/// Begins it with this rank's part of a tensor along a dimension; gradients are gathered.
+/// Begins a split part with this rank's part of a tensor along a dimension. Backward gathers the gradients.
 ///
 /// # Errors
 ///
-/// A dimension that there is not or that cannot be split equally, and those of candle; backward those of [`Communicator::all_gather`].
+/// The dimension does not exist or cannot be split equally; the errors of candle; in the backward pass those of
+/// [`Communicator::all_gather`].
 pub fn scatter_to_ranks(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
     region(comm, tensor, dimension, Step::Part, Step::AllGather)
 }

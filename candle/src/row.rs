@@ -1,4 +1,4 @@
-//! Linear layers that take a share of the inputs.
+//! Linear layers whose inputs are split over the ranks.
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::Linear;
@@ -19,32 +19,32 @@ pub struct RowParallelLinear {
 }
 
 impl RowParallelLinear {
-    /// The layer of this rank's weight, `[outputs, inputs / ranks]`, and the whole bias, `[outputs]`, the same on every rank. They may be
-    /// variables.
+    /// Creates the layer from this rank's weight, `[outputs, inputs / ranks]`, and the whole bias, `[outputs]`, the
+    /// same on every rank. They may be variables.
     ///
     /// # Errors
     ///
-    /// A weight of another rank than two, and a bias of another length.
+    /// The weight is not a matrix, or the bias has another length.
     pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, _) = weight.dims2()?;
         bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
         Ok(Self { comm: comm.clone(), linear: Linear::new(weight, None), bias, sequence: None })
     }
 
-    /// This rank's part of a whole layer.
+    /// Creates the layer from this rank's part of a whole layer.
     ///
     /// # Errors
     ///
-    /// Inputs that cannot be split equally.
+    /// The inputs cannot be split equally.
     pub fn split(comm: &Communicator, whole: &Linear) -> Result<Self> {
         Self::new(comm, part_of(comm, "inputs", whole.weight(), 1)?, whole.bias().cloned())
     }
 
-    /// Reads this rank's part of `weight`, and the whole of `bias` where there is to be one, from files of whole tensors.
+    /// Reads this rank's part of `weight`, and all of `bias` if `bias` is true, from files of whole tensors.
     ///
     /// # Errors
     ///
-    /// Inputs that cannot be split equally, and those of candle.
+    /// The inputs cannot be split equally; the errors of candle.
     pub fn load(comm: &Communicator, inputs: usize, outputs: usize, bias: bool, files: &ShardedVarBuilder<'_>) -> Result<Self> {
         let own = share("inputs", comm, inputs)?;
         let weight = files.get_with_hints((outputs, own), "weight", shard(comm, 1))?;
@@ -53,9 +53,11 @@ impl RowParallelLinear {
         Self::new(comm, weight, bias)
     }
 
-    /// Leaves each rank its part of the output along a dimension: a [`reduce_scatter`] forward, an [`all_gather`](crate::all_gather) backward, in place of the
-    /// all-reduce. What follows, up to the next [column-parallel](crate::ColumnParallelLinear::sequence_parallel) layer, works on parts; weights that all ranks
-    /// have, as a norm's, go through [`copy_to_ranks`] there.
+    /// Leaves each rank its part of the output along a dimension. A [`reduce_scatter`] forward and an
+    /// [`all_gather`](crate::all_gather) backward replace the all-reduce.
+    ///
+    /// The layers up to the next [column-parallel](crate::ColumnParallelLinear::sequence_parallel) layer then work on
+    /// parts. Pass weights in between that all ranks have, such as a norm's, through [`copy_to_ranks`].
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);
@@ -67,7 +69,7 @@ impl Module for RowParallelLinear {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let sum = self.linear.forward(input)?;
         let (output, bias) = match self.sequence {
-            // Each rank adds the bias to other rows, so its gradient is the ranks' sum.
+            // Each rank adds the bias to different rows, so its gradient is the sum over the ranks.
             Some(dimension) => {
                 let bias = self.bias.as_ref().map(|bias| copy_to_ranks(&self.comm, bias)).transpose()?;
                 (reduce_scatter(&self.comm, &sum, dimension, ReduceOp::Sum)?, bias)

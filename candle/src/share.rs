@@ -1,19 +1,19 @@
-//! What a rank has of weights that are split over the ranks, for inference and for training.
+//! The parts of weights that a rank has, for inference and for training.
 //!
-//! A column-parallel layer has a share of the outputs, a row-parallel one a share of the inputs. One after the other they need one all-reduce
-//! forward, behind the second, and one backward, before the first.
+//! A column-parallel layer has a share of the outputs, a row-parallel layer a share of the inputs. One after the other
+//! they need one all-reduce forward, after the second, and one backward, before the first.
 
 use candle_core::{Result, Tensor};
 use candle_nn::var_builder::Shard;
 use collectives::Communicator;
 
-/// This rank's part of a dimension.
+/// Returns this rank's part along a dimension.
 pub(crate) fn part_of(comm: &Communicator, what: &str, whole: &Tensor, dimension: usize) -> Result<Tensor> {
     let own = share(what, comm, whole.dim(dimension)?)?;
     whole.narrow(dimension, comm.rank() * own, own)?.contiguous()
 }
 
-/// A rank's part of a tensor in a file.
+/// Returns the description of this rank's part of a tensor in a file.
 pub(crate) fn shard(comm: &Communicator, dim: usize) -> Shard {
     Shard { dim, rank: comm.rank(), world_size: comm.world_size() }
 }
@@ -26,7 +26,7 @@ pub(crate) fn expect(what: &str, part: &Tensor, shape: &[usize]) -> Result<()> {
     candle_core::bail!("{what} of this rank has the shape {:?}, and {shape:?} was expected", part.dims())
 }
 
-/// How many of a dimension a rank has.
+/// Returns this rank's number of entries of a dimension.
 pub(crate) fn share(what: &str, comm: &Communicator, whole: usize) -> Result<usize> {
     let ranks = comm.world_size();
     if whole.is_multiple_of(ranks) {

@@ -13,12 +13,12 @@ const RANKS: [usize; 4] = [1, 2, 3, 4];
 const TYPES: [DType; 10] =
     [DType::U8, DType::U32, DType::I16, DType::I32, DType::I64, DType::BF16, DType::F16, DType::F32, DType::F64, DType::F8E4M3];
 
-/// Runs a program on so many ranks.
+/// Runs a program on `count` ranks.
 fn ranks<R: Send>(count: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Vec<R> {
     Communicator::run_local(count, |comm| Ok(program(comm).unwrap())).unwrap()
 }
 
-/// What rank `rank` holds: `rows` × 2 small whole numbers, which all types have.
+/// The values of rank `rank`: `rows` × 2 small whole numbers, which all types can represent.
 fn values(rank: usize, rows: usize) -> Vec<f64> {
     (0..rows * 2).map(|index| ((rank * 3 + index * 5) % 4) as f64).collect()
 }
@@ -134,7 +134,8 @@ fn another_dimension_is_split_and_joined_there() {
     }
 }
 
-/// How much the sum of all ranks' losses changes with each of a rank's values, by central differences, against the gradients found.
+/// Compares the gradients with central differences: how much the sum of all ranks' losses changes with each value of a
+/// rank.
 fn against_differences(count: usize, name: &str, loss: impl Fn(&Communicator, &Tensor) -> Result<Tensor> + Sync) {
     const STEP: f64 = 1e-4;
     let rows = 12;
@@ -167,7 +168,7 @@ fn against_differences(count: usize, name: &str, loss: impl Fn(&Communicator, &T
 
 #[test]
 fn gradients_are_what_all_losses_change_by() {
-    // Weights that differ, so that a value that went elsewhere is seen.
+    // Different weights, so that a value in the wrong place is noticed.
     let weighted = |comm: &Communicator, output: Tensor| -> Result<Tensor> {
         let count = output.elem_count();
         let weights: Vec<f64> = (0..count).map(|index| 0.3 + 0.01 * (index + 5 * comm.rank()) as f64).collect();

@@ -1,4 +1,4 @@
-//! Layers that are split over ranks give what the whole layer gives, and its gradients.
+//! Layers that are split over ranks compute what the whole layer computes, and the same gradients.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,7 +28,7 @@ fn elements(tensor: &Tensor) -> Result<Vec<f32>> {
 fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    // Some dozen products of numbers below 2, added up in another order.
+    // Sums of a few dozen products of numbers below 2, in different orders.
     assert!(largest <= 2e-5, "{what}: {largest}");
 }
 
@@ -133,7 +133,7 @@ fn a_gathering_layer_gives_all_outputs_of_a_batch() {
     }
 }
 
-/// Ids, targets and what goes with them: a vocabulary of 24.
+/// The size of the vocabulary of ids and targets.
 const VOCABULARY: usize = 24;
 
 #[test]
@@ -237,14 +237,15 @@ fn a_padded_vocabulary_gives_what_the_vocabulary_alone_gives() {
 #[test]
 fn half_precision_stays_near_the_whole_layer() {
     let Weights { input, up, up_bias, down, down_bias } = weights();
-    // candle multiplies matrices of f16 on a processor, and of bf16 on GPUs only.
+    // candle multiplies f16 matrices on the CPU, and bf16 matrices only on GPUs.
     let half = |tensor: &Tensor| tensor.to_dtype(DType::F16).unwrap();
     let block = |up: &dyn Module, down: &dyn Module| -> Result<Vec<f32>> {
         elements(&down.forward(&up.forward(&half(&input))?.tanh()?)?.to_dtype(DType::F32)?)
     };
     let (up, down) = (Linear::new(half(&up), Some(half(&up_bias))), Linear::new(half(&down), Some(half(&down_bias))));
     let expected = block(&up, &down).unwrap();
-    // An output is below 16, where f16 is precise to 2⁻⁷. Each rank's sum is rounded once, and so is each step of adding at most 4 of them up.
+    // An output is below 16, where f16 is precise to 2⁻⁷. Each rank's sum is rounded once, and so is each step of
+    // adding up at most 4 of them.
     let bound = 8.0 / 128.0;
     for count in RANKS {
         for found in ranks(count, |comm| block(&ColumnParallelLinear::split(comm, &up)?, &RowParallelLinear::split(comm, &down)?)) {
@@ -278,7 +279,7 @@ fn an_embedding_of_bf16_is_exact_and_its_loss_is_summed_in_f32() {
         for (own, own_loss, own_slope) in outputs {
             assert_eq!(own, found, "one rank has the row, and the others add zeros");
             assert_close(&own_loss, &elements(&loss).unwrap(), &format!("loss, {count} ranks"));
-            // Slopes are below ½, and rounded once, to 8 bits.
+            // Gradients are below ½, and rounded once, to 8 bits.
             assert!(largest_difference(&own_slope, &slope) <= 1.0 / 512.0, "{count} ranks");
         }
     }

@@ -1,5 +1,6 @@
-//! A language model of Llama's shape, its weights in a file, split over ranks: the same logits, the same tokens one by one from a cache, and the same
-//! training as in one process. Heads of keys and values are as many as ranks or more, or fewer.
+//! A language model shaped like Llama, with its weights in a file, split over ranks. It computes the same logits, the
+//! same tokens one by one from a cache, and the same training as one process. There are as many heads of keys and
+//! values as ranks, more, or fewer.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "candle maps files")]
@@ -23,17 +24,19 @@ const HIDDEN: usize = 24;
 const BLOCKS: usize = 2;
 const TOKENS: usize = 12;
 
-/// How far logits, losses and weights may be apart: sums of some dozen products in another order, through two blocks.
+/// The allowed difference of logits, losses and weights: sums of a few dozen products in different orders, through two
+/// blocks.
 const BOUND: f32 = 1e-4;
 
-/// Heads, and on how many ranks: each rank has several of keys and values, or two have the same, or all.
+/// Numbers of heads, each with the numbers of ranks to try. A rank has several heads of keys and values, or two ranks
+/// share one, or all do.
 const MODELS: [(AttentionHeads, &[usize]); 3] = [
     (AttentionHeads { query: 24, key_value: 12, width: 2 }, &[1, 2, 3, 4]),
     (AttentionHeads { query: 12, key_value: 2, width: 4 }, &[1, 2, 4]),
     (AttentionHeads { query: 12, key_value: 1, width: 4 }, &[3, 4]),
 ];
 
-/// How a weight is split over ranks.
+/// The way a weight is split over ranks.
 #[derive(Clone, Copy)]
 enum Split {
     Whole,
@@ -42,7 +45,7 @@ enum Split {
     Heads,
 }
 
-/// Names, shapes, and how each is split.
+/// The name, shape and split of each weight.
 fn weights(heads: AttentionHeads) -> Vec<(String, Vec<usize>, Split)> {
     let mut all = vec![
         ("embed".to_owned(), vec![VOCABULARY, WIDTH], Split::Along(0)),
@@ -74,7 +77,7 @@ fn whole_weights(heads: AttentionHeads) -> HashMap<String, Tensor> {
     weights(heads).into_iter().enumerate().map(make).collect()
 }
 
-/// What a rank has of a weight.
+/// Returns a rank's part of a weight.
 fn own_part(whole: &Tensor, split: Split, heads: AttentionHeads, rank: usize, ranks: usize) -> Tensor {
     let (dimension, parts) = match split {
         Split::Whole => return whole.clone(),
@@ -95,11 +98,11 @@ struct Block {
     norm: RmsNorm,
     gate_up: Several,
     down: Box<dyn Module>,
-    /// On this rank.
+    /// The heads of this rank.
     heads: AttentionHeads,
 }
 
-/// The model, whose layers may be split.
+/// The model; its layers may be split.
 struct Llama {
     embed: Box<dyn Module>,
     blocks: Vec<Block>,
@@ -107,7 +110,7 @@ struct Llama {
     head: Box<dyn Module>,
 }
 
-/// What makes a layer of a name.
+/// A source of layers by name.
 trait Layers {
     fn several(&self, names: &[String]) -> Result<Several>;
     fn row(&self, name: &str) -> Result<Box<dyn Module>>;
@@ -121,7 +124,7 @@ fn each(layers: Vec<impl Module + 'static>) -> Several {
     Box::new(move |x| layers.iter().map(|layer| layer.forward(x)).collect())
 }
 
-/// One process, with nothing of the crate.
+/// The layers of a single process, without this crate.
 struct Whole<'a>(&'a HashMap<String, Var>, AttentionHeads);
 
 impl Whole<'_> {
@@ -156,12 +159,12 @@ impl Layers for Whole<'_> {
     }
 }
 
-/// For training: this rank's variables, each in a layer of its own.
+/// Layers for training: this rank's variables, each in its own layer.
 struct Variables<'a> {
     comm: &'a Communicator,
     variables: &'a HashMap<String, Var>,
     heads: AttentionHeads,
-    /// Ranks with the same heads of keys and values.
+    /// The ranks with the same heads of keys and values.
     sharers: &'a Communicator,
     sequence_parallel: bool,
 }
@@ -205,7 +208,7 @@ impl Layers for Variables<'_> {
     }
 }
 
-/// For inference: this rank's parts of a file, those with the same input in one matrix.
+/// Layers for inference: this rank's parts of a file, those with the same input in one matrix.
 struct Loaded<'a>(&'a Communicator, ShardedVarBuilder<'a>, AttentionHeads);
 
 impl Loaded<'_> {
@@ -260,7 +263,7 @@ impl Block {
         })
     }
 
-    /// Of tokens behind those whose keys and values are in the cache, through which no gradient flows.
+    /// Computes the attention of tokens that follow those in the cache. No gradient flows through the cache.
     fn attention(&self, x: &Tensor, cache: Option<&mut ConcatKvCache>) -> Result<Tensor> {
         let AttentionHeads { query, key_value, width } = self.heads;
         let Ok([q, k, v]) = <[Tensor; 3]>::try_from((self.qkv)(x)?) else { candle_core::bail!("queries, keys and values") };
@@ -304,7 +307,7 @@ impl Llama {
         })
     }
 
-    /// One row for each token, behind those in the caches, where there are any.
+    /// Returns one row for each token; the tokens follow those in the caches, if there are caches.
     fn logits_behind(&self, ids: &Tensor, caches: &mut [ConcatKvCache]) -> Result<Tensor> {
         let mut x = self.embed.forward(ids)?;
         for (number, block) in self.blocks.iter().enumerate() {
@@ -339,7 +342,7 @@ fn whole_variables(heads: AttentionHeads) -> HashMap<String, Var> {
     whole_weights(heads).iter().map(|(name, tensor)| (name.clone(), Var::from_tensor(tensor).unwrap())).collect()
 }
 
-/// A file of all weights, which goes away with this value.
+/// A file of all weights, which is removed when this value is dropped.
 struct File(PathBuf);
 
 impl File {
@@ -352,8 +355,8 @@ impl File {
     }
 
     fn open(&self) -> ShardedVarBuilder<'static> {
-        // SAFETY: nobody writes to the file while it is mapped: it has this process's number in its name, and only the test that made it has its path.
-        // It may be removed meanwhile; that takes nothing from a mapping.
+        // SAFETY: nothing writes to the file while it is mapped: its name contains this process's number, and only the
+        // test that created it has its path. The file may be removed meanwhile; a mapping survives that.
         unsafe { ShardedSafeTensors::var_builder(&[&self.0], DType::F32, &Device::Cpu) }.unwrap()
     }
 }
@@ -406,7 +409,7 @@ fn tokens_one_by_one_from_a_cache_have_the_logits_of_the_whole_sequence() {
     }
 }
 
-/// Five steps of gradient descent; the losses.
+/// Runs five steps of gradient descent and returns the losses.
 fn train(variables: &HashMap<String, Var>, loss: impl Fn() -> Result<Tensor>) -> Result<Vec<f32>> {
     let mut losses = Vec::new();
     for _ in 0..5 {
@@ -420,10 +423,10 @@ fn train(variables: &HashMap<String, Var>, loss: impl Fn() -> Result<Tensor>) ->
     Ok(losses)
 }
 
-/// Losses, and weights at the end.
+/// The losses, and the weights at the end.
 type Trained = (Vec<f32>, HashMap<String, Vec<f32>>);
 
-/// What this rank has of them.
+/// Trains, and returns this rank's losses and weights.
 fn trained(comm: &Communicator, heads: AttentionHeads, sequence_parallel: bool) -> Result<Trained> {
     let ((ids, targets), ranks) = (tokens(), comm.world_size());
     let whole = whole_weights(heads);
@@ -434,7 +437,7 @@ fn trained(comm: &Communicator, heads: AttentionHeads, sequence_parallel: bool) 
     let variables: HashMap<String, Var> = weights(heads).into_iter().map(part).collect();
     let sharers = comm.subgroup_of_size(ranks / ranks.min(heads.key_value)).unwrap();
     let layers = Variables { comm, variables: &variables, heads, sharers: &sharers, sequence_parallel };
-    // Made anew for each step, as copies of variables are in the layers.
+    // Created for each step, because the layers contain copies of the variables.
     let losses = train(&variables, || vocab_parallel_cross_entropy(comm, &Llama::new(&layers)?.logits(&ids)?, &targets))?;
     Ok((losses, variables.into_iter().map(|(name, variable)| (name, elements(&variable))).collect()))
 }

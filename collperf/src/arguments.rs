@@ -1,4 +1,4 @@
-//! The command line: nccl-tests' flags where they mean something here, refusals where they do not, and our own.
+//! The command line: nccl-tests' flags if they apply here, refusals if they do not, and our own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,23 +9,24 @@ use collectives::Transport;
 use crate::launch::Bind;
 use crate::sizes;
 
-/// What a process is told that is one of the ranks that were asked for.
+/// The first argument of a process that collperf has started as a rank.
 pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
 
-/// Measures a collective, as nccl-tests does, and checks what it brings.
+/// Measures a collective, as nccl-tests does, and checks its results.
 ///
-/// Starts its own ranks, or is one itself under torchrun, collrun, Slurm or mpirun. Prints the table of nccl-tests: time per
-/// call, bandwidth of the algorithm and of the bus, and the number of wrong elements, with two buffers and with one.
+/// Starts its own ranks, or is one of them under torchrun, collrun, Slurm or mpirun. Prints the table of nccl-tests:
+/// time per call, bandwidth of the algorithm and of the bus, and the number of wrong elements, with two buffers and
+/// with one.
 ///
-/// Exit codes: 0; 1 files and processes; 3 a collective failed; 4 time ran out; 5 not supported; 6 usage; 7 wrong elements, or
-/// less bandwidth than NCCL_TESTS_MIN_BW asks for.
+/// Exit codes: 0; 1 files and processes; 3 a collective failed; 4 time ran out; 5 not supported; 6 usage; 7 wrong
+/// elements, or less bandwidth than NCCL_TESTS_MIN_BW asks for.
 ///
-/// `collperf --explain-hang FOLDER` measures nothing: it reads the flight records that ranks have written there, and says who hung where.
-/// `collperf trace FOLDER` makes one trace of those that ranks have written, and `collperf report A.json B.json` compares two results
-/// (`collperf report CELLS.csv` those of several libraries).
-/// `collperf doctor` says what this machine has and lacks, and whether ranks reach each other;
-/// `collperf pairs` measures every pair of hosts and names those that are out of line; `collperf stragglers` names the rank that others wait for;
-/// `collperf install-links FOLDER` makes links with nccl-tests' names. Each has a --help of its own.
+/// `collperf --explain-hang FOLDER` measures nothing: it reads the flight records that ranks have written there, and
+/// reports which rank hung where. `collperf trace FOLDER` merges the traces that ranks have written, and `collperf
+/// report A.json B.json` compares two results (`collperf report CELLS.csv` those of several libraries). `collperf
+/// doctor` reports what this machine has and lacks, and whether ranks reach each other; `collperf pairs` measures every
+/// pair of hosts and names those that are out of line; `collperf stragglers` names the rank that others wait for;
+/// `collperf install-links FOLDER` makes links with nccl-tests' names. Each has its own --help.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "collperf",
@@ -37,9 +38,9 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
     args_override_self = true
 )]
 pub(crate) struct Arguments {
-    /// What to measure: all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all, all_gather_v,
-    /// reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, hypercube, or all, which is every one but the last. Other
-    /// spellings are understood: allreduce, AllReduce, osu_allreduce, all_reduce_perf
+    /// What to measure: all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all,
+    /// all_gather_v, reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, hypercube, or all, which
+    /// is every one but the last. Other spellings are accepted: allreduce, AllReduce, osu_allreduce, all_reduce_perf
     #[arg(value_name = "COLLECTIVE")]
     pub(crate) collective: String,
 
@@ -77,108 +78,115 @@ pub(crate) struct Arguments {
     /// f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, i64, u8, u16, u32, u64, bool (or nccl-tests' names), or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "f32")]
     pub(crate) datatype: String,
-    /// The root rank, where there is one; -1 or all: each in turn
+    /// The root rank, if the collective has one; -1 or all: each in turn
     #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
     pub(crate) root: String,
-    /// 0: call after call; 1: wait for each call, and a barrier after it, in the time; 2: wait for each call (on the host backend as 0,
-    /// since every call there waits); 3: as 1, with the barrier outside the time. With -G, a call is a launch of the graph
+    /// When to wait: 0: never between calls; 1: for each call, and in a barrier after it, both timed; 2: for each call
+    /// (on the host backend as 0, since every call there waits); 3: as 1, but the barrier is not timed. With -G, a call
+    /// is a launch of the graph
     #[arg(short = 'z', long, value_name = "0-3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) blocking: u8,
     /// Give up a call after this many seconds
     #[arg(short = 'T', long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: Option<u64>,
-    /// The time of a row, from those of the ranks: 0: rank 0's; 1: mean; 2: least; 3: largest
+    /// How to make the time of a row from those of the ranks: 0: rank 0's; 1: mean; 2: least; 3: largest
     #[arg(short = 'a', long, value_name = "0-3", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) average: u8,
     /// Let buffers begin this many elements after an aligned address
     #[arg(short = 'u', long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16))]
     pub(crate) unalign: u16,
-    /// 1: also time each call by itself (on devices by events), and print least, largest, 99th percentile and variation
+    /// 1: also time each call by itself (on devices with events), and print least, largest, 99th percentile and
+    /// variation
     #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) per_iteration: u8,
-    /// Leave this many of the first calls that are timed by themselves out of their figures
+    /// Leave this many of the first individually timed calls out of their figures
     #[arg(short = 'K', long = "per_iter_skip", alias = "per-iter-skip", value_name = "N", default_value_t = 0)]
     pub(crate) skip: u32,
     /// 1: print the time of day (UTC) in each row
     #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) timestamps: u8,
 
-    /// Ranks to start on this host, one GPU each [default: the number of GPUs, else 2]; with -t, ranks for each of its threads. In a
-    /// process that a launcher started: ranks of this process [default: 1], so there are processes x -t x -g in all
+    /// Ranks to start on this host, one GPU each [default: the number of GPUs, else 2]; with -t, ranks for each of its
+    /// threads. In a process that a launcher started: ranks of this process [default: 1], which makes processes x -t x
+    /// -g in all
     #[arg(short = 'g', long = "ngpus", alias = "ranks-per-host", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) ranks_here: Option<u16>,
-    /// Ranks are threads, -g of them for each of these [with this, -g is 1 unless given]
+    /// Ranks are threads: this many times -g [with this, -g is 1 unless given]
     #[arg(short = 't', long = "nthreads", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) threads: Option<u16>,
-    /// What ranks are on this host [default: process, and thread with -t or where a launcher has started this process]
+    /// What ranks are on this host [default: process; thread with -t or if a launcher has started this process]
     #[arg(long, value_enum)]
     pub(crate) ranks: Option<RankKind>,
-    /// Calls that are made together in each of the -n iterations: on devices in one group of NCCL, on the host backend one after the other.
-    /// The time of a row is that of one call
+    /// Calls that are made together in each of the -n iterations: on devices in one NCCL group, on the host backend one
+    /// after the other. The time of a row is that of one call
     #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) aggregated: u32,
-    /// 0 and 1 alike: ranks always start in parallel
+    /// 0 or 1, without effect: ranks always start in parallel
     #[arg(short = 'p', long = "parallel_init", alias = "parallel-init", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) parallel_init: u8,
-    /// Take nccl-tests' defaults: -b 32M -e 32M -i 1M -g 1. So do its names for the tests, all_reduce_perf and so on: see collperf install-links
+    /// Use nccl-tests' defaults: -b 32M -e 32M -i 1M -g 1. Its names for the tests, such as all_reduce_perf, do so too:
+    /// see collperf install-links
     #[arg(long)]
     pub(crate) nccl_tests_defaults: bool,
-    /// This process is one rank of those that -t and -g ask for, which collperf has started
+    /// This process is a rank that collperf has started for -t and -g
     #[arg(long = &IS_ONE_RANK[2..], hide = true)]
     pub(crate) is_one_rank: bool,
-    /// Where buffers lie: auto takes devices where every rank gets one, and host memory otherwise
+    /// Where buffers are: auto uses devices if every rank gets one, else host memory
     #[arg(long, alias = "plane", value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
     /// How ranks of the host backend reach each other
     #[arg(long, value_enum, default_value_t = Links::Auto)]
     pub(crate) transport: Links,
-    /// Bind each rank. core: one core with all its hardware threads, near those of the other ranks; cache, numa: all cores of one last-level
-    /// cache or NUMA node; none [default: core if there are as many cores as ranks; none if there are fewer, on devices, and under another launcher]
+    /// Bind each rank. core: one core with all its hardware threads, near those of the other ranks; cache, numa: all
+    /// cores of one last-level cache or NUMA node; none [default: core if there are as many cores as ranks; none if
+    /// there are fewer, on devices, and under another launcher]
     #[arg(long, value_name = "none|core|cache|numa")]
     pub(crate) bind: Option<Bind>,
-    /// As --bind core; ranks share cores if there are too few
+    /// Like --bind core, but ranks share cores if there are too few
     #[arg(long, conflicts_with = "bind")]
     pub(crate) pin: bool,
     /// The collectives that `all` stands for
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) colls: Vec<String>,
-    /// Sample each cell for this long, in batches of at least 200 us of calls back to back, each after a barrier; print CSV
-    /// with least and median of the slowest rank's time per call
+    /// Sample each cell for this long, in batches of at least 200 us of calls back to back, each after a barrier; print
+    /// CSV with least and median of the slowest rank's time per call
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub(crate) cell_ms: Option<Duration>,
 
-    /// Before each collective measure calls of six sizes, for about a tenth of a second; then say of each row how it is done, how long it
-    /// should take, and that over the time it took. Host backend only
+    /// Before each collective, measure calls of six sizes, for about a tenth of a second; then add to each row how it
+    /// is done, how long it should take, and that over the time it took. Host backend only
     #[arg(long)]
     pub(crate) explain: bool,
 
     #[command(flatten)]
     pub(crate) device: DeviceFlags,
 
-    /// Write the results here as JSON. All files of results replace older ones, in one piece at the end, also of a run that ends early
+    /// Write the results here as JSON. All files of results replace older ones as a whole at the end, even if the run
+    /// ends early
     #[arg(short = 'J', long = "output_file", alias = "output-file", value_name = "FILE.json")]
     pub(crate) json: Option<PathBuf>,
     /// Write the results here as CSV, line by line; -: to standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Write the results here as Prometheus reads them (the node exporter's textfile collector)
+    /// Write the results here for Prometheus (the node exporter's textfile collector)
     #[arg(long, value_name = "FILE.prom")]
     pub(crate) prometheus: Option<PathBuf>,
-    /// Print tables of Markdown in the place of nccl-tests' table
+    /// Print Markdown tables instead of nccl-tests' table
     #[arg(long)]
     pub(crate) markdown: bool,
     /// Write a page of one file: verdict, pictures, results, ranks and environment
     #[arg(long, value_name = "FILE.html")]
     pub(crate) html: Option<PathBuf>,
-    /// Draw time and bus bandwidth over size; of several cycles (-N) the medians, in a band from least to largest
+    /// Draw time and bus bandwidth over size; with several cycles (-N) the medians, in a band from least to largest
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// Write what every call of every rank took, as a trace for Perfetto or chrome://tracing. Recording makes calls about 0.2 us longer
+    /// Write the times of every call of every rank as a trace for Perfetto or chrome://tracing. Recording makes calls
+    /// about 0.2 us longer
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 
-    /// Print help; with --help, more of it
+    /// Print help; --help prints more
     #[arg(short = 'h', long, action = clap::ArgAction::Help)]
     help: Option<bool>,
 
@@ -191,17 +199,17 @@ pub(crate) struct Arguments {
     pub(crate) elsewhere: Elsewhere,
 }
 
-/// Flags that mean something on devices only.
+/// Flags that apply to devices only.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct DeviceFlags {
     /// Devices: capture the timed calls in a CUDA graph and launch it this often; 0: no graph
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
     pub(crate) graph: u32,
-    /// Devices: 1: report the processor's time to issue a call in place of the call's time
+    /// Devices: 1: report the processor's time to issue a call instead of the call's time
     #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) issue_time: u8,
-    /// Devices: 1: register buffers with NCCL; 2: as windows for symmetric memory. Host: 1, 2: buffers of the library's own, in memory
-    /// that the ranks of a host have in common
+    /// Devices: 1: register buffers with NCCL; 2: as windows for symmetric memory. Host: 1, 2: use buffers from the
+    /// library, in memory that the ranks of a host share
     #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0-2", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) register: u8,
     /// Devices: 1: queue calls on the null stream
@@ -216,7 +224,7 @@ pub(crate) struct DeviceFlags {
 }
 
 impl DeviceFlags {
-    /// The first flag that asks for a device, and why the host backend has no meaning for it.
+    /// Returns why the host backend refuses the first of these flags that needs a device.
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
             ("-G", self.graph, "the host backend has no CUDA graphs"),
@@ -230,7 +238,7 @@ impl DeviceFlags {
     }
 }
 
-/// nccl-tests' flags that have no meaning here: taken, so that they can be refused with a reason.
+/// nccl-tests' flags that do not apply here: accepted so that they can be refused with a reason.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Elsewhere {
     #[arg(short = 'D', long = "device_implementation", alias = "device-implementation", hide = true)]
@@ -240,7 +248,7 @@ pub(crate) struct Elsewhere {
 }
 
 impl Elsewhere {
-    /// The first flag that asks for what is not here, and why it is not.
+    /// Returns why the first of these flags is refused.
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
             ("-D", &self.device_implementation, "0", "collperf calls the library, which has no kernels of NCCL's device interface"),
@@ -262,10 +270,10 @@ pub(crate) enum RankKind {
     Thread,
 }
 
-/// Where buffers lie.
+/// Where buffers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
-    /// On the device where there is one
+    /// On the device if there is one
     Auto,
     /// In host memory
     Host,
@@ -285,7 +293,7 @@ pub(crate) enum Links {
 }
 
 impl Links {
-    /// The library's word for it.
+    /// Returns the library's transport.
     pub(crate) fn transport(self) -> Transport {
         match self {
             Links::Auto => Transport::Auto,
@@ -294,7 +302,7 @@ impl Links {
         }
     }
 
-    /// The word in CSV, JSON and plots.
+    /// Returns the name in CSV, JSON and plots.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Links::Auto => "auto",
@@ -303,7 +311,7 @@ impl Links {
         }
     }
 
-    /// The same, for calls on buffers that the library has handed out.
+    /// Returns the name for calls on buffers from the library.
     pub(crate) fn name_of_allocated(self) -> &'static str {
         match self {
             Links::Auto => "auto-alloc",
@@ -313,7 +321,7 @@ impl Links {
     }
 }
 
-/// A time in milliseconds, fractions allowed.
+/// Reads a time in milliseconds, fractions allowed.
 fn milliseconds(text: &str) -> Result<Duration, String> {
     let milliseconds: f64 = text.parse().map_err(|_| "not a number of milliseconds".to_owned())?;
     match Duration::try_from_secs_f64(milliseconds / 1e3) {

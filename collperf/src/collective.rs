@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What can be measured: a collective of the library, messages round a ring, or an all-gather made of messages.
+/// What can be measured: a collective of the library, messages around a ring, or an all-gather made of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Collective {
     AllReduce,
@@ -25,7 +25,7 @@ pub(crate) enum Collective {
 }
 
 impl Collective {
-    /// Those that `all` runs, in its order: every one but the hypercube, which is one algorithm of an all-gather.
+    /// The collectives of `all`, in its order: all except the hypercube, which is one algorithm of an all-gather.
     pub(crate) const ALL: [Collective; 15] = [
         Collective::AllReduce,
         Collective::Reduce,
@@ -44,12 +44,12 @@ impl Collective {
         Collective::Barrier,
     ];
 
-    /// Every one that has a name.
+    /// Returns every collective that has a name.
     pub(crate) fn known() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().chain([Collective::Hypercube])
     }
 
-    /// The library's, where it is one call; `None` for messages.
+    /// Returns the library's collective; `None` if it is made of messages.
     pub(crate) const fn of_library(self) -> Option<collectives::Collective> {
         use collectives::Collective as Library;
         Some(match self {
@@ -71,7 +71,7 @@ impl Collective {
         })
     }
 
-    /// The name on the command line and in every output.
+    /// Returns the name on the command line and in every output.
     pub(crate) const fn name(self) -> &'static str {
         match self.of_library() {
             Some(collective) => collective.name(),
@@ -80,7 +80,7 @@ impl Collective {
         }
     }
 
-    /// What nccl-tests calls its test of it, where there is one.
+    /// Returns the name of nccl-tests' test for it, if there is one.
     pub(crate) const fn nccl_test(self) -> Option<&'static str> {
         Some(match self {
             Collective::AllReduce => "all_reduce_perf",
@@ -98,7 +98,8 @@ impl Collective {
         })
     }
 
-    /// The name above and below its table: that of nccl-tests' program, by which readers of such tables know it.
+    /// Returns the name above and below its table: that of nccl-tests' program, which programs that read such tables
+    /// expect.
     pub(crate) fn program(self) -> String {
         self.nccl_test().map_or_else(|| format!("{}_perf", self.name()), str::to_owned)
     }
@@ -119,7 +120,7 @@ impl Collective {
         !matches!(self, AllReduce | Reduce | Broadcast | SendRecv | Barrier)
     }
 
-    /// Whether each rank's block has a length of its own.
+    /// Whether the blocks of the ranks differ in length.
     pub(crate) const fn is_uneven(self) -> bool {
         use Collective::{AllGatherV, AllToAllV, GatherV, ReduceScatterV, ScatterV};
         matches!(self, AllGatherV | ReduceScatterV | GatherV | ScatterV | AllToAllV)
@@ -130,8 +131,8 @@ impl Collective {
         !self.is_uneven() && !matches!(self, Collective::SendRecv | Collective::Barrier)
     }
 
-    /// What the bus bandwidth is of the algorithm's bandwidth: the share of the bytes that each link must carry when ranks
-    /// talk point to point.
+    /// Returns the ratio of the bus bandwidth to the algorithm's: the share of the bytes that each link must carry if
+    /// ranks communicate point to point.
     pub(crate) fn bus_factor(self, world_size: usize) -> f64 {
         let n = world_size as f64;
         match self {
@@ -142,7 +143,8 @@ impl Collective {
         }
     }
 
-    /// What the algorithm's bandwidth is of bytes over time: nccl-tests leaves a rank's own block out for the hypercube alone.
+    /// Returns the ratio of the algorithm's bandwidth to bytes over time. nccl-tests excludes a rank's own block only
+    /// for the hypercube.
     pub(crate) fn algorithm_factor(self, world_size: usize) -> f64 {
         match self {
             Collective::Hypercube => (world_size as f64 - 1.0) / world_size as f64,
@@ -150,7 +152,7 @@ impl Collective {
         }
     }
 
-    /// Whether so many ranks can do it; why not.
+    /// Checks that this many ranks can run it.
     pub(crate) fn check_ranks(self, ranks: usize) -> Result<(), String> {
         match self {
             Collective::Hypercube if !ranks.is_power_of_two() => Err(format!("hypercube: {ranks} ranks are no power of two")),
@@ -158,8 +160,8 @@ impl Collective {
         }
     }
 
-    /// Elements per block (or of the whole vector, where there are no blocks) of a row of this many bytes: the larger of a
-    /// rank's two buffers. A row that asks for bytes at all moves at least one element per block.
+    /// Returns the elements per block (or of the whole vector, if there are no blocks) of a row of this many bytes:
+    /// those of the larger of a rank's two buffers. A row of more than zero bytes moves at least one element per block.
     pub(crate) fn count(self, bytes: usize, element_bytes: usize, world_size: usize) -> usize {
         let blocks = if self.is_blocked() { world_size } else { 1 };
         match self {
@@ -169,7 +171,7 @@ impl Collective {
         }
     }
 
-    /// The reverse of [`Collective::count`]: the bytes of the larger of a rank's two buffers.
+    /// Returns the bytes of the larger of a rank's two buffers, the reverse of [`Collective::count`].
     pub(crate) fn bytes(self, count: usize, element_bytes: usize, world_size: usize) -> usize {
         count * element_bytes * if self.is_blocked() { world_size } else { 1 }
     }
@@ -184,8 +186,8 @@ impl fmt::Display for Collective {
 impl FromStr for Collective {
     type Err = String;
 
-    /// Understands the crate's names, those of other benchmarks and libraries, and ways to write them: `allreduce`, `AllReduce`, `all-reduce`,
-    /// `osu_allreduce`, `all_reduce_perf`, `MPI_Allreduce`.
+    /// Accepts the crate's names, those of other benchmarks and libraries, and other spellings: `allreduce`,
+    /// `AllReduce`, `all-reduce`, `osu_allreduce`, `all_reduce_perf`, `MPI_Allreduce`.
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = plain(text);
         Self::known().find(|collective| self::plain(collective.name()) == plain).ok_or_else(|| {
@@ -197,28 +199,29 @@ impl FromStr for Collective {
     }
 }
 
-/// What else stands in the place of a collective.
+/// Words other than collectives that can be given instead of one.
 const COMMANDS: [&str; 7] = ["all", "report", "trace", "doctor", "pairs", "stragglers", "install-links"];
-/// Names of programs and functions begin and end so.
+/// Beginnings of names of programs and functions; they may also end with `perf`.
 const PREFIXES: [&str; 3] = ["osu", "mpi", "nccl"];
 const SUFFIX: &str = "perf";
 
-/// A name without what programs add to it, signs between words, and capitals.
+/// Returns a name in lower case, without programs' prefixes and suffixes, and without separators.
 fn plain(name: &str) -> String {
     let letters: String = name.chars().filter(|letter| letter.is_alphanumeric()).map(|letter| letter.to_ascii_lowercase()).collect();
     let without = PREFIXES.into_iter().find_map(|prefix| letters.strip_prefix(prefix)).unwrap_or(&letters);
     let plain = without.strip_suffix(SUFFIX).unwrap_or(without);
-    // One word for one thing: an MPI program broadcasts with bcast.
+    // MPI's name for a broadcast is bcast.
     if plain == "bcast" { "broadcast".to_owned() } else { plain.to_owned() }
 }
 
-/// The name that is fewest changes of a letter away, if those are few.
+/// Returns the name that the fewest changes of letters make of `plain`, if those are few.
 fn nearest<'a>(plain: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (name, changes) = names.map(|name| (name, changes(plain, &self::plain(name)))).min_by_key(|(_, changes)| *changes)?;
     (3 * changes <= plain.chars().count()).then_some(name)
 }
 
-/// How many letters have to be put in, left out or changed to make one word of the other (Levenshtein's distance).
+/// Returns how many letters must be inserted, removed or changed to turn one word into the other (Levenshtein
+/// distance).
 fn changes(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

@@ -1,4 +1,4 @@
-//! Command lines that ask for what does not go together, or for what is not here: all of them are refused.
+//! Command lines whose flags contradict each other, or request what is not supported; all of them are refused.
 
 use crate::arguments::{Arguments, Backend, RankKind};
 use crate::collective::Collective;
@@ -11,7 +11,8 @@ pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: on devices NCCL chooses, 
 /// The most ranks of one process.
 const MOST_RANKS: usize = 4096;
 
-/// Refuses flags that do not go together. `asks_for_device` says which of them asks for one, and why the host backend has no meaning for it.
+/// Refuses flags that contradict each other. `asks_for_device` is why the host backend refuses a flag that needs a
+/// device, if one is given.
 pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_device: Option<&String>) -> Result<(), Failure> {
     if arguments.backend == Backend::Device && !cfg!(feature = "cuda") {
         return Err(Failure::unsupported("--backend device: this build of collperf has no device backend; use --backend host"));
@@ -64,7 +65,7 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
     Ok(())
 }
 
-/// Refuses two kinds of results in one file, of which the last would be left.
+/// Refuses two kinds of results in one file, since only the last would remain.
 fn refuse_one_file_for_two(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { json, csv, prometheus, html, plot, trace, .. } = arguments;
     let files = [("-J", json), ("--csv", csv), ("--prometheus", prometheus), ("--html", html), ("--plot", plot), ("--trace", trace)];
@@ -76,7 +77,7 @@ fn refuse_one_file_for_two(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// What asks for columns that tables of Markdown do not have, or for another form of output.
+/// Returns a flag that needs columns which Markdown tables do not have, or another form of output.
 fn other_than_markdown(arguments: &Arguments) -> Option<&'static str> {
     let is_csv = arguments.csv.as_deref() == Some(std::path::Path::new("-"));
     let others = [
@@ -90,7 +91,7 @@ fn other_than_markdown(arguments: &Arguments) -> Option<&'static str> {
     others.into_iter().find(|(_, is_asked)| *is_asked).map(|(name, _)| name)
 }
 
-/// Refuses several calls in a group where there is no such group, and variables that a collective would have to ignore.
+/// Refuses several calls in a group if there is no such group, and variables that a collective would have to ignore.
 pub(crate) fn refuse_of(arguments: &Arguments, environment: &Environment, collectives: &[Collective]) -> Result<(), Failure> {
     let aggregated = arguments.aggregated;
     if aggregated > 1 && arguments.cell_ms.is_some() {

@@ -1,9 +1,9 @@
-//! The variables of nccl-tests, of which none is ignored: what cannot be done is refused.
+//! The variables of nccl-tests. None is ignored: values that are not supported are refused.
 
 use crate::failure::Failure;
 use crate::subset::Subset;
 
-/// What they say.
+/// The values of these variables.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Environment {
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
@@ -12,11 +12,11 @@ pub(crate) struct Environment {
     pub(crate) subset: Option<Subset>,
     /// The device of the first rank of a process.
     pub(crate) first_device: Option<usize>,
-    /// A variable that asks for shares of `alltoallv` which are not made here, and its value.
+    /// A variable that asks for shares of `alltoallv` that are not supported here, and its value.
     pub(crate) other_shares: Option<String>,
 }
 
-/// Those of nccl-tests' `alltoallv` alone.
+/// Variables of nccl-tests' `alltoallv` only.
 const SHARES: [&str; 4] = [
     "NCCL_TESTS_ALLTOALLV_MATRIX_FILE",
     "NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
@@ -25,7 +25,7 @@ const SHARES: [&str; 4] = [
 ];
 
 impl Environment {
-    /// Reads them through `read`; one that is set to nothing is as one that is not set.
+    /// Reads the variables through `read`; an empty one counts as unset.
     pub(crate) fn read(read: &dyn Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let text = |name: &str| read(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let other_shares = SHARES.into_iter().find_map(|name| text(name).map(|value| format!("{name}={value:?}")));
@@ -53,7 +53,7 @@ fn subset(split: Option<String>, mask: Option<String>) -> Result<Option<Subset>,
     }
 }
 
-/// A device's number; -1 is none in particular.
+/// Reads a device's number; -1 means no particular one.
 fn device(text: &str) -> Result<Option<usize>, Failure> {
     let number = if text == "-1" { Some(None) } else { text.parse::<u16>().ok().map(|number| Some(number.into())) };
     number.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_DEVICE={text:?}: not the number of a device, from 0")))

@@ -1,4 +1,4 @@
-//! Who takes part in a run, and on what.
+//! The ranks of a run, and their hardware.
 
 use collectives::Peer;
 
@@ -6,7 +6,7 @@ use crate::launch;
 use crate::machine::Machine;
 use crate::settings::{Register, Settings};
 
-/// Who takes part, and where.
+/// The ranks of a run, and where they are.
 #[derive(Debug, Clone)]
 pub(crate) struct RunFacts {
     pub(crate) ranks: Vec<RankFacts>,
@@ -14,9 +14,9 @@ pub(crate) struct RunFacts {
     pub(crate) machine: Machine,
     /// `None` if it is not known.
     pub(crate) bound: Option<Bound>,
-    /// Whether connections over TCP are.
+    /// Whether TCP connections are encrypted.
     pub(crate) is_encrypted: bool,
-    /// When it began, in UTC.
+    /// When the run began, in UTC.
     pub(crate) start_time: String,
 }
 
@@ -25,26 +25,26 @@ pub(crate) struct RunFacts {
 pub(crate) struct Bound {
     /// The kind of binding on rank 0's host, as a word of `--bind`.
     pub(crate) to: String,
-    /// Why that host binds nothing, if the command line did not ask for that.
+    /// Why that host binds no ranks, if the command line did not ask for that.
     pub(crate) why_none: Option<String>,
     /// The processors that each rank may run on, as the kernel lists them.
     pub(crate) processors: Vec<String>,
 }
 
-/// Something that a reader of results has to know.
+/// A note that readers of results need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Note {
     pub(crate) text: String,
-    /// Whether it takes from what the figures are worth.
+    /// Whether it makes the figures less reliable.
     pub(crate) is_warning: bool,
 }
 
 /// The backend that is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum On {
-    /// Host memory; why there are no devices, where they would have been taken.
+    /// Host memory, and why there are no devices, if they would have been used.
     Host { why: Option<String> },
-    /// Device memory, with an NCCL of this version, as 22809.
+    /// Device memory, with an NCCL of this version, such as 22809.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there are no devices in such a build"))]
     Device { nccl: u32 },
 }
@@ -55,11 +55,11 @@ pub(crate) struct RankFacts {
     pub(crate) peer: Peer,
     /// The colour of the group that it runs in.
     pub(crate) group: u32,
-    /// Its number on its host.
+    /// Its local rank.
     pub(crate) local_rank: usize,
     /// The name of its host's processor.
     pub(crate) processor: String,
-    /// The device that its buffers lie on, if they do.
+    /// The device of its buffers, if they are in device memory.
     pub(crate) gpu: Option<Gpu>,
 }
 
@@ -68,18 +68,18 @@ pub(crate) struct RankFacts {
 pub(crate) struct Gpu {
     /// Its number in the rank's process.
     pub(crate) ordinal: usize,
-    /// Its place on the PCI bus, as `0000:1b:00`.
+    /// Its address on the PCI bus, such as `0000:1b:00`.
     pub(crate) bus: String,
     pub(crate) name: String,
 }
 
 impl RunFacts {
-    /// How many hosts there are.
+    /// Returns the number of hosts.
     pub(crate) fn hosts(&self) -> usize {
         self.ranks.iter().filter(|rank| rank.local_rank == 0).count()
     }
 
-    /// What a reader of the figures has to know, in every form in which they are told.
+    /// Returns the notes for readers of the figures, which all forms of output contain.
     pub(crate) fn notes(&self) -> Vec<Note> {
         let too = if self.on.is_device() { ", NCCL's too" } else { "" };
         let encrypted = self.is_encrypted.then(|| format!("Links between hosts are encrypted{too}"));
@@ -98,7 +98,7 @@ impl RunFacts {
         Some(format!("bound to: {}", launch::told(to, why_none.as_deref(), 0, processors)))
     }
 
-    /// That rank 0's host has more to do than these ranks, where it has.
+    /// Returns a note if rank 0's host is busy with other work.
     pub(crate) fn load_note(&self) -> Option<String> {
         let here = self.ranks.first().map(|first| &first.peer.host);
         let ranks_here = self.ranks.iter().filter(|rank| Some(&rank.peer.host) == here).count();
@@ -106,7 +106,7 @@ impl RunFacts {
         load.as_ref()?.note(allowed.map_or(ranks_here, |allowed| allowed.min(ranks_here)))
     }
 
-    /// Ranks of an imaginary host.
+    /// Returns ranks of an imaginary host.
     #[cfg(test)]
     pub(crate) fn example(ranks: usize) -> Self {
         let machine = Machine { processor: "Abacus 9".to_owned(), cores: 4, allowed: None, kernel: "Linux 6.1".to_owned(), load: None };
@@ -128,7 +128,7 @@ impl RunFacts {
         }
     }
 
-    /// Such ranks with a device each.
+    /// Returns such ranks with a device each.
     #[cfg(all(test, feature = "cuda"))]
     pub(crate) fn example_on_devices(ranks: usize) -> Self {
         let mut facts = Self { on: On::Device { nccl: 22809 }, ..Self::example(ranks) };
@@ -140,7 +140,7 @@ impl RunFacts {
 }
 
 impl On {
-    /// The word in JSON.
+    /// Returns the name in JSON.
     pub(crate) fn name(&self) -> &'static str {
         if self.is_device() { "device" } else { "host" }
     }
@@ -149,7 +149,7 @@ impl On {
         matches!(self, On::Device { .. })
     }
 
-    /// How ranks reach each other: the word in CSV, JSON and plots.
+    /// Returns how ranks reach each other, as named in CSV, JSON and plots.
     pub(crate) fn links(&self, settings: &Settings) -> &'static str {
         match settings.device.register {
             _ if self.is_device() => "nccl",
@@ -158,7 +158,7 @@ impl On {
         }
     }
 
-    /// The version of NCCL that is loaded, 0 where none is.
+    /// Returns the version of the loaded NCCL, 0 if none is loaded.
     pub(crate) fn library(&self) -> u32 {
         match self {
             On::Host { .. } => 0,
@@ -166,7 +166,7 @@ impl On {
         }
     }
 
-    /// The version of NCCL whose interface was compiled in, 0 where it is not used.
+    /// Returns the version of NCCL whose interface was compiled in, 0 if it is not used.
     pub(crate) fn headers(&self) -> u32 {
         match self {
             On::Host { .. } => 0,
@@ -183,7 +183,7 @@ impl Gpu {
     pub(crate) fn from_words(words: &str) -> Option<Self> {
         let (ordinal, rest) = words.split_once(' ')?;
         let (bus, name) = rest.split_once(' ')?;
-        // nccl-tests leaves the function off: it is always 0.
+        // nccl-tests omits the function, which is always 0.
         let bus = bus.strip_suffix(".0").unwrap_or(bus);
         Some(Self { ordinal: ordinal.parse().ok()?, bus: bus.to_owned(), name: name.to_owned() })
     }

@@ -1,28 +1,28 @@
-//! Why a run ended, and the exit code that says so: nccl-tests' codes.
+//! Why a run ended, and its exit code: nccl-tests' codes.
 
 use std::fmt;
 use std::io;
 
 use crate::launch;
 
-/// An end that is not the planned one.
+/// An unplanned end.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) code: u8,
-    /// What went wrong, in words.
+    /// What went wrong.
     pub(crate) message: String,
-    /// Whether it is another rank's end that ended this one.
+    /// Whether the cause is another rank's end.
     pub(crate) lost_a_peer: bool,
 }
 
-/// A file or a process could not be had.
+/// A file or a process was not available.
 const INTERNAL: u8 = 1;
 /// A collective failed.
 pub(crate) const COLLECTIVE: u8 = 3;
 /// Time ran out.
 const TIMEOUT: u8 = 4;
-/// Something that is not there was asked for.
+/// The command line asks for something that is not supported.
 const UNSUPPORTED: u8 = 5;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 6;
@@ -42,12 +42,12 @@ impl Failure {
         Self { code: USAGE, message: message.to_string(), lost_a_peer: false }
     }
 
-    /// Whether something was asked for that is not there.
+    /// Whether the cause is something unsupported.
     pub(crate) fn is_unsupported(&self) -> bool {
         self.code == UNSUPPORTED
     }
 
-    /// An error of the system while doing this, with the limit that it comes from.
+    /// Creates the failure of a system call while `doing` something, with the limit that caused it, if one did.
     pub(crate) fn io(doing: impl fmt::Display, error: &io::Error) -> Self {
         Self::internal(format!("{doing}: {}", launch::explained(error)))
     }

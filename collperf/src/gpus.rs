@@ -1,6 +1,6 @@
 //! The GPUs of this host, as the driver counts them.
 
-/// How many there are; where none can be used, why.
+/// Returns the number of GPUs, or why none can be used.
 #[cfg(feature = "cuda")]
 pub(crate) fn count() -> Result<usize, String> {
     match collectives::device_count() {
@@ -11,7 +11,7 @@ pub(crate) fn count() -> Result<usize, String> {
     }
 }
 
-/// How many there are; where none can be used, why.
+/// Returns the number of GPUs, or why none can be used.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn count() -> Result<usize, String> {
     Err("this build of collperf has no device backend (the feature `cuda` is off)".to_owned())

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use collectives::__private::regular_file;
 
-/// The most bytes of a file: a trace has about 30 MiB.
+/// The largest file in bytes: a trace has about 30 MiB.
 const MOST: u64 = 256 << 20;
 
-/// Reads a file whole.
+/// Reads a whole file.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     regular_file::read(path, MOST)
 }

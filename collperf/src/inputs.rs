@@ -1,76 +1,77 @@
-//! Inputs whose exact result is the same in whatever order they are folded, and that result.
+//! Inputs whose exact result does not depend on the order of reduction, and that result.
 //!
-//! Every element is made from a hash of (seed, index, rank), so any rank can compute what any other hands in.
+//! Every element is made from a hash of (seed, index, rank), so any rank can compute every other rank's input.
 //!
-//! - Sums of floats: integers on one power of two, whose magnitudes over all ranks add up to no more than the mantissa
-//!   holds. Every partial sum, in any order and any grouping, is exact in the element's type.
-//! - Averages of floats: such sums; the quotient of an exact sum by the number of ranks has one correct rounding.
-//! - Products of floats: one rank brings a full mantissa, a few a factor of two or a half, the rest one, all with signs.
-//! - Least and greatest of floats: anything finite but a negative zero, whose place among zeros is not defined.
-//! - Integers wrap, so everything is exact; values are chosen such that no rank's input is drowned by the others'.
+//! - Sums of floats: integer multiples of one power of two, whose magnitudes over all ranks add up to no more than the
+//!   mantissa holds. Every partial sum, in any order and any grouping, is exact in the element's type.
+//! - Averages of floats: such sums; the quotient of an exact sum and the number of ranks has one correct rounding.
+//! - Products of floats: one rank's factor has a full mantissa, a few are two or a half, the rest are one, all with
+//!   signs.
+//! - Minimum and maximum of floats: anything finite except negative zero, whose place among zeros is not defined.
+//! - Integers wrap, so everything is exact; values are chosen such that no rank's input is masked by the others'.
 
 use collectives::{DType, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 
 /// Element types that inputs can be made of.
 pub(crate) trait Sample: collectives::Element {
-    /// What this rank hands in at this index.
+    /// Returns this rank's input at this index.
     fn input(recipe: &Recipe, rank: usize, index: usize) -> Self;
-    /// The reduction over all ranks at this index.
+    /// Returns the reduction over all ranks at this index.
     fn folded(recipe: &Recipe, index: usize) -> Self;
-    /// Something that it is not, and that no right result is.
+    /// Returns a value that differs from this one and from every correct result.
     fn poisoned(self) -> Self;
-    /// The bits, to compare.
+    /// Returns the bits, for comparisons.
     fn bits(self) -> u64;
 }
 
 /// What inputs are made for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Recipe {
-    /// Makes two checks of the same call differ.
+    /// A number that makes the inputs of two checks of the same call differ.
     pub(crate) seed: u64,
-    /// `None` where data is only moved.
+    /// The op; `None` if data is only moved.
     pub(crate) op: Option<ReduceOp>,
     pub(crate) world_size: usize,
-    /// After how many elements inputs repeat themselves.
+    /// The number of elements after which inputs repeat.
     pub(crate) period: usize,
 }
 
-/// The scalar of `PreMulSum` on this rank: 1 and 2 in turns, as nccl-tests has it.
+/// Returns the scalar of `PreMulSum` on this rank: 1 and 2 in turns, as in nccl-tests.
 pub(crate) fn premultiplier(rank: usize) -> f64 {
     if rank.is_multiple_of(2) { 1.0 } else { 2.0 }
 }
 
-/// Well-mixed bits of a number (the finaliser of MurmurHash3, with other multipliers).
+/// Mixes the bits of a number (the finaliser of MurmurHash3, with other multipliers).
 fn mixed(mut bits: u64) -> u64 {
     bits = (bits ^ bits >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
     bits = (bits ^ bits >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
     bits ^ bits >> 32
 }
 
-/// Bits of a rank's own, at an index that all ranks share `common` at.
+/// Returns a rank's own bits at an index for which all ranks share `common`.
 fn own(common: u64, rank: usize) -> u64 {
     mixed(common.wrapping_add((rank as u64 + 1).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)))
 }
 
 impl Recipe {
-    /// Bits that all ranks share at this index.
+    /// Returns the bits that all ranks share at this index.
     fn common(&self, index: usize) -> u64 {
         let index = if index < self.period { index } else { index % self.period };
         mixed(self.seed.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// A rank's place in the order that an index shuffles the ranks into.
+    /// Returns a rank's place in the order into which an index shuffles the ranks.
     fn place(&self, common: u64, rank: usize) -> usize {
         (rank + (common >> 20) as usize % self.world_size) % self.world_size
     }
 
-    /// What this rank hands in, for a float of this many mantissa bits (the hidden one included).
+    /// Returns this rank's input, for a float of this many mantissa bits (including the hidden one).
     #[inline(always)]
     fn float_input(&self, mantissa_bits: u32, rank: usize, index: usize) -> f64 {
         self.float_of(mantissa_bits, rank, self.common(index))
     }
 
-    /// As [`Recipe::float_input`], at the index that all ranks share these bits at.
+    /// Does the same as [`Recipe::float_input`], at the index for which all ranks share these bits.
     #[inline(always)]
     fn float_of(&self, mantissa_bits: u32, rank: usize, common: u64) -> f64 {
         let own = own(common, rank);
@@ -85,20 +86,20 @@ impl Recipe {
         }
     }
 
-    /// An integer such that the magnitudes of all ranks' add up to no more than `budget`.
+    /// Returns an integer such that the magnitudes of all ranks' integers add up to no more than `budget`.
     #[inline(always)]
     fn addend(&self, budget: u64, own: u64, place: impl Fn() -> usize) -> f64 {
         let limit = budget / self.world_size as u64;
         if limit > 0 {
-            // The upper half of a product: as well spread as a remainder, for a tenth of the time.
+            // The upper half of a product is as evenly distributed as a remainder, in a tenth of the time.
             let choice = (u128::from(own) * u128::from(2 * limit + 1)) >> 64;
             return (choice as i64 - limit as i64) as f64;
         }
-        // More ranks than budget: each of the first adds one, the rest nothing.
+        // More ranks than budget: each of the first ranks adds one, the others nothing.
         if (place() as u64) < budget { signed(own, 1.0) } else { 0.0 }
     }
 
-    /// The exact reduction of such floats; `Avg` is rounded once, to `f64`.
+    /// Returns the exact reduction of such floats; `Avg` is rounded once, to `f64`.
     fn float_folded(&self, mantissa_bits: u32, index: usize) -> f64 {
         let common = self.common(index);
         let inputs = (0..self.world_size).map(|rank| (rank, self.float_of(mantissa_bits, rank, common)));
@@ -108,33 +109,33 @@ impl Recipe {
             Some(ReduceOp::Prod) => inputs.map(|(_, input)| input).product(),
             Some(ReduceOp::Min) => inputs.map(|(_, input)| input).fold(f64::INFINITY, f64::min),
             Some(ReduceOp::Max) => inputs.map(|(_, input)| input).fold(f64::NEG_INFINITY, f64::max),
-            // An empty sum of floats is a negative zero in Rust; ours never is.
+            // An empty sum of floats is negative zero in Rust; ours never is.
             _ => inputs.map(|(_, input)| input).fold(0.0, |sum, input| sum + input),
         }
     }
 
-    /// What this rank hands in, for an integer (or a `bool`, one bit wide): the lower bits count.
+    /// Returns this rank's input, for an integer (or a `bool`, one bit wide), in the lower bits.
     fn integer_input(&self, width: u32, rank: usize, index: usize) -> u64 {
         let common = self.common(index);
         let own = own(common, rank);
         let place = || self.place(common, rank);
-        // A truth value's sum is an OR, its product an AND.
+        // The sum of truth values is an OR, their product an AND.
         let op = match self.op {
             Some(ReduceOp::Sum | ReduceOp::Max) if width == 1 => Some(ReduceOp::BitOr),
             Some(ReduceOp::Prod | ReduceOp::Min) if width == 1 => Some(ReduceOp::BitAnd),
             op => op,
         };
         match op {
-            // More than two random operands would all but always end in zeros, or ones.
+            // With more than two random operands, nearly all bits of the result would be zeros, or ones.
             Some(ReduceOp::BitAnd) if place() > 1 => u64::MAX,
             Some(ReduceOp::BitOr) if place() > 1 => 0,
-            // Factors of two add up to zero; one rank may bring them.
+            // Factors of two would accumulate until the product is zero; only one rank may have them.
             Some(ReduceOp::Prod) if place() > 0 => own | 1,
             _ => own,
         }
     }
 
-    /// The reduction of such integers, in the lower bits.
+    /// Returns the reduction of such integers, in the lower bits.
     fn integer_folded(&self, width: u32, is_signed: bool, index: usize) -> u64 {
         let widened = |bits: u64| widen(bits, width, is_signed);
         let inputs = (0..self.world_size).map(|rank| self.integer_input(width, rank, index));
@@ -153,35 +154,36 @@ impl Recipe {
     }
 }
 
-/// The value of an integer of this width in the lower bits.
+/// Returns the value of an integer of this width in the lower bits.
 fn widen(bits: u64, width: u32, is_signed: bool) -> i128 {
     let shift = 128 - width;
     let raised = u128::from(bits) << shift;
     if is_signed { raised as i128 >> shift } else { (raised >> shift) as i128 }
 }
 
-/// The power of two that all addends of an index are multiples of. Small enough that no sum overflows the narrowest type.
+/// Returns the power of two of which all addends of an index are multiples. It is small enough that no sum overflows
+/// the narrowest type.
 fn unit(common: u64) -> f64 {
     power_of_two((common & 3) as i32 - 1)
 }
 
-/// Of a small exponent.
+/// Returns two to the power of a small exponent.
 fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((1023 + exponent) as u64) << 52)
 }
 
-/// `value` or its negative.
+/// Returns `value` or its negative.
 fn signed(own: u64, value: f64) -> f64 {
     if own & 1 == 1 { -value } else { value }
 }
 
-/// A number from 1 to 2 that uses all mantissa bits.
+/// Returns a number from 1 to 2 that uses all mantissa bits.
 fn full_mantissa(mantissa_bits: u32, own: u64) -> f64 {
     let hidden = 1_u64 << (mantissa_bits - 1);
     ((own >> 5) % hidden + hidden) as f64 / hidden as f64
 }
 
-/// One rank's factor of a product.
+/// Returns one rank's factor of a product.
 fn factor(mantissa_bits: u32, own: u64, place: usize) -> f64 {
     let magnitude = match place {
         0 => full_mantissa(mantissa_bits, own),
@@ -204,7 +206,7 @@ macro_rules! float_samples {
             }
 
             fn poisoned(self) -> Self {
-                // No input and no result is one.
+                // No input and no result is NaN.
                 $from(f64::NAN)
             }
 
@@ -275,7 +277,7 @@ impl Sample for bool {
     }
 }
 
-/// Runs `$body` with `$T` as the type that `$dtype` names; `$other` for one that this program does not know yet.
+/// Runs `$body` with `$T` as the type that `$dtype` names; `$other` for a type that this program does not know.
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr, $other:expr) => {
         with_element!(@arms $dtype, $T, $body, $other;
@@ -294,7 +296,7 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// The name of a type in nccl-tests' tables.
+/// Returns the name of a type in nccl-tests' tables.
 pub(crate) fn table_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",
@@ -317,7 +319,7 @@ pub(crate) fn table_name(dtype: DType) -> &'static str {
 mod tests {
     use super::*;
 
-    /// What the library says of an op, one operand at a time, rounding after each: the oracle.
+    /// The library's definition of an op, one operand at a time, rounded after each: the oracle.
     trait Fold: Sample {
         fn fold(self, op: ReduceOp, other: Self) -> Self;
         fn prepared(self, op: ReduceOp, rank: usize) -> Self;
@@ -340,7 +342,7 @@ mod tests {
                     if let ReduceOp::PreMulSum(_) = op { $from($to(self) * premultiplier(rank)) } else { self }
                 }
                 fn finished(self, op: ReduceOp, world_size: usize) -> Self {
-                    // As an implementation would that works in f32 and rounds once more.
+                    // Like an implementation that computes in f32 and rounds once more.
                     let narrow = size_of::<$float>() < 4;
                     match op {
                         ReduceOp::Avg if narrow => $from(f64::from($to(self) as f32 / world_size as f32)),
@@ -403,7 +405,7 @@ mod tests {
 
     const INDICES: usize = 150;
 
-    /// Folds in some order: a chain, or two halves that are folded and then joined.
+    /// Reduces in a given order: in a chain, or as two halves that are then combined.
     fn folded_in_order<T: Fold>(recipe: &Recipe, op: ReduceOp, order: &[usize], index: usize, halves: bool) -> T {
         let value = |rank: &usize| T::input(recipe, *rank, index).prepared(op, *rank);
         let chain = |ranks: &[usize]| ranks.iter().map(value).reduce(|a, b| a.fold(op, b)).unwrap();
@@ -447,7 +449,7 @@ mod tests {
         }
     }
 
-    /// How many of the expected results differ from the first one.
+    /// Returns how many of the expected results differ from the first one.
     fn variety<T: Sample>(recipe: &Recipe) -> usize {
         (0..INDICES).filter(|index| T::folded(recipe, *index).bits() != T::folded(recipe, 0).bits()).count()
     }
@@ -465,7 +467,7 @@ mod tests {
         }
     }
 
-    /// Leaves out one rank and counts how often that would be noticed.
+    /// Leaves out one rank and returns how often that would be noticed.
     fn noticed<T: Fold>(op: ReduceOp, world_size: usize, left_out: usize) -> usize {
         let recipe = Recipe { seed: 9, op: Some(op), world_size, period: usize::MAX };
         let others: Vec<usize> = (0..world_size).filter(|rank| *rank != left_out).collect();

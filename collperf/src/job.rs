@@ -1,4 +1,4 @@
-//! Where ranks come from: a launcher that has started this process as one of them, or this process, whose children they are.
+//! Where ranks come from: a launcher that has started this process as one of them, or this process, which starts them.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use crate::launch::{self, Job, Output, Store};
 use crate::links::words;
 use crate::machine::Load;
 
-/// Variables by which launchers tell a process its rank: torchrun and collrun, Open MPI, PMIx, PMI, Slurm, Kubernetes.
+/// The launchers' variables for a process's rank: torchrun and collrun, Open MPI, PMIx, PMI, Slurm, Kubernetes.
 const RANK_VARIABLES: [&str; 6] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"];
 /// How long ranks may take to stop after one has failed.
 const GRACE: Duration = Duration::from_secs(5);
-/// The ranks of a task that names none.
+/// The number of ranks of a task if none is given.
 const DEFAULT_RANKS: usize = 2;
 
-/// What tasks have in common that need ranks, and are no measurement of a collective.
+/// Flags of all tasks that need ranks but do not measure a collective.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Flags {
     /// Ranks to start on this host [default: 2]. Under a launcher its processes are the ranks
     #[arg(short = 'g', long = "ngpus", alias = "ranks-per-host", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: Option<u16>,
-    /// Give up on a rank that is so many seconds late
+    /// Give up on a rank that is this many seconds late
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     timeout: u64,
     /// How ranks reach each other
     #[arg(long, value_enum, default_value_t = Links::Auto)]
     transport: Links,
-    /// This process is one of the ranks, which collperf has started
+    /// This process is one of the ranks that collperf has started
     #[arg(long = &IS_ONE_RANK[2..], hide = true)]
     is_one_rank: bool,
 }
 
 impl Flags {
-    /// Whether there are ranks: one of a launcher's, or those that are asked for.
+    /// Whether there are ranks: those of a launcher, or those that `-g` requests.
     pub(crate) fn are_ranks(&self) -> bool {
         self.is_one_rank || self.ranks.is_some() || launcher().is_some()
     }
 
-    /// How late a rank may be.
+    /// Returns how late a rank may be.
     pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
@@ -56,7 +56,7 @@ pub(crate) fn run(flags: &Flags, task: impl FnOnce(&Communicator) -> Result<u8, 
     })
 }
 
-/// The same for a task that makes the communicator itself.
+/// Does the same for a task that makes the communicator itself.
 pub(crate) fn run_as(flags: &Flags, task: impl FnOnce(collectives::Builder) -> Result<u8, Failure>) -> Result<u8, Failure> {
     let launcher = launcher();
     match (flags.is_one_rank, launcher, flags.ranks) {
@@ -75,7 +75,8 @@ fn builder(flags: &Flags) -> collectives::Builder {
     })
 }
 
-/// A line for each host of which others use the cores that ranks want. Every rank calls it, and sleeps a moment while that is measured.
+/// Returns a line for each host on which other processes use the cores that ranks need. Every rank calls it, and sleeps
+/// briefly during the measurement.
 pub(crate) fn busy_hosts(comm: &Communicator) -> Result<String, Failure> {
     let mine = Load::here().map_or([0.0, 0.0], |load| [load.busy, load.cores as f64]);
     let mut all = vec![0.0; 2 * comm.world_size()];
@@ -91,22 +92,22 @@ pub(crate) fn busy_hosts(comm: &Communicator) -> Result<String, Failure> {
     Ok(all.chunks_exact(2).enumerate().filter_map(line).collect())
 }
 
-/// The variable by which a launcher has told this process its rank.
+/// Returns the variable in which a launcher gives this process its rank.
 pub(crate) fn launcher() -> Option<&'static str> {
     RANK_VARIABLES.into_iter().find(|name| variable(name).is_some())
 }
 
-/// A variable of the environment.
+/// Returns an environment variable.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The number of a process that [`processes`] has started, among those.
+/// Returns the number of a process among those that [`processes`] has started.
 pub(crate) fn child_number() -> usize {
     variable("LOCAL_RANK").and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// Starts so many ranks as processes that run this program with the same command line, and waits for them.
+/// Starts `ranks` ranks as processes that run this program with the same command line, and waits for them.
 pub(crate) fn processes(ranks: usize) -> Result<u8, Failure> {
     let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to start ranks", &error))?;
     let arguments = std::iter::once(IS_ONE_RANK.into()).chain(words().into_iter().skip(1)).collect();

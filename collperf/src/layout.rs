@@ -1,4 +1,5 @@
-//! Which element of which rank's input ends up where, for every collective, out of place and in place.
+//! Which element of which rank's input must be at which place afterwards, for every collective, out of place and in
+//! place.
 
 use crate::collective::Collective;
 
@@ -19,15 +20,15 @@ pub(crate) struct Run {
     pub(crate) origin: Origin,
 }
 
-/// One collective of one size, as all ranks see it.
+/// One collective of one size, for all ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     collective: Collective,
     world_size: usize,
     root: usize,
-    /// Elements per block, or of the whole vector where there are no blocks.
+    /// Elements per block, or of the whole vector if there are no blocks.
     count: usize,
-    /// Each rank's share of the whole; all are `count` long unless the collective is uneven.
+    /// Each rank's share of the whole; all have `count` elements unless the collective is uneven.
     shares: Vec<usize>,
 }
 
@@ -40,7 +41,8 @@ impl Layout {
         Self { collective, world_size, root, count, shares }
     }
 
-    /// The shares of the uneven forms, one for each rank. `all_to_all_v` has rank's `r` block for `q` as long as share `r + q`.
+    /// Returns the shares of the uneven forms, one for each rank. In `all_to_all_v`, rank `r`'s block for `q` is as
+    /// long as share `r + q`.
     pub(crate) fn counts(&self, rank: usize) -> Vec<usize> {
         match self.collective {
             Collective::AllToAllV => (0..self.world_size).map(|peer| self.shares[(rank + peer) % self.world_size]).collect(),
@@ -48,12 +50,12 @@ impl Layout {
         }
     }
 
-    /// Elements of all blocks together.
+    /// Returns the elements of all blocks together.
     fn whole(&self) -> usize {
         self.shares.iter().sum()
     }
 
-    /// How many elements this rank hands in.
+    /// Returns the number of elements in this rank's input.
     pub(crate) fn source_length(&self, rank: usize) -> usize {
         match self.collective {
             Collective::AllReduce | Collective::Reduce | Collective::SendRecv => self.count,
@@ -67,7 +69,7 @@ impl Layout {
         }
     }
 
-    /// What this rank's destination holds afterwards, from first to last element without a gap.
+    /// Returns the expected content of this rank's destination, from first to last element without a gap.
     pub(crate) fn expected(&self, rank: usize) -> Vec<Run> {
         let one = |length, origin| vec![Run { start: 0, length, origin }];
         match self.collective {
@@ -89,7 +91,7 @@ impl Layout {
         }
     }
 
-    /// What this rank's one buffer holds before the call in place; what no run covers is the call's to write.
+    /// Returns the content of this rank's one buffer before the call in place; the call writes what no run covers.
     pub(crate) fn initial_in_place(&self, rank: usize) -> Vec<Run> {
         let start = match self.collective {
             Collective::AllGather | Collective::Hypercube => self.count * rank,
@@ -99,7 +101,7 @@ impl Layout {
         vec![Run { start, length: self.source_length(rank), origin: Origin::Of { rank, start: 0 } }]
     }
 
-    /// What it holds afterwards; what no run covers may be anything.
+    /// Returns its expected content afterwards; what no run covers is unspecified.
     pub(crate) fn expected_in_place(&self, rank: usize) -> Vec<Run> {
         let untouched = |length| vec![Run { start: 0, length, origin: Origin::Of { rank, start: 0 } }];
         match self.collective {
@@ -113,7 +115,7 @@ impl Layout {
         }
     }
 
-    /// The rank that sends to this one in a ring.
+    /// Returns the rank that sends to this one in a ring.
     pub(crate) fn previous(&self, rank: usize) -> usize {
         (rank + self.world_size - 1) % self.world_size
     }
@@ -122,7 +124,7 @@ impl Layout {
         if condition { length } else { 0 }
     }
 
-    /// A block from every rank, from where `start` says in its input.
+    /// Returns a block from every rank, at `start` in its input.
     fn gathered(&self, start: impl Fn(usize) -> usize) -> Vec<Run> {
         (0..self.world_size)
             .map(|from| {
@@ -132,7 +134,7 @@ impl Layout {
             .collect()
     }
 
-    /// What `all_to_all_v` brings to this rank.
+    /// Returns what this rank receives in `all_to_all_v`.
     fn exchanged(&self, rank: usize) -> Vec<Run> {
         let counts = self.counts(rank);
         (0..self.world_size)
@@ -144,13 +146,13 @@ impl Layout {
     }
 }
 
-/// Where the share of a rank begins.
+/// Returns where a rank's share begins.
 fn before(shares: &[usize], rank: usize) -> usize {
     shares[..rank].iter().sum()
 }
 
-/// Shares that grow with the rank, together as many elements as even ones. The largest is nearly twice the mean, and at few
-/// elements the first ranks have none: what the uneven forms are for.
+/// Returns shares that grow with the rank and have as many elements in total as even ones. The largest is nearly twice
+/// the mean, and with few elements the first ranks have none, since the uneven forms must support that.
 fn uneven_shares(count: usize, world_size: usize) -> Vec<usize> {
     let whole = (count * world_size) as u128;
     let n = world_size as u128;
@@ -162,7 +164,7 @@ fn uneven_shares(count: usize, world_size: usize) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Where the last run ends.
+    /// Returns where the last run ends.
     fn end(runs: &[Run]) -> usize {
         runs.iter().map(|run| run.start + run.length).max().unwrap_or(0)
     }

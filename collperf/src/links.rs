@@ -1,4 +1,4 @@
-//! The names that nccl-tests has for its tests: called by one, this program is that test.
+//! nccl-tests' names for its tests: called by such a name, this program is that test.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::report::answer;
 
-/// The command line, with this program's name in the place of a test's: `all_reduce_perf -g 2` becomes `collperf --nccl-tests-defaults
-/// all_reduce -g 2`.
+/// Returns the command line, with this program's name instead of a test's: `all_reduce_perf -g 2` becomes `collperf
+/// --nccl-tests-defaults all_reduce -g 2`.
 pub(crate) fn words() -> Vec<OsString> {
     renamed(std::env::args_os().collect())
 }
 
 fn renamed(words: Vec<OsString>) -> Vec<OsString> {
-    // A rank of a program that was copied to such a name has its words already.
+    // A rank started by a copy with such a name already has a converted command line.
     let is_made = words.get(1).is_some_and(|word| word == IS_ONE_RANK);
     match words.first().and_then(|program| test_of(program)).filter(|_| !is_made) {
         Some(test) => {
@@ -28,27 +28,29 @@ fn renamed(words: Vec<OsString>) -> Vec<OsString> {
     }
 }
 
-/// nccl-tests' tests, and what they are here.
+/// Returns nccl-tests' tests and their collectives.
 fn tests() -> impl Iterator<Item = (&'static str, Collective)> {
     Collective::known().filter_map(|collective| Some((collective.nccl_test()?, collective)))
 }
 
-/// The test that a program's name is of. What comes after `_perf`, nccl-tests' `NAME_SUFFIX`, is anything that begins with `_`.
+/// Returns the test that a program's name stands for. The text after `_perf`, nccl-tests' `NAME_SUFFIX`, must begin
+/// with `_`.
 fn test_of(program: &OsStr) -> Option<Collective> {
     let name = Path::new(program).file_name()?.to_str()?;
     let is_it = |known: &str| name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
     tests().find(|(known, _)| is_it(known)).map(|(_, collective)| collective)
 }
 
-/// Makes links with nccl-tests' names for its tests, so that scripts find them: all_reduce_perf, alltoall_perf and so on.
+/// Makes links with nccl-tests' names for its tests, so that scripts find them: all_reduce_perf, alltoall_perf and so
+/// on.
 ///
 /// Called by one of these names, collperf is that test, with nccl-tests' defaults.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf install-links", bin_name = "collperf install-links", max_term_width = 110)]
 pub(crate) struct Arguments {
-    /// Where they are to be; it must be there. What lies there under such a name is kept, unless it is a link
+    /// An existing folder for the links. A file with such a name is kept, unless it is a link
     folder: PathBuf,
-    /// At the end of each name, as nccl-tests' NAME_SUFFIX: for example _mpi
+    /// The end of each name, as nccl-tests' NAME_SUFFIX: for example _mpi
     #[arg(long, value_name = "TEXT", default_value = "")]
     suffix: String,
 }
@@ -64,7 +66,7 @@ pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to link to it", &error))?;
     let paths: Vec<PathBuf> = tests().map(|(name, _)| folder.join(format!("{name}{suffix}"))).collect();
-    // All or none: what is in the way is found first.
+    // All or none: obstacles are found first.
     if let Some(taken) = paths.iter().find(|path| fs::symlink_metadata(path).is_ok_and(|there| !there.is_symlink())) {
         return Err(Failure::usage(format!("{}: there is a file that is no link; move it away first", taken.display())));
     }
@@ -75,7 +77,7 @@ pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Makes one link, in the place of one that is there.
+/// Makes one link, and replaces an existing one.
 fn link(program: &Path, path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

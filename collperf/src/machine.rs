@@ -1,4 +1,4 @@
-//! What the results are measured on.
+//! The machine on which results are measured.
 
 use std::fs;
 use std::thread;
@@ -7,37 +7,38 @@ use std::time::Duration;
 use jiff::Timestamp;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// The facts of one host that a reader of results wants.
+/// The facts of one host that readers of results need.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Machine {
     /// The processor's name.
     pub(crate) processor: String,
-    /// Cores that are there, whoever may use them.
+    /// All cores of the machine, usable or not.
     pub(crate) cores: usize,
-    /// How many of them a container may use at a time, where it may not use all.
+    /// How many of them a container may use at a time, if not all.
     pub(crate) allowed: Option<usize>,
     /// The kernel's name and release.
     pub(crate) kernel: String,
-    /// What it had to do when that was asked, where the kernel says.
+    /// Its load when that was measured, if the kernel reports it.
     pub(crate) load: Option<Load>,
 }
 
-/// What others have a machine do.
+/// The load that other processes put on a machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Load {
-    /// Cores that were busy with it, of those that this process may run on.
+    /// Cores, of those that this process may run on, that were busy with it.
     pub(crate) busy: f64,
-    /// Those cores.
+    /// The cores that this process may run on.
     pub(crate) cores: usize,
 }
 
-/// The least load that counts: something always runs.
+/// The least load that counts: some process always runs.
 const LEAST_LOAD: f64 = 0.5;
-/// For how long the kernel's counters are watched. They have steps of a hundredth of a second.
+/// How long the kernel's counters are observed. Their resolution is a hundredth of a second.
 const WATCHED: Duration = Duration::from_millis(50);
 
 impl Load {
-    /// That of this machine now: of the cores that the calling thread may run on. It sleeps meanwhile, and so should the other ranks.
+    /// Measures this machine's load now, on the cores that the calling thread may run on. Sleeps meanwhile; the other
+    /// ranks should too.
     pub(crate) fn here() -> Option<Self> {
         let mine = sched_getaffinity(None).ok()?;
         let look = || Some((fs::read_to_string("/proc/stat").ok()?, own_ticks()));
@@ -47,14 +48,14 @@ impl Load {
         Self::between(&before, &after, own_after.saturating_sub(own_before), |core| core < CpuSet::MAX_CPU && mine.is_set(core))
     }
 
-    /// By what the kernel says before and after, of which so many ticks are this process's own.
+    /// Computes the load from the kernel's counters before and after; `own` ticks are this process's.
     fn between(before: &str, after: &str, own: u64, is_mine: impl Fn(usize) -> bool) -> Option<Self> {
         let (before, after) = (cores(before), cores(after));
         let (mut cores, mut busy, mut ticks) = (0, 0.0, 0);
         for (core, after) in after.into_iter().filter(|(core, _)| is_mine(*core)) {
-            // A core that came meanwhile has worked for nobody yet.
+            // A core that was switched on meanwhile has done no work yet.
             let before = before.iter().find(|(other, _)| *other == core).map_or(after, |(_, before)| *before);
-            // Counters of some kernels go back a little.
+            // On some kernels the counters decrease a little.
             let [working, idle] = [0, 1].map(|which| after[which].saturating_sub(before[which]));
             cores += 1;
             ticks += working + idle;
@@ -64,7 +65,7 @@ impl Load {
         (cores > 0).then_some(Self { busy: (busy - own).max(0.0), cores })
     }
 
-    /// That so many ranks would not have the cores for themselves.
+    /// Returns a note if this many ranks would not have the cores to themselves.
     pub(crate) fn note(&self, ranks: usize) -> Option<String> {
         let Self { busy, cores } = self;
         let is_busy = *busy >= LEAST_LOAD && busy + ranks as f64 > *cores as f64;
@@ -72,12 +73,13 @@ impl Load {
     }
 }
 
-/// Of each core that is switched on, its number, the ticks in which it worked, and those in which it had nothing to do.
+/// Returns, for each core that is switched on, its number, its busy ticks and its idle ticks.
 fn cores(stat: &str) -> Vec<(usize, [u64; 2])> {
     let core = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split(' ');
         let number = words.next()?.parse().ok()?;
-        // User, nice, system, idle, waiting for a disk, two kinds of interrupts, stolen; guests are in the first two.
+        // User, nice, system, idle, waiting for a disk, two kinds of interrupts, stolen; guests are included in the
+        // first two.
         let ticks: Vec<u64> = words.filter_map(|word| word.parse().ok()).take(8).collect();
         let idle = ticks.get(3)?.saturating_add(*ticks.get(4).unwrap_or(&0));
         Some((number, [ticks.iter().sum::<u64>().saturating_sub(idle), idle]))
@@ -85,16 +87,16 @@ fn cores(stat: &str) -> Vec<(usize, [u64; 2])> {
     stat.lines().filter_map(core).collect()
 }
 
-/// The ticks that all threads of this process have used.
+/// Returns the ticks that all threads of this process have used.
 fn own_ticks() -> u64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name, in parentheses, may have blanks in it.
+    // The name, in parentheses, may contain blanks.
     let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
     after.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
 }
 
 impl Machine {
-    /// The machine this runs on. Takes a moment; to be asked before ranks are bound to cores.
+    /// Describes this machine. Takes a moment; must be called before ranks are bound to cores.
     pub(crate) fn here() -> Self {
         let system = rustix::system::uname();
         let kernel = format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy());
@@ -102,13 +104,13 @@ impl Machine {
             .unwrap_or_else(|| format!("{} processor", system.machine().to_string_lossy()));
         let usable = thread::available_parallelism().map_or(1, usize::from);
         let there = cores(&fs::read_to_string("/proc/stat").unwrap_or_default()).len();
-        // Who binds ranks to cores leaves each fewer, too; that is no limit for all of them.
+        // A launcher's binding also leaves each rank fewer cores, but does not limit all ranks together.
         let bound = sched_getaffinity(None).map_or(usable, |mine| mine.count() as usize);
         let allowed = (usable < bound).then_some(usable);
         Self { processor, cores: there.max(usable), allowed, kernel, load: Load::here() }
     }
 
-    /// Its cores in words.
+    /// Describes its cores.
     pub(crate) fn told_cores(&self) -> String {
         let plural = if self.cores == 1 { "" } else { "s" };
         let of = self.allowed.map_or(String::new(), |allowed| format!("{allowed} of "));
@@ -116,14 +118,14 @@ impl Machine {
     }
 }
 
-/// The processor's name in the kernel's description; on some architectures there is none.
+/// Finds the processor's name in the kernel's description, which has none on some architectures.
 fn processor(description: &str) -> Option<String> {
     let line = description.lines().find(|line| line.starts_with("model name"))?;
     let name = line.split_once(':')?.1.split_whitespace().collect::<Vec<_>>().join(" ");
     (!name.is_empty()).then_some(name)
 }
 
-/// Memory that can be had without pushing anything else out, in bytes; `None` where the kernel does not say.
+/// Returns the bytes of memory that are available without evicting anything; `None` if the kernel does not report it.
 pub(crate) fn available_memory() -> Option<usize> {
     available(&fs::read_to_string("/proc/meminfo").ok()?)
 }
@@ -133,7 +135,7 @@ fn available(description: &str) -> Option<usize> {
     line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// The time of day in UTC, as `2026-01-02 03:04:05`.
+/// Returns the time in UTC, as `2026-01-02 03:04:05`.
 pub(crate) fn now() -> String {
     Timestamp::now().strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
@@ -149,7 +151,7 @@ mod tests {
     fn dates_have_the_form_of_nccl_tests() {
         let shape: String = now().chars().map(|char| if char.is_ascii_digit() { '0' } else { char }).collect();
         assert_eq!(shape, "0000-00-00 00:00:00");
-        // The program `date` is another oracle; it may see the next second.
+        // The program `date` is an independent oracle; it may already see the next second.
         let date = || String::from_utf8(Command::new("date").args(["-u", "+%F %T"]).output().unwrap().stdout).unwrap().trim().to_owned();
         let (before, found, after) = (date(), now(), date());
         assert!(before <= found && found <= after, "{before} {found} {after}");
@@ -164,7 +166,7 @@ mod tests {
         assert_eq!(available("MemAvailable: x kB"), None);
     }
 
-    /// What the kernel says of cores that had so many ticks to work, and so many without work.
+    /// Formats the kernel's counters for cores with these busy and idle ticks.
     fn stat(cores: &[(usize, u64, u64)]) -> String {
         let line = |(core, busy, idle): &(usize, u64, u64)| format!("cpu{core} {busy} 0 0 {idle} 0 0 0 0 7 0\n");
         format!("cpu  1 2 3\n{}intr 5\ncpus 7\n", cores.iter().map(line).collect::<String>())

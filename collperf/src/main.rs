@@ -1,4 +1,4 @@
-//! Measures collectives in the manner of nccl-tests.
+//! Measures collectives as nccl-tests does.
 
 mod arguments;
 mod collective;
@@ -40,7 +40,7 @@ use clap::Parser;
 use collectives_launch as launch;
 
 fn main() -> ExitCode {
-    // Before anything else: it is what watches a launcher, and no measurement.
+    // Before anything else: this process may be a launcher's guardian, which measures nothing.
     if launch::guard() {
         return ExitCode::SUCCESS;
     }
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     if hang::Arguments::are_meant() {
         return perform(words, hang::run);
     }
-    // Ranks that were started are told so first.
+    // In the ranks that collperf starts, the first argument marks them.
     let place = if words.get(1).is_some_and(|word| word == arguments::IS_ONE_RANK) { 2 } else { 1 };
     let mut others = words.clone();
     let name = if place < words.len() { others.remove(place) } else { OsString::new() };
@@ -63,12 +63,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does what the command line asks for, or says what is wrong with it.
+/// Runs the task that the command line names, or reports what is wrong with it.
 fn perform<A: Parser>(words: Vec<OsString>, program: impl FnOnce(&A) -> Result<u8, failure::Failure>) -> ExitCode {
     let arguments = match A::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help and version are errors too, in clap's way of thinking.
+            // clap returns help and version as errors, too.
             let is_usage = error.use_stderr();
             return match error.print() {
                 Ok(()) if !is_usage => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! A file of results, which is there in whole or as it was before.
+//! A file of results that is either complete or as it was before.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -6,38 +6,38 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// A file that will be written in one piece. One that is there is replaced then, and not before.
+/// A file that will be written as a whole. An existing file is replaced only then.
 #[derive(Debug)]
 pub(crate) struct OutputFile {
-    /// As its user wrote it.
+    /// The path as the user gave it.
     path: PathBuf,
-    /// Where it lies, whatever links lead there.
+    /// The path with all links resolved.
     target: PathBuf,
     found: Found,
 }
 
-/// What was there before.
+/// What exists at the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// A file, which is replaced.
+    /// A file, which will be replaced.
     Older,
-    /// A pipe or a device, which is written to.
+    /// A pipe or a device, which will be written to.
     Special,
 }
 
 impl OutputFile {
-    /// Finds out now whether it can be written, rather than after all has been measured; leaves no trace of that.
+    /// Checks that the file can be written, before anything is measured, and leaves no trace of that.
     pub(crate) fn new(path: &Path) -> Result<Self, Failure> {
         Self::look(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))
     }
 
     fn look(path: &Path) -> io::Result<Self> {
-        // What a link leads to is replaced, not the link.
+        // The target of a link is replaced, not the link.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let found = match fs::metadata(&target) {
             Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-            // `/dev/stdout` may lead to a file that others write to.
+            // `/dev/stdout` may lead to a file to which others write.
             Ok(there) if there.is_file() && !path.starts_with("/dev") => {
                 OpenOptions::new().write(true).open(&target).map(|_| Found::Older)?
             }
@@ -54,17 +54,18 @@ impl OutputFile {
         Ok(file)
     }
 
-    /// Where the text lies until it is whole: in the same folder, under a name that ends otherwise, which collectors of such files pass over.
+    /// Returns where the text is written until it is complete: in the same folder, under a name with another ending,
+    /// which collectors of such files ignore.
     fn beside(&self) -> io::Result<PathBuf> {
         let mut name = self.target.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
         name.push(format!(".{}.part", std::process::id()));
         let beside = self.target.with_file_name(name);
-        // Of a process that had this number and was killed.
+        // A killed process with the same number may have left one.
         let _ = fs::remove_file(&beside);
         Ok(beside)
     }
 
-    /// Writes it.
+    /// Writes the text to the file.
     pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
         self.put(text).map_err(|error| Failure::io(format!("writing {}", self.path.display()), &error))
     }
@@ -75,7 +76,7 @@ impl OutputFile {
         }
         use io::ErrorKind::{CrossesDevices, PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
         match self.replace(text) {
-            // Its folder takes no other, or it is mounted there by itself, as into a container.
+            // The folder does not accept another file, or the file itself is a mount point, as in a container.
             Err(error)
                 if self.found == Found::Older
                     && matches!(error.kind(), CrossesDevices | PermissionDenied | ReadOnlyFilesystem | ResourceBusy) =>
@@ -98,7 +99,7 @@ impl OutputFile {
         written.inspect_err(|_| drop(fs::remove_file(&beside)))
     }
 
-    /// Its name, and whether another was there.
+    /// Returns the file's name, and whether it replaced another one.
     pub(crate) fn told(&self) -> String {
         let older = if self.found == Found::Older { ", in the place of an older one" } else { "" };
         format!("{}{older}", self.path.display())

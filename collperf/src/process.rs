@@ -1,4 +1,4 @@
-//! The ranks of one process: threads that join one communicator, with those of other processes where there are any.
+//! The ranks of one process: threads that join one communicator, with those of other processes if there are any.
 
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use collectives::{Builder, Communicator};
 
 use crate::failure::Failure;
 
-/// This process among those that a launcher has started, as a rank of a communicator of processes.
+/// This process among those that a launcher has started, as one rank of a communicator of processes.
 pub(crate) struct Process {
     comm: Communicator,
 }
@@ -21,12 +21,12 @@ impl Process {
         Ok(Self { comm })
     }
 
-    /// The communicator of processes.
+    /// Returns the communicator of processes.
     pub(crate) fn comm(&self) -> &Communicator {
         &self.comm
     }
 
-    /// So many ranks of this process, in the communicator of the ranks of all. Every process asks for as many.
+    /// Creates `count` ranks of this process in the communicator of all ranks. Every process must use the same count.
     pub(crate) fn ranks(&self, count: usize, builder: impl Fn(usize) -> Builder + Sync) -> Result<Vec<Communicator>, Failure> {
         let address = address(&self.comm)?;
         let first = self.comm.rank() * count;
@@ -38,7 +38,7 @@ impl Process {
         })
     }
 
-    /// Waits for the other processes, since one of them serves what the ranks meet at, and hands on what came of the ranks.
+    /// Waits for the other processes, since one of them serves the store of the ranks, and returns the ranks' result.
     pub(crate) fn leave(self, result: Result<u8, Failure>) -> Result<u8, Failure> {
         let code = result?;
         self.comm.close()?;
@@ -46,9 +46,9 @@ impl Process {
     }
 }
 
-/// The address by which ranks on other hosts reach this one; `None` where there are none.
+/// Returns the address by which ranks on other hosts reach this one; `None` if there are no other hosts.
 fn address(comm: &Communicator) -> Result<Option<IpAddr>, Failure> {
-    // Hosts may have one name, as containers do: the library knows better who shares one.
+    // Hosts may share a name, as containers do; the library knows better which ranks share a host.
     if comm.local_world_size() == comm.world_size() || comm.config().listen_address.is_some() {
         return Ok(comm.config().listen_address);
     }
@@ -62,7 +62,7 @@ fn address(comm: &Communicator) -> Result<Option<IpAddr>, Failure> {
     }
 }
 
-/// The address from which this host would send to another; nothing is sent.
+/// Returns the address from which this host would send to another; sends nothing.
 pub(crate) fn address_towards(host: &str) -> Option<IpAddr> {
     let target = (host.trim_start_matches('[').trim_end_matches(']'), 1).to_socket_addrs().ok()?.next()?;
     let any = if target.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0_u16; 8]) };
@@ -71,13 +71,13 @@ pub(crate) fn address_towards(host: &str) -> Option<IpAddr> {
     socket.local_addr().ok().map(|address| address.ip()).filter(|address| !address.is_loopback())
 }
 
-/// Ranks of this process alone, each with a builder of its own.
+/// Creates ranks of this process alone, each with its own builder.
 pub(crate) fn together(count: usize, builder: impl Fn(usize) -> Builder + Sync) -> Result<Vec<Communicator>, Failure> {
     let store = MemoryStore::new();
     joined(count, |number| builder(number).with_store(Arc::new(store.clone()), number, count))
 }
 
-/// Ranks that join on a thread each, in order.
+/// Joins each rank on its own thread, and returns them in order.
 fn joined(count: usize, join: impl Fn(usize) -> collectives::Result<Communicator> + Sync) -> Result<Vec<Communicator>, Failure> {
     let join = &join;
     thread::scope(|scope| {

@@ -11,37 +11,37 @@ use crate::statistics::Spread;
 pub(crate) struct Half {
     /// Microseconds per call.
     pub(crate) time_us: f64,
-    /// Bytes over time, in 10^9 bytes per second.
+    /// The algorithm's bandwidth: bytes over time, in 10^9 bytes per second.
     pub(crate) algbw: f64,
-    /// What each link carries, in 10^9 bytes per second.
+    /// The bus bandwidth: what each link carries, in 10^9 bytes per second.
     pub(crate) busbw: f64,
-    /// Wrong elements over all ranks; `None` where nothing was checked.
+    /// Wrong elements over all ranks; `None` if nothing was checked.
     pub(crate) wrong: Option<u64>,
-    /// Of the times of single calls, where they were taken.
+    /// A summary of the times of single calls, if they were measured.
     pub(crate) spread: Option<Spread>,
-    /// Those times in microseconds, each the slowest rank's.
+    /// These times in microseconds, each the slowest rank's.
     pub(crate) samples: Vec<f64>,
-    /// What was foretold, where that was asked for.
+    /// The prediction, if one was requested.
     pub(crate) prediction: Option<Forecast>,
 }
 
-/// What was foretold of a call.
+/// The prediction for a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Forecast {
-    /// How it is done.
+    /// The algorithm of the call.
     pub(crate) algorithm: Algorithm,
     /// Microseconds per call.
     pub(crate) time_us: f64,
 }
 
 impl Half {
-    /// The figures of a call that took so long.
+    /// Returns the figures of a call that took `time_us`.
     pub(crate) fn new(collective: Collective, ranks: usize, bytes: usize, time_us: f64) -> Self {
         let algbw = if bytes == 0 { 0.0 } else { bytes as f64 / time_us / 1e3 * collective.algorithm_factor(ranks) };
         Self { time_us, algbw, busbw: algbw * collective.bus_factor(ranks), wrong: None, spread: None, samples: vec![], prediction: None }
     }
 
-    /// What was foretold over what came.
+    /// Returns the predicted over the measured time.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.prediction.map(|prediction| prediction.time_us / self.time_us).filter(|ratio| ratio.is_finite())
     }
@@ -67,17 +67,17 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The type as nccl-tests names it.
+    /// Returns the type as nccl-tests names it.
     pub(crate) fn type_name(&self) -> &'static str {
         self.dtype.map_or("none", table_name)
     }
 
-    /// The reduce op.
+    /// Returns the reduce op.
     pub(crate) fn op_name(&self) -> &'static str {
         self.op.map_or("none", ReduceOp::name)
     }
 
-    /// The halves that there are, and whether each is in place.
+    /// Returns the halves that were measured, and whether each is in place.
     pub(crate) fn halves(&self) -> impl Iterator<Item = (&Half, bool)> {
         self.out_of_place.iter().map(|half| (half, false)).chain(self.in_place.iter().map(|half| (half, true)))
     }

@@ -1,4 +1,4 @@
-//! What is to be measured, made of the command line once and right ever after.
+//! The settings of a measurement, made from the command line once and valid from then on.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,23 +16,23 @@ use crate::statistics::Average;
 use crate::subset::Subset;
 use crate::table::Columns;
 
-/// Everything that the ranks need to know. All of them make it of the same command line.
+/// All settings that the ranks need. All of them make them from the same command line.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) collectives: Vec<Collective>,
-    /// In bytes, as asked for.
+    /// The requested sizes in bytes.
     pub(crate) sizes: Vec<usize>,
     /// How the sizes were made; `None` for a list.
     pub(crate) step: Option<Step>,
     pub(crate) ops: Vec<ReduceOp>,
     pub(crate) dtypes: Vec<DType>,
-    /// `None`: each rank in turn.
+    /// The root; `None`: each rank in turn.
     pub(crate) root: Option<usize>,
     pub(crate) iterations: usize,
-    /// Calls in each of them.
+    /// Calls in each iteration.
     pub(crate) aggregated: usize,
     pub(crate) warmup: usize,
-    /// 0: for ever.
+    /// How often the sweep is repeated; 0: without end.
     pub(crate) cycles: usize,
     pub(crate) check: usize,
     pub(crate) blocking: Blocking,
@@ -40,24 +40,24 @@ pub(crate) struct Settings {
     pub(crate) average: Average,
     pub(crate) unalign: usize,
     pub(crate) columns: Columns,
-    /// Calls that the figures of single calls leave out.
+    /// Calls that the figures of single calls exclude.
     pub(crate) skip: usize,
     /// Ranks to start here, or for each thread; `None`: as many as there are GPUs.
     pub(crate) ranks: Option<usize>,
-    /// For each of which there are so many ranks, where that was asked for.
+    /// Threads, each of which gets that many ranks, if requested.
     pub(crate) threads: Option<usize>,
-    /// `None`: what suits the others.
+    /// The kind of ranks; `None`: whichever suits the other settings.
     pub(crate) rank_kind: Option<RankKind>,
     pub(crate) parallel_init: bool,
-    /// Groups that run at the same time.
+    /// The groups that run at the same time.
     pub(crate) subset: Option<Subset>,
-    /// The device of the first rank of a process. Processes may differ in it.
+    /// The device of the first rank of a process. It may differ between processes.
     pub(crate) first_device: Option<usize>,
     pub(crate) backend: Backend,
     pub(crate) device: Device,
     pub(crate) transport: Links,
     pub(crate) bind: Asked,
-    /// The variable by which another launcher has told this process its rank, if one has.
+    /// The variable in which another launcher gives this process its rank, if one does.
     pub(crate) launcher: Option<&'static str>,
     /// Sample each cell for this long, instead of timing a number of calls.
     pub(crate) cell: Option<Duration>,
@@ -70,45 +70,45 @@ pub(crate) struct Settings {
     pub(crate) trace: Option<PathBuf>,
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
     pub(crate) least_busbw: Option<f64>,
-    /// Combinations that cannot be, with the reasons; asked for by `all`, so no failure.
+    /// Impossible combinations, with the reasons; `all` includes them, so they are no failure.
     pub(crate) refused: Vec<String>,
 }
 
 /// What happens between two timed calls (`-z`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocking {
-    /// Nothing.
+    /// Nothing: the next call is made at once.
     No,
-    /// The wait for the first.
+    /// A wait for the first call.
     Wait,
-    /// The wait, and a barrier, in the time.
+    /// A wait and a barrier, both timed.
     Barrier,
-    /// The wait, and a barrier outside the time.
+    /// A timed wait, and a barrier that is not timed.
     UntimedBarrier,
 }
 
-/// What is asked of devices.
+/// Settings of devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
-    /// How often the graph of the timed calls is launched; 0: there is none.
+    /// How often the graph of the timed calls is launched; 0: no graph.
     pub(crate) graph: usize,
-    /// Report the time to issue a call.
+    /// Whether to report the time to issue a call.
     pub(crate) issue_time: bool,
     pub(crate) register: Register,
     pub(crate) null_stream: bool,
     pub(crate) cta_policy: Option<u8>,
     pub(crate) memory: bool,
-    /// The first of these that is asked for, and why the host backend has no meaning for it.
+    /// Why the host backend refuses the first of these flags that is given.
     pub(crate) refusal: Option<String>,
 }
 
-/// What is done to buffers beforehand (`-R`). On the host backend the library hands them out in either case but the first.
+/// How buffers are prepared (`-R`). On the host backend all but the first use buffers from the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Register {
     Nothing,
-    /// NCCL is told of this rank's buffers.
+    /// This rank's buffers are registered with NCCL.
     Local,
-    /// NCCL is told of all ranks' buffers together, as windows.
+    /// All ranks' buffers are registered with NCCL together, as windows.
     Window,
 }
 
@@ -131,7 +131,7 @@ impl Device {
     }
 }
 
-/// Where CSV goes.
+/// The destination of CSV.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Destination {
     Stdout,
@@ -139,7 +139,7 @@ pub(crate) enum Destination {
 }
 
 impl Settings {
-    /// Checks a command line.
+    /// Checks a command line, and makes the settings.
     pub(crate) fn new(arguments: &Arguments, environment: &Environment) -> Result<Self, Failure> {
         if let Some(refusal) = arguments.elsewhere.refusal() {
             return Err(Failure::usage(refusal));
@@ -213,20 +213,20 @@ impl Settings {
         })
     }
 
-    /// The ranks of one process that a launcher started.
+    /// Returns the number of ranks of a process that a launcher started.
     pub(crate) fn ranks_of_process(&self) -> usize {
         self.threads.unwrap_or(1) * self.ranks.unwrap_or(1)
     }
 
-    /// Whether so many ranks can do what is asked for, all of them or a group each.
+    /// Checks that this many ranks, together or in groups, can do what was requested.
     pub(crate) fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
         self.check_root(ranks)?;
         let refusal = self.collectives.iter().find_map(|collective| collective.check_ranks(ranks).err());
-        // Groups are of other sizes, and are asked when they are there.
+        // Groups have other sizes, and are checked once they exist.
         refusal.filter(|_| self.subset.is_none()).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
     }
 
-    /// Whether the root is one of so many ranks.
+    /// Checks that the root is one of this many ranks.
     pub(crate) fn check_root(&self, world_size: usize) -> Result<(), Failure> {
         match self.root {
             Some(root) if root >= world_size => Err(Failure::usage(format!("-r {root}: there are {world_size} ranks, from 0"))),
@@ -234,18 +234,18 @@ impl Settings {
         }
     }
 
-    /// Whether the time of every single call is wanted. Those inside a graph have none.
+    /// Whether the time of every single call is needed. Calls in a graph have none.
     pub(crate) fn wants_samples(&self) -> bool {
         self.device.graph == 0 && (self.columns.per_iteration || self.json.is_some() || self.csv.is_some())
     }
 }
 
-/// A name that is not known; the library's message lists those that are.
+/// Creates the failure for an unknown name; the library's message lists the known ones.
 fn known(error: &collectives::Error) -> Failure {
     Failure::usage(format!("{error}, all"))
 }
 
-/// What `all`, `--colls` and the names stand for.
+/// Returns the collectives that `all`, `--colls` and the names stand for.
 fn collectives(arguments: &Arguments) -> Result<Vec<Collective>, Failure> {
     if arguments.collective != "all" {
         if !arguments.colls.is_empty() {
@@ -259,7 +259,7 @@ fn collectives(arguments: &Arguments) -> Result<Vec<Collective>, Failure> {
     arguments.colls.iter().map(|name| name.parse().map_err(Failure::usage)).collect()
 }
 
-/// The op and type pairs that the library refuses, in its words: one line for each op and reason.
+/// Returns the pairs of op and type that the library refuses, with its reasons: one line for each op and reason.
 fn refused(collectives: &[Collective], ops: &[ReduceOp], dtypes: &[DType]) -> Vec<String> {
     if !collectives.iter().any(|collective| collective.reduces()) {
         return vec![];
@@ -314,7 +314,8 @@ fn json(path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// Where CSV goes. Cells that are sampled have no table, so theirs goes to standard output unless a file is named.
+/// Returns the destination of CSV. Sampled cells have no table, so theirs goes to standard output unless a file is
+/// named.
 fn csv(arguments: &Arguments) -> Option<Destination> {
     match arguments.csv.as_deref() {
         Some(path) if path == Path::new("-") => Some(Destination::Stdout),
@@ -375,7 +376,7 @@ mod tests {
     fn what_cannot_be_is_refused_or_listed() {
         assert_eq!(refusal("all_reduce -o avg -d bool").0, 5);
         assert_eq!(refusal("reduce -o band -d half").0, 5);
-        // A broadcast has no op that could be wrong.
+        // A broadcast has no op.
         assert!(settings("broadcast -o band -d half").unwrap().refused.is_empty());
         let all = settings("all -o all -d all").unwrap();
         let starts = ["avg of bool: ", "band of f32, f64, f16, bf16, f8e4m3, f8e5m2: ", "bor of f32", "bxor of f32", "mulsum of i8, "];
@@ -398,7 +399,7 @@ mod tests {
             assert!(code == 6 && message.starts_with(flag), "{message}");
         }
         // Their off values change nothing.
-        // The flag's former name.
+        // `--plane` is the former name of `--backend`.
         assert_eq!(settings("all_reduce --plane host -R 2").unwrap().device.register, Register::Window);
         assert_eq!(settings("all_reduce --backend host -R 2").unwrap().device.register, Register::Window);
         assert!(settings("all_reduce --backend host -G 0 -R 0 -C 0 -t 1 -m 1 -y 0 -p 0 -D 0 -M 0").is_ok());

@@ -1,9 +1,9 @@
 //! Sizes on the command line, and the sweep over them.
 
-/// The most rows that one sweep may have; more is a slip of the finger.
+/// The most rows of one sweep; a larger number is taken for a mistake.
 const MOST_ROWS: usize = 1 << 20;
 
-/// A number of bytes as nccl-tests writes it: a number, fractions allowed, then perhaps K, M or G (powers of 1024).
+/// Reads a number of bytes in nccl-tests' form: a number, fractions allowed, then perhaps K, M or G (powers of 1024).
 pub(crate) fn parse(text: &str) -> Result<usize, String> {
     let wrong = || format!("size {text:?}: not a number of bytes such as 8, 4K, 1.5M or 2G");
     let trimmed = text.trim();
@@ -24,16 +24,16 @@ pub(crate) fn parse(text: &str) -> Result<usize, String> {
     if bytes < isize::MAX as f64 { Ok(bytes as usize) } else { Err(format!("size {text:?}: too large")) }
 }
 
-/// How to get from one size of a sweep to the next.
+/// The step from one size of a sweep to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Times this.
+    /// Multiply by this.
     Factor(usize),
-    /// Plus this many bytes.
+    /// Add this many bytes.
     Bytes(usize),
 }
 
-/// The sizes from `least` to `most`.
+/// Returns the sizes from `least` to `most`.
 pub(crate) fn sweep(least: usize, most: usize, step: Step) -> Result<Vec<usize>, String> {
     if least > most {
         return Err(format!("invalid sizes for 'minbytes' and 'maxbytes': {least} > {most}"));
@@ -47,7 +47,7 @@ pub(crate) fn sweep(least: usize, most: usize, step: Step) -> Result<Vec<usize>,
     let mut size = least;
     loop {
         size = match step {
-            // Zero times anything stays zero: the sweep goes on from one byte.
+            // Zero times anything stays zero, so the sweep continues with one byte.
             Step::Factor(_) if size == 0 => 1,
             Step::Factor(factor) => size.saturating_mul(factor),
             Step::Bytes(bytes) => size.saturating_add(bytes),
@@ -62,7 +62,7 @@ pub(crate) fn sweep(least: usize, most: usize, step: Step) -> Result<Vec<usize>,
     }
 }
 
-/// A size in few characters: `8 B`, `4 KiB`, `1.5 MiB`.
+/// Formats a size briefly: `8 B`, `4 KiB`, `1.5 MiB`.
 pub(crate) fn human(bytes: usize) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {

@@ -23,9 +23,9 @@ use crate::run::run;
 use crate::settings::Settings;
 use crate::trace;
 
-/// The ranks to start where nothing is said and there is no GPU.
+/// The number of ranks if none is given and there is no GPU.
 const DEFAULT_RANKS: usize = 2;
-/// Does what the command line asks for and returns the exit code.
+/// Executes the command line and returns the exit code.
 pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
     let environment = Environment::read(&job::variable)?;
     let mut settings = Settings::new(arguments, &environment)?;
@@ -39,7 +39,7 @@ pub(crate) fn start(arguments: &Arguments) -> Result<u8, Failure> {
         return launched(&settings, launcher);
     }
     let ranks = ranks_here(&settings)?;
-    // Said once, rather than by every rank.
+    // Checked and reported once, instead of by every rank.
     settings.check_ranks(ranks)?;
     check_devices(&settings, ranks)?;
     Binding::here(settings.bind, Width::One, ranks).map_err(Failure::usage)?;
@@ -83,7 +83,7 @@ fn finish(comm: Communicator, number: usize, settings: &Settings) -> Result<u8, 
     Ok(code)
 }
 
-/// How many ranks to start: as many as asked for, else one for each GPU.
+/// Returns how many ranks to start: as many as requested, else one for each GPU.
 fn ranks_here(settings: &Settings) -> Result<usize, Failure> {
     let asked = settings.ranks.map(|ranks| ranks * settings.threads.unwrap_or(1));
     if settings.backend == Backend::Host {
@@ -97,7 +97,8 @@ fn ranks_here(settings: &Settings) -> Result<usize, Failure> {
     }
 }
 
-/// Whether the devices that a process's ranks would take are there, where the first is chosen. Otherwise it is asked when they start.
+/// Checks that the devices of a process's ranks exist, if the first is given. Otherwise that is checked when the ranks
+/// start.
 fn check_devices(settings: &Settings, ranks: usize) -> Result<(), Failure> {
     let Some(first) = settings.first_device else { return Ok(()) };
     match gpus::count() {
@@ -111,7 +112,7 @@ fn check_devices(settings: &Settings, ranks: usize) -> Result<(), Failure> {
     }
 }
 
-/// What all ranks set; `number` is the rank's among those of its process, or of those that were started with it.
+/// Returns what all ranks configure; `number` is the rank's among those of its process, or of those started with it.
 fn builder(settings: &Settings, number: usize) -> collectives::Builder {
     let builder = host_builder(settings);
     #[cfg(feature = "cuda")]
@@ -121,7 +122,7 @@ fn builder(settings: &Settings, number: usize) -> collectives::Builder {
     builder
 }
 
-/// The same without devices.
+/// Returns the same without devices.
 fn host_builder(settings: &Settings) -> collectives::Builder {
     Communicator::builder().configure(|config| {
         config.transport = settings.transport.transport();
@@ -130,19 +131,19 @@ fn host_builder(settings: &Settings) -> collectives::Builder {
     })
 }
 
-/// Device calls as they are when nobody compares them: that is what is measured, and their results are checked.
+/// Disables the comparison of device calls, since calls without it are to be measured. Their results are checked.
 #[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "ranks that do alike")]
 fn unchecked(config: &mut Config) {
-    // SAFETY: all ranks run this program, with the same settings (compared in `finish`, before the first call on a device), and walk one
-    // list of calls, which the settings and the number of ranks decide: kind, op, type, root and lengths are the same on all. There are
-    // no messages.
+    // SAFETY: all ranks run this program, with the same settings (compared in `finish`, before the first call on a
+    // device), and walk one list of calls, which the settings and the number of ranks decide: kind, op, type, root and
+    // lengths are the same on all. There are no messages.
     config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(0) };
 }
 
-/// Refuses ranks that were given other arguments than rank 0: they would make other calls.
+/// Refuses ranks with other arguments than rank 0: they would make different calls.
 fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
-    // A wrapper may give each process devices of its own.
+    // A wrapper may give each process its own devices.
     let settings = Settings { first_device: None, launcher: None, ..settings.clone() };
     let mine: [u8; 32] = Sha256::digest(format!("{settings:?}")).into();
     let mut all = vec![[0; 32]; comm.world_size()];
@@ -153,7 +154,7 @@ fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> 
     }
 }
 
-/// Asks for the device backend that the command line names.
+/// Configures the device backend that the command line names.
 #[cfg(feature = "cuda")]
 fn with_device(builder: collectives::Builder, settings: &Settings, number: usize) -> collectives::Builder {
     let choice = settings.first_device.map_or(DeviceChoice::Local, |first| DeviceChoice::Ordinal(first + number));
@@ -175,7 +176,7 @@ fn choose_device(builder: collectives::Builder, backend: Backend, choice: Device
     }
 }
 
-/// Every rank is a thread.
+/// Runs every rank as a thread.
 fn threads(settings: &Settings, ranks: usize) -> Result<u8, Failure> {
     let comms = match settings.first_device {
         None => builder(settings, 0).local(ranks)?,
@@ -184,7 +185,7 @@ fn threads(settings: &Settings, ranks: usize) -> Result<u8, Failure> {
     run_threads(comms, settings, Communicator::rank)
 }
 
-/// Runs each rank on a thread; `number` is what its group goes by.
+/// Runs each rank on a thread; `number` determines its group.
 fn run_threads(comms: Vec<Communicator>, settings: &Settings, number: impl Fn(&Communicator) -> usize + Sync) -> Result<u8, Failure> {
     let number = &number;
     let ended: Vec<Result<u8, Failure>> = thread::scope(|scope| {
@@ -199,7 +200,7 @@ fn run_threads(comms: Vec<Communicator>, settings: &Settings, number: impl Fn(&C
         let ranks: Vec<_> = comms.into_iter().map(rank).collect();
         ranks.into_iter().map(|rank| rank?.join().unwrap_or_else(|_| Err(Failure::internal("a rank panicked")))).collect()
     });
-    // Those that only lost a peer know less than the one that failed first.
+    // A rank that only lost a peer knows less than the one that failed first.
     let (codes, mut failures): (Vec<_>, Vec<_>) = ended.into_iter().partition(Result::is_ok);
     failures.sort_by_key(|failure| failure.as_ref().is_err_and(|failure| failure.lost_a_peer));
     match failures.into_iter().next() {

@@ -1,6 +1,6 @@
 //! Summaries of times.
 
-/// What is said about the times of single calls (or of samples of several calls).
+/// A summary of the times of single calls (or of samples of several calls).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) min: f64,
@@ -14,8 +14,8 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// The summary of `times`; `None` of none. Percentiles are nearest-rank and the median is the upper one, as nccl-tests
-    /// has them.
+    /// Returns the summary of `times`; `None` if there are none. Percentiles are nearest-rank and the median is the
+    /// upper one, as in nccl-tests.
     pub(crate) fn of(times: &[f64]) -> Option<Self> {
         let mut sorted = times.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -27,7 +27,7 @@ impl Spread {
         Some(Self { min, max, mean, p50: sorted[count / 2], p95: percentile(95), p99: percentile(99), deviation: variance.sqrt() })
     }
 
-    /// The deviation in percent of the mean.
+    /// Returns the deviation in percent of the mean.
     pub(crate) fn variation_percent(&self) -> f64 {
         if self.mean > 0.0 { self.deviation / self.mean * 100.0 } else { 0.0 }
     }
@@ -43,7 +43,7 @@ pub(crate) enum Average {
 }
 
 impl Average {
-    /// The one time that stands for all ranks'.
+    /// Returns the one time that represents all ranks' times.
     pub(crate) fn of(self, times: &[f64]) -> f64 {
         match self {
             Average::Rank0 => times.first().copied().unwrap_or(0.0),
@@ -54,7 +54,7 @@ impl Average {
     }
 }
 
-/// The largest of all ranks' times, for each call: `all` holds one rank's times after another's.
+/// Returns the largest of all ranks' times, for each call: `all` holds one rank's times after another's.
 pub(crate) fn slowest(all: &[f64], calls: usize) -> Vec<f64> {
     let mut times = vec![0.0; calls];
     for rank in all.chunks_exact(calls.max(1)) {
@@ -65,22 +65,23 @@ pub(crate) fn slowest(all: &[f64], calls: usize) -> Vec<f64> {
     times
 }
 
-/// How seldom somebody may be named in whole runs in which chance alone makes the differences.
+/// The largest accepted probability that a run names a rank although all differences are due to chance.
 const SIGNIFICANCE: f64 = 0.01;
 
-/// Whether `hits` of so many looks are most of them: three of four.
+/// Whether `hits` are most of the looks: three of four.
 pub(crate) fn are_most(hits: usize, looks: usize) -> bool {
     looks > 0 && 4 * hits >= 3 * looks
 }
 
-/// Whether one of so many `suspects` has more hits in so many tries than chance has it, where `chance` is that of each of them in one try: a binomial
-/// test with Bonferroni's correction.
+/// Whether one of `suspects` has more hits in `tries` tries than chance explains, if each has probability `chance` in
+/// one try: a binomial test with Bonferroni's correction.
 pub(crate) fn is_evidence(tries: usize, hits: usize, chance: f64, suspects: usize) -> bool {
     binomial_tail(tries, hits, chance) * suspects as f64 <= SIGNIFICANCE
 }
 
-/// Who stands out in most looks, and in more than chance has it: `marks` says of each whether it does in each look. How often chance makes somebody stand out
-/// is estimated from all of them, those that are judged among them; so where everybody does now and then nobody is named.
+/// Returns which suspects stand out in most looks, and in more than chance explains: `marks` has, for each, whether it
+/// does in each look. The probability by chance is estimated from all of them, including the tested ones. So if all of
+/// them stand out occasionally, none is named.
 pub(crate) fn standing_out(marks: &[Vec<bool>]) -> Vec<bool> {
     let hits: Vec<usize> = marks.iter().map(|looks| looks.iter().filter(|mark| **mark).count()).collect();
     let looks = marks.iter().map(Vec::len).sum::<usize>();
@@ -90,7 +91,7 @@ pub(crate) fn standing_out(marks: &[Vec<bool>]) -> Vec<bool> {
     marks.iter().zip(&hits).map(stands_out).collect()
 }
 
-/// The probability of at least so many hits in so many tries.
+/// Returns the probability of at least `hits` hits in `tries` tries.
 fn binomial_tail(tries: usize, hits: usize, chance: f64) -> f64 {
     if hits == 0 || chance >= 1.0 {
         return 1.0;
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     fn tails_are_those_of_coins_that_are_thrown() {
-        // Every outcome of so many throws, counted.
+        // Every outcome of a number of throws, counted.
         for tries in 1..12_u32 {
             for hits in 0..=tries {
                 let count = (0..1_u32 << tries).filter(|outcome| outcome.count_ones() >= hits).count();
@@ -130,7 +131,7 @@ mod tests {
                 let runs = 2000;
                 let mut draw = || (0..8).map(|_| random.below(100) < chance).collect::<Vec<_>>();
                 let named = (0..runs).filter(|_| standing_out(&(0..suspects).map(|_| draw()).collect::<Vec<_>>()).contains(&true)).count();
-                // A hundredth, and as much again for luck.
+                // One percent, and as much again for random deviations.
                 assert!(named <= runs / 50, "seed {seed}: {named} of {runs} with {suspects} suspects at {chance} %");
             }
         }

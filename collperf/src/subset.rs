@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How the number of a process becomes the colour of its ranks; those of one colour are a group.
+/// How the number of a process determines the colour of its ranks; ranks of one colour are a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Subset {
     form: Form,
@@ -17,7 +17,7 @@ enum Form {
     Divide,
 }
 
-/// As they are written, and the shorter way.
+/// The forms, their names and their operators.
 const FORMS: [(Form, &str, &str); 4] =
     [(Form::And, "AND", "&"), (Form::Or, "OR", "|"), (Form::Modulo, "MOD", "%"), (Form::Divide, "DIV", "/")];
 
@@ -25,7 +25,7 @@ const FORMS: [(Form, &str, &str); 4] =
 const MOST: u32 = i32::MAX as u32;
 
 impl Subset {
-    /// Reads `AND 0x7`, `%2` and the like.
+    /// Reads `AND 0x7`, `%2` and similar texts.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let after = |word: &str| {
@@ -41,16 +41,16 @@ impl Subset {
         }
     }
 
-    /// Reads a mask: a number to the base 16.
+    /// Reads a mask: a hexadecimal number.
     pub(crate) fn masked(text: &str) -> Result<Self, String> {
         let lower = text.trim().to_ascii_lowercase();
         let value = in_base(lower.strip_prefix("0x").unwrap_or(&lower), 16).ok_or_else(|| not_a_number(text))?;
         Ok(Self { form: Form::And, value })
     }
 
-    /// The colour of a process with this number.
+    /// Returns the colour of the process with this number.
     pub(crate) fn color(self, number: usize) -> u32 {
-        // There are no more than 2^20 processes.
+        // There are at most 2^20 processes.
         let number = u32::try_from(number).unwrap_or(MOST);
         match self.form {
             Form::And => number & self.value,
@@ -72,7 +72,7 @@ fn not_a_number(text: &str) -> String {
     format!("{:?} is not a number from 0 to {MOST}", text.chars().take(40).collect::<String>())
 }
 
-/// A number as C writes it, and binary after `0b`.
+/// Reads a number in C's notation, or in binary after `0b`.
 fn number_of(text: &str) -> Option<u32> {
     let lower = text.to_ascii_lowercase();
     match (lower.strip_prefix("0x"), lower.strip_prefix("0b"), lower.strip_prefix('0')) {
@@ -84,7 +84,7 @@ fn number_of(text: &str) -> Option<u32> {
 }
 
 fn in_base(digits: &str, base: u32) -> Option<u32> {
-    // Rust would take a sign.
+    // Rust would accept a sign.
     let all_digits = !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(base));
     u32::from_str_radix(digits, base).ok().filter(|value| all_digits && *value <= MOST)
 }

@@ -1,11 +1,11 @@
-//! The table that nccl-tests prints, to the letter, so that what reads its output reads ours.
+//! The table that nccl-tests prints, in exactly the same format, so that programs that read its output can read ours.
 
 use std::fmt::Write as _;
 
 use crate::row::{Forecast, Half, Row};
 use crate::statistics::Spread;
 
-/// Which columns there are besides the usual ones.
+/// The optional columns.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Columns {
     /// Least, largest and 99th percentile of single calls, and their variation.
@@ -18,7 +18,7 @@ pub(crate) struct Columns {
     pub(crate) predictions: bool,
 }
 
-/// The three lines above the rows.
+/// Returns the three lines above the rows.
 pub(crate) fn header(columns: Columns) -> String {
     let (stamp, format, pad) = if columns.timestamps { ("timestamp", "%Y-%m-%d %H:%M:%S", 19) } else { ("", "", 0) };
     let fixed = |names: [&str; 5]| format!("# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", names[0], names[1], names[2], names[3], names[4]);
@@ -47,7 +47,7 @@ pub(crate) fn header(columns: Columns) -> String {
     text
 }
 
-/// One row. `timestamp` is printed where there is such a column.
+/// Returns one row. `timestamp` is included if there is such a column.
 pub(crate) fn row(row: &Row, columns: Columns, timestamp: &str) -> String {
     let root = row.root.map_or(-1, |root| root as i64);
     let mut text = format!("{:>12}  {:>12}  {:>8}  {:>6}  {root:>6}", row.bytes, row.count, row.type_name(), row.op_name());
@@ -61,7 +61,7 @@ pub(crate) fn row(row: &Row, columns: Columns, timestamp: &str) -> String {
     text
 }
 
-/// The columns of one half.
+/// Returns the columns of one half.
 fn present(half: &Half, columns: Columns) -> String {
     let mut text = format!("  {}  {}  {}", fitted(half.time_us, 7), fitted(half.algbw, 6), fitted(half.busbw, 6));
     match half.wrong {
@@ -82,7 +82,7 @@ fn present(half: &Half, columns: Columns) -> String {
     text
 }
 
-/// The columns of a prediction that there is not.
+/// Returns the columns of a missing prediction.
 fn unpredicted() -> String {
     format!("  {0:>14}  {0:>9}  {0:>5}", "N/A")
 }
@@ -91,15 +91,15 @@ fn spread(spread: &Spread) -> String {
     [spread.min, spread.max, spread.p99, spread.variation_percent()].iter().map(|value| format!("  {}", fitted(*value, 7))).collect()
 }
 
-/// The columns of a half that this collective does not have.
+/// Returns the columns of a half that this collective does not have.
 fn absent(columns: Columns) -> String {
     let usual = format!("  {0:>7}  {0:>6}  {0:>6}  {0:>6}", "N/A");
     let more = if columns.per_iteration { "      N/A".repeat(4) } else { String::new() };
     usual + &more + &if columns.predictions { unpredicted() } else { String::new() }
 }
 
-/// The lines below the rows: failed checks, and the mean bus bandwidth with, where a floor was asked for, whether it was
-/// reached.
+/// Returns the lines below the rows: failed checks, and the mean bus bandwidth with, if a floor was given, whether it
+/// was reached.
 pub(crate) fn footer(name: &str, failed_checks: usize, mean_busbw: f64, reached: Option<bool>) -> String {
     let verdict = |good| if good { "OK" } else { "FAILED" };
     format!(
@@ -112,7 +112,7 @@ pub(crate) fn footer(name: &str, failed_checks: usize, mean_busbw: f64, reached:
     )
 }
 
-/// A number with two decimals in this width, with fewer where it does not fit, finally with an exponent.
+/// Formats a number with two decimals in this width; with fewer if it does not fit, and finally with an exponent.
 fn fitted(value: f64, width: usize) -> String {
     for decimals in [2, 1, 0] {
         let text = format!("{value:>width$.decimals$}");
@@ -123,7 +123,7 @@ fn fitted(value: f64, width: usize) -> String {
     format!("{:>width$}", with_exponent(value, usize::from(width >= 7)))
 }
 
-/// A number as C prints it with `%e`: `1.2e+08`.
+/// Formats a number as C does with `%e`: `1.2e+08`.
 fn with_exponent(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$e}");
     match text.split_once('e') {
@@ -135,7 +135,7 @@ fn with_exponent(value: f64, decimals: usize) -> String {
     }
 }
 
-/// A number as C prints it with `%g`: six digits at most, no zeros at the end.
+/// Formats a number as C does with `%g`: at most six digits, without zeros at the end.
 pub(crate) fn general(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");

@@ -1,4 +1,4 @@
-//! Traces of ranks in one file: those that were written to a folder, and those of the run that was measured.
+//! Merges traces of ranks into one file: those in a folder, or those of the run that was measured.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,24 +12,24 @@ use crate::input_file;
 use crate::output_file::OutputFile;
 use crate::report::answer;
 
-/// What a rank's trace says that it is, and the newest version that is understood.
+/// The format that a rank's trace names, and its newest supported version.
 const FORMAT: &str = "collectives trace";
 const VERSION: u64 = 1;
 
 /// Makes one trace of those that ranks have written to a folder.
 ///
-/// Ranks write there where COLLECTIVES_TRACE names it. Perfetto (ui.perfetto.dev) and chrome://tracing open the file.
+/// Ranks write there if COLLECTIVES_TRACE names it. Perfetto (ui.perfetto.dev) and chrome://tracing open the file.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf trace", bin_name = "collperf trace", max_term_width = 110)]
 pub(crate) struct Arguments {
-    /// Where the ranks' files are
+    /// The folder of the ranks' files
     folder: PathBuf,
     /// The file to write
     #[arg(short = 'o', long = "output", value_name = "FILE", default_value = "trace.json")]
     output: PathBuf,
 }
 
-/// Reads the files of a folder, and writes one.
+/// Reads the files of a folder, and writes one trace.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let (traces, skipped) = read_all(&arguments.folder)?;
     let skipped: String = skipped.iter().map(|(path, reason)| format!("skipped {}: {reason}\n", path.display())).collect();
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Brings what every rank's calls took to rank 0, which writes it. Every rank calls it; rank 0 gets the file.
+/// Collects every rank's times on rank 0, which writes them. Every rank calls it; rank 0 gets the file.
 pub(crate) fn collect(comm: &Communicator, path: &Path) -> Result<Option<OutputFile>, Failure> {
     let mine = comm.trace_json().into_bytes();
     let mut lengths = vec![0_u64; comm.world_size()];
@@ -60,7 +60,7 @@ pub(crate) fn collect(comm: &Communicator, path: &Path) -> Result<Option<OutputF
     write(path, traces).map(Some)
 }
 
-/// A file that is no trace, and why.
+/// A file that is not a trace, and why.
 type Skipped = (PathBuf, String);
 
 fn read_all(folder: &Path) -> Result<(Vec<Value>, Vec<Skipped>), Failure> {
@@ -84,7 +84,7 @@ fn read_all(folder: &Path) -> Result<(Vec<Value>, Vec<Skipped>), Failure> {
     Ok((traces, skipped))
 }
 
-/// One rank's trace, or why it is none.
+/// Reads one rank's trace, or returns why it is not one.
 fn parse(text: &[u8]) -> Result<Value, String> {
     let trace: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
     let about = &trace["otherData"];
@@ -98,14 +98,14 @@ fn parse(text: &[u8]) -> Result<Value, String> {
     }
 }
 
-/// Puts the events of all traces in a file, at their times since the first of them began.
+/// Writes the events of all traces to a file, with times since the first of them began.
 fn write(path: &Path, traces: Vec<Value>) -> Result<OutputFile, Failure> {
     let file = OutputFile::new(path)?;
     file.write(&merged(traces).to_string())?;
     Ok(file)
 }
 
-/// Jobs that ran one after another have the same ranks: each job's have numbers of their own.
+/// Merges traces. Jobs that ran one after another have the same ranks, so each job gets its own process numbers.
 fn merged(traces: Vec<Value>) -> Value {
     let base = |trace: &Value| trace["otherData"]["base_time_ns"].as_u64().unwrap_or_default();
     let first = traces.iter().map(base).min().unwrap_or_default();
@@ -128,7 +128,7 @@ fn merged(traces: Vec<Value>) -> Value {
         let Value::Array(theirs) = trace["traceEvents"].take() else { continue };
         events.extend(theirs.into_iter().map(|event| moved(event, shift, from)));
     }
-    // Viewers want no order, people and tests do; names come first.
+    // Viewers do not need an order, but readers and tests do; names come first.
     events.sort_by(|a, b| a["ts"].as_f64().unwrap_or(-1.0).total_cmp(&b["ts"].as_f64().unwrap_or(-1.0)));
     json!({
         "displayTimeUnit": "ns",
@@ -137,10 +137,10 @@ fn merged(traces: Vec<Value>) -> Value {
     })
 }
 
-/// An event, later by so many microseconds, of a process that is counted from `from`.
+/// Moves an event by `shift` microseconds, and its process number by `from`.
 fn moved(mut event: Value, shift: f64, from: u64) -> Value {
     if let Some(at) = event["ts"].as_f64() {
-        // To the nanosecond, as it came.
+        // Rounded to nanoseconds, the original resolution.
         event["ts"] = json!(((at + shift) * 1e3).round() / 1e3);
     }
     if let Some(process) = event["pid"].as_u64() {

@@ -1,4 +1,4 @@
-//! What the user asks of `collrun`, in torchrun's words and some of its own.
+//! The command line of `collrun`: torchrun's flags and some of its own.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,111 +15,117 @@ use crate::place::Place;
 
 /// Starts the ranks of a job and stops them together.
 ///
-/// Every rank is a process with torchrun's variables in its environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so
-/// on) and a store to meet at. When one rank fails, collrun says which, stops the others and exits with its code. Signals
-/// are passed on, and a second Ctrl-C kills. No rank outlives collrun, nor does anything else in a rank's process group. Flags are torchrun's, with - or _ between words; a flag that is not given is taken from
-/// torchrun's variable (PET_NNODES for --nnodes).
+/// Every rank is a process with torchrun's variables in its environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+/// so on) and a store at which the ranks meet. If a rank fails, collrun reports which, stops the others and exits with
+/// its code. Signals are passed on, and a second Ctrl-C kills. No rank, and no other process in a rank's process group,
+/// outlives collrun. Flags are torchrun's, with - or _ between words. A flag that is not given is read from torchrun's
+/// variable (PET_NNODES for --nnodes).
 #[derive(Debug, Parser)]
 #[command(name = "collrun", version, max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
-    /// Ranks to start on this host: a number; gpu: one for each GPU; cpu: one for each processor; auto: for each GPU, else processor
-    /// [default: 1]
+    /// Ranks to start on this host: a number; gpu: one for each GPU; cpu: one for each processor; auto: for each GPU,
+    /// else for each processor [default: 1]
     #[arg(long, value_name = "N|auto|gpu|cpu")]
     pub(crate) nproc_per_node: Option<Count>,
-    /// The same in mpirun's words, for a job of one host: there it counts the ranks of all hosts. Also -np
+    /// mpirun's flag for --nproc-per-node, for a job of one host: mpirun counts the ranks of all hosts. Also -np
     #[arg(short = 'n', long, value_name = "N", overrides_with = "nproc_per_node")]
     pub(crate) np: Option<Count>,
-    /// Hosts in the job; collrun is started once on each, or see --hosts
+    /// Hosts in the job; start collrun once on each, or use --hosts
     #[arg(long, value_name = "M", default_value = "1", value_parser = nodes)]
     pub(crate) nnodes: u16,
-    /// Hosts on which to start the ranks, from here, by ssh: a,b or a:4,b:4 with the ranks of each. Program and folder are the same there
+    /// Hosts on which collrun starts the ranks by ssh: a,b or a:4,b:4 with the ranks of each. Program and folder must
+    /// have the same paths there
     #[arg(long, value_name = "HOST[:N],…", conflicts_with_all = ["hostfile", "nnodes", "node_rank", "rdzv_endpoint", "standalone", "local_addr"])]
     pub(crate) hosts: Option<String>,
-    /// A file of them: a host in each line, and after it slots=N where there are several ranks
+    /// A file of hosts, one in each line, followed by slots=N if it has several ranks
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank", "rdzv_endpoint", "standalone", "local_addr"])]
     pub(crate) hostfile: Option<PathBuf>,
-    /// What runs a command on a host: called with the host and the command; it must not ask for a password
+    /// The command that runs a command on a host; it gets the host and the command, and must not ask for a password
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
     pub(crate) ssh: String,
-    /// collrun on the other hosts; unless given, where it is here
+    /// Path of collrun on the other hosts [default: its path on this host]
     #[arg(long, value_name = "PATH")]
     pub(crate) remote_collrun: Option<PathBuf>,
-    /// A variable for the ranks of all hosts, beside those of collectives and NCCL; without a value, as it is here
+    /// A variable to set for the ranks of all hosts, in addition to those of collectives and NCCL; NAME alone copies
+    /// its value from here
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
-    /// The folder in which ranks start, and from which a program's path counts; that of collrun unless given. Also -wdir, --chdir
+    /// The folder in which ranks start, and from which a program's path counts [default: collrun's]. Also -wdir,
+    /// --chdir
     #[arg(long, visible_alias = "chdir", value_name = "FOLDER")]
     pub(crate) wdir: Option<PathBuf>,
-    /// Reads from standard input what to start
+    /// Reads what to start from standard input
     #[arg(long, hide = true)]
     pub(crate) read_order: bool,
-    /// Is started by another collrun, which says where this host stands, and speaks on standard input
+    /// Started by another collrun, which gives this host's place and sends signals on standard input
     #[arg(long, hide = true)]
     pub(crate) controlled: Option<Control>,
-    /// This host's number, from 0; needed with several hosts, unless --rdzv-endpoint says where they meet
+    /// This host's number, from 0; needed with several hosts, unless --rdzv-endpoint numbers them
     #[arg(long, value_name = "R")]
     pub(crate) node_rank: Option<u16>,
     /// Address of host 0, where the ranks meet; needed with several hosts
     #[arg(long, value_name = "A")]
     pub(crate) master_addr: Option<String>,
-    /// Port on host 0; needed with several hosts, else one that is free
+    /// Port on host 0; needed with several hosts, else a free one is chosen
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) master_port: Option<u16>,
-    /// Where several hosts meet and find out who is which: the host whose address this is serves the store
+    /// Where several hosts meet and are numbered: the host that has this address serves the store
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) rdzv_endpoint: Option<String>,
-    /// What is at --rdzv-endpoint: c10d, or static, which takes --node-rank
+    /// The kind of --rdzv-endpoint: c10d, or static, which needs --node-rank
     #[arg(long, value_name = "NAME", value_parser = backend)]
     pub(crate) rdzv_backend: Option<String>,
     /// The job's name, the same on every host
     #[arg(long, value_name = "NAME")]
     pub(crate) rdzv_id: Option<String>,
-    /// join_timeout=SECONDS: how long the other hosts may take to come
+    /// join_timeout=SECONDS: how long the other hosts may take to start
     #[arg(long, value_name = "KEY=VALUE", value_parser = rendezvous)]
     pub(crate) rdzv_conf: Option<Duration>,
-    /// A job of this host alone at a free port, whatever else is said of where hosts meet
+    /// A job of this host alone at a free port, whatever other flags give as the meeting place
     #[arg(long)]
     pub(crate) standalone: bool,
-    /// The address at which other hosts reach this one's ranks
+    /// The address at which other hosts reach this host's ranks
     #[arg(long, value_name = "A")]
     pub(crate) local_addr: Option<String>,
-    /// How often all ranks, on every host, are started anew after a failure
+    /// How often all ranks, on every host, are restarted after a failure
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
-    /// Where log files and the ranks' error files are kept, each run in a folder of its own; without it, log files lie in TMPDIR/collrun
+    /// Where log files and the ranks' error files are kept, in a new folder for each run; without it, log files lie in
+    /// TMPDIR/collrun
     #[arg(long, value_name = "FOLDER")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// Streams that go to log files instead of the terminal: 1 stdout, 2 stderr, 3 both; or by local rank, as 0:1,1:2
+    /// Streams that go to log files instead of the terminal: 1 stdout, 2 stderr, 3 both; or by local rank, as in
+    /// 0:1,1:2
     #[arg(short, long, value_name = "STREAMS", default_value = "0")]
     pub(crate) redirects: Streams,
     /// Streams that go to log files and to the terminal
     #[arg(short, long, value_name = "STREAMS", default_value = "0")]
     pub(crate) tee: Streams,
-    /// Show these local ranks' output alone
+    /// Show only the output of these local ranks
     #[arg(long, value_name = "R,R", value_delimiter = ',')]
     pub(crate) local_ranks_filter: Option<Vec<usize>>,
-    /// What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} filled in;
-    /// unless given, the rank in brackets, and the host with --hosts
+    /// The text before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} filled in [default: the
+    /// rank in brackets, and the host with --hosts]
     #[arg(long, value_name = "TEXT")]
     pub(crate) log_line_prefix_template: Option<String>,
-    /// What all ranks are told they are
+    /// The role of all ranks (ROLE_NAME)
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) role: String,
     /// The program is a module of Python's
     #[arg(short, long, conflicts_with = "no_python")]
     pub(crate) module: bool,
-    /// Run the program as it is, also where its name ends in .py
+    /// Run the program as it is, even if its name ends in .py
     #[arg(long)]
     pub(crate) no_python: bool,
-    /// The program is a script of Python's, whatever its name
+    /// The program is a Python script, whatever its name
     #[arg(long)]
     pub(crate) run_path: bool,
-    /// Each rank sees one GPU, and 0 as its local rank
+    /// Each rank sees one GPU, and has local rank 0
     #[arg(long)]
     pub(crate) virtual_local_rank: bool,
-    /// Bind each rank of a host. core: its share of the host's cores, in one last-level cache if possible; cache, numa: all cores of one
-    /// last-level cache or NUMA node; none [default: core if a host has as many cores as ranks, else none]. Also --bind-to. Jobs that share a
-    /// host do not know of each other: each uses all of its cores
+    /// Bind each rank of a host. core: its share of the host's cores, in one last-level cache if possible; cache, numa:
+    /// all cores of one last-level cache or NUMA node; none [default: core if a host has as many cores as ranks, else
+    /// none]. Also --bind-to. Jobs that share a host do not know of each other: each uses all of its cores
     #[arg(long, aliases = ["bind-to", "bind_to"], value_name = "none|core|cache|numa")]
     pub(crate) bind: Option<Bind>,
     /// Print what the ranks of each host are bound to
@@ -128,24 +134,25 @@ pub(crate) struct Arguments {
     /// Signals that are passed on to the ranks
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = signal, default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
     pub(crate) signals_to_handle: Vec<i32>,
-    /// As torchrun has it; ends are noticed at once
+    /// Accepted for torchrun's sake, without effect: ends are noticed at once
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) monitor_interval: Option<Duration>,
-    /// As torchrun has it: ranks that are programs are always started alike
+    /// Accepted for torchrun's sake, without effect: programs are always started alike
     #[arg(long, value_name = "METHOD", value_parser = ["spawn", "fork", "forkserver"])]
     pub(crate) start_method: Option<String>,
-    /// Let in only those who know a secret that is made for this job and told to its ranks, which have to be programs of this crate;
-    /// no effect where COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE says one, as they have to with several hosts
+    /// Admit only processes that have a secret, which is made for this job and passed to its ranks. These must be
+    /// programs that use collectives. No effect if COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE is set, as it must be
+    /// if collrun is started on several hosts
     #[arg(long)]
     pub(crate) secret: bool,
-    /// Leave the ranks' output as it is, instead of putting the rank in brackets before each line
+    /// Leave the ranks' output unchanged, without the rank in brackets before each line
     #[arg(long)]
     pub(crate) no_prefix: bool,
-    /// Let the others go on when a rank fails, as programs do that call Communicator::shrink; exit with 0 if one of them succeeds. The store
-    /// is collrun's, so any rank may fail
+    /// Let the others go on when a rank fails, for programs that call Communicator::shrink; exit with 0 if one of them
+    /// succeeds. collrun serves the store, so any rank may fail
     #[arg(long, conflicts_with = "max_restarts")]
     pub(crate) keep_going: bool,
-    /// How long ranks may take to stop before they are killed: 5 when another has failed, 30 after a signal, unless given
+    /// How long ranks may take to stop before they are killed [default: 5 after another has failed, 30 after a signal]
     #[arg(long, aliases = ["shutdown-timeout", "shutdown_timeout"], value_name = "SECONDS", value_parser = seconds)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -158,7 +165,7 @@ pub(crate) struct Arguments {
     pub(crate) command: Vec<OsString>,
 }
 
-/// torchrun's flags that are not served, each with what to do instead.
+/// torchrun's flags that are not supported, each with what to do instead.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Refused {
     #[arg(long, hide = true, action = ArgAction::Set)]
@@ -176,7 +183,7 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Why one that was given is refused.
+    /// Returns why a given flag is refused, if one is.
     fn reason(&self) -> Option<&'static str> {
         let all = [
             (
@@ -193,18 +200,18 @@ impl Refused {
     }
 }
 
-/// torchrun's port.
+/// torchrun's default port.
 pub(crate) const PORT: u16 = 29500;
 
 impl Arguments {
-    /// Reads the command line, with _ for - in names of flags, too, and what variables add to it. A line that cannot be read is said, and
-    /// ends the program with code 2; of variables it is said what is wrong.
+    /// Reads the command line, where flags may have _ for -, and adds the variables' flags. Prints an error in the line
+    /// and exits with code 2; returns an error in a variable.
     pub(crate) fn read() -> Result<Self, String> {
         let words: Vec<OsString> = std::env::args_os().collect();
         Self::of(&words, |name| std::env::var_os(name)).unwrap_or_else(|error| error.exit())
     }
 
-    /// What a command line asks for, and variables where it does not say.
+    /// Reads a command line, and variables for flags that it does not have.
     pub(crate) fn of(words: &[OsString], value_of: impl Fn(&str) -> Option<OsString>) -> Result<Result<Self, String>, clap::Error> {
         let command = Self::spelled_both_ways();
         let words = mpirun::with_two_dashes(&command, words);
@@ -213,7 +220,7 @@ impl Arguments {
             Err(error) => return mpirun::hint(&error, &words).map_or(Err(error), |hint| Ok(Err(hint))),
         };
         let alone = Self::from_arg_matches(&line)?;
-        // Another process, which this one becomes, reads them.
+        // This process becomes another one, which reads them.
         Ok(if alone.read_order { Ok(alone) } else { Self::with_variables(&command, &line, &words, value_of) })
     }
 
@@ -235,7 +242,7 @@ impl Arguments {
         }
     }
 
-    /// What is wrong, and which variables it is about.
+    /// Adds the variables that an error is about.
     pub(crate) fn named(&self, reason: String) -> String {
         named(&self.variables, reason)
     }
@@ -247,7 +254,7 @@ impl Arguments {
         })
     }
 
-    /// Checks what belongs together.
+    /// Checks the flags that belong together, and returns this host's place.
     pub(crate) fn place(&self) -> Result<Place, String> {
         self.found_place().map_err(|reason| self.named(reason))
     }
@@ -294,18 +301,18 @@ impl Arguments {
         Ok(Place::Among { node, address, port })
     }
 
-    /// Hosts in the job.
+    /// Returns the number of hosts in the job.
     pub(crate) fn nodes(&self) -> u16 {
         self.controlled.as_ref().map_or(self.nnodes, |control| control.nodes)
     }
 
-    /// Ranks on this host.
+    /// Returns the number of ranks on this host.
     pub(crate) fn local_world_size(&self) -> Result<usize, String> {
         let listed = self.controlled.as_ref().and_then(|control| control.ranks).map(Count::Number);
         listed.or(self.np).or(self.nproc_per_node).unwrap_or(Count::Number(1)).ranks().map_err(|reason| self.named(reason))
     }
 
-    /// What stands before each line of a rank.
+    /// Returns the text before each line of a rank.
     pub(crate) fn prefix(&self) -> String {
         match (&self.log_line_prefix_template, &self.controlled) {
             _ if self.no_prefix => String::new(),
@@ -315,7 +322,7 @@ impl Arguments {
         }
     }
 
-    /// The program that a rank is, and its arguments.
+    /// Returns the program of a rank, and its arguments.
     pub(crate) fn program(&self) -> (OsString, Vec<OsString>) {
         let mut words = self.command.iter().cloned();
         let program = words.next().unwrap_or_default();
@@ -331,17 +338,17 @@ impl Arguments {
     }
 }
 
-/// A reason, with the variables that stand for the flags in it.
+/// Adds to an error the variables that stand for the flags in it.
 fn named(variables: &[Variable], reason: String) -> String {
     let meant: Vec<String> = variables.iter().filter(|variable| variable.is_meant(&reason)).map(Variable::sentence).collect();
     if meant.is_empty() { reason } else { format!("{reason} ({})", meant.join(", ")) }
 }
 
-/// `HOST`, `HOST:PORT`, and `[V6]:PORT`.
+/// Reads `HOST`, `HOST:PORT`, and `[V6]:PORT`.
 fn address_and_port(endpoint: &str, port: Option<u16>) -> Result<(String, u16), String> {
-    // An address of a link has its interface behind it, as fe80::1%eth0.
+    // A link-local address ends with its interface, as in fe80::1%eth0.
     let is_bare = endpoint.split('%').next().is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok());
-    // The last colon of an address in brackets stands inside of them, where no port follows.
+    // In an address in brackets without a port, the last colon is inside the brackets.
     let is_whole = |address: &str| !address.starts_with('[') || address.ends_with(']');
     match endpoint.rsplit_once(':').filter(|(address, _)| !is_bare && is_whole(address)) {
         None => Ok((unbracketed(endpoint).to_owned(), port.unwrap_or(PORT))),
@@ -356,7 +363,7 @@ fn unbracketed(address: &str) -> &str {
     address.strip_prefix('[').and_then(|address| address.strip_suffix(']')).unwrap_or(address)
 }
 
-/// A number of hosts; torchrun's range only where its ends are the same.
+/// Reads a number of hosts; torchrun's range only if both ends are the same.
 fn nodes(text: &str) -> Result<u16, String> {
     let count = |text: &str| text.parse().ok().filter(|count| (1..=4096).contains(count)).ok_or("not a number from 1 to 4096");
     let Some((least, most)) = text.split_once(':') else { return Ok(count(text)?) };
@@ -391,7 +398,7 @@ fn signal(text: &str) -> Result<i32, String> {
     named.ok_or_else(|| "one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2".to_owned())
 }
 
-/// A time in seconds, fractions allowed.
+/// Reads a time in seconds, fractions allowed.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())

@@ -1,19 +1,19 @@
-//! What a host prints, carried to where the job was started.
+//! Forwards a host's output to where the job was started.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 
 use collectives_launch::{Failure, Stream, Writer, carry};
 
-/// Stands before a failure that a launcher tells the one that started it, on standard error.
+/// The byte before a failure that a launcher reports to the one that started it, on standard error.
 pub(crate) const FAILURE: u8 = 0x1e;
-/// Lines that could be failures are held back no longer than this; a failure is shorter.
+/// The most that is held back of a line that could be a failure; failures are shorter.
 const LONGEST_FAILURE: usize = 1 << 20;
 
-/// Who hears of a failure that is told.
+/// Called with each failure that is reported.
 pub(crate) type Listener = Box<dyn Fn(Failure) + Send>;
 
-/// Carries what a host prints to a stream of ours; a failure that its launcher tells there goes to a listener.
+/// Forwards a host's output to one of our streams; a failure that its launcher reports goes to a listener.
 pub(crate) struct Carrier {
     writer: Writer,
     listener: Option<Listener>,
@@ -23,15 +23,16 @@ pub(crate) struct Carrier {
 }
 
 impl Carrier {
-    /// The launcher there has put something before each line; `continued` stands before the rest of one that another host has interrupted.
+    /// Creates a carrier. The launcher there has put a prefix before each line; `continued` stands before the rest of a
+    /// line that another host has interrupted.
     pub(crate) fn new(stream: Stream, continued: &str, listener: Option<Listener>) -> Self {
         Self { writer: Writer::new(stream, "", continued), listener, held: vec![], is_inside: false }
     }
 
-    /// Carries all, to the end.
+    /// Forwards everything until the end.
     pub(crate) fn carry(mut self, pipe: impl Read + AsFd) {
         let carried = carry(pipe, |text| self.take(text));
-        // What nobody reads is nobody's loss.
+        // An error means that the output is not read any more.
         let _ = carried.and_then(|()| self.let_go()).and_then(|()| self.writer.end());
     }
 
@@ -55,7 +56,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Tells the failure that was held back, or writes it where it is none.
+    /// Reports the failure that was held back, or writes the text if it is none.
     fn let_go(&mut self) -> io::Result<()> {
         let held = std::mem::take(&mut self.held);
         match self.listener.as_ref().zip(held.strip_prefix(&[FAILURE]).and_then(Failure::from_json)) {

@@ -1,19 +1,19 @@
-//! What a launcher that was started by another is told of its place in the job, as one word of its command line.
+//! A launcher's place in the job, as one word of the command line with which another launcher starts it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::place::Place;
 
-/// A host's place, and what it is called where the job was started.
+/// A host's place, and its name on the host from which the job was started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Control {
     pub(crate) node: u16,
     pub(crate) nodes: u16,
-    /// Where the ranks meet: at the first host.
+    /// Where the ranks meet: the address of the first host.
     pub(crate) address: String,
     pub(crate) port: u16,
-    /// Ranks of each host, where the list of hosts says so.
+    /// The ranks of this host, if the list of hosts gives them.
     pub(crate) ranks: Option<u16>,
     pub(crate) name: String,
 }
@@ -27,7 +27,7 @@ impl Control {
     }
 }
 
-/// Neither addresses nor names of hosts have commas.
+/// Joins the fields with commas, which neither addresses nor names of hosts contain.
 impl fmt::Display for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, nodes, address, port, ranks, name } = self;

@@ -3,16 +3,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// More ranks than this are a mistake.
+/// The largest accepted number of ranks.
 const MOST: u16 = 4096;
 
-/// A number, or what there is to be counted on this host.
+/// A number, or what is counted on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Count {
     Number(u16),
     Gpus,
     Processors,
-    /// GPUs; where there are none, processors.
+    /// GPUs, or processors if there are none.
     Auto,
 }
 
@@ -32,7 +32,7 @@ impl FromStr for Count {
     }
 }
 
-/// As it is given.
+/// Formats the count as it is given.
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -45,7 +45,7 @@ impl fmt::Display for Count {
 }
 
 impl Count {
-    /// How many ranks that is here.
+    /// Returns the number of ranks on this host.
     pub(crate) fn ranks(self) -> Result<usize, String> {
         match self {
             Self::Number(number) => Ok(number.into()),

@@ -1,6 +1,8 @@
-//! torchrun's variables. Most stand for a flag, and give way to it; what the others ask of torchrun is done here too, or refused.
+//! torchrun's variables. Most stand for a flag, which overrides them; what the others request is done here too, or
+//! refused.
 //!
-//! They are put in front of the command line's words, where a flag that comes later wins, so each is read by what reads its flag.
+//! They are put before the words of the command line, where a later flag wins. Each is thus read in the same way as its
+//! flag.
 
 use std::ffi::{OsStr, OsString};
 
@@ -34,18 +36,18 @@ const FLAGS: [&str; 24] = [
     "signals-to-handle",
     "shutdown-timeout",
 ];
-/// Flags without one: on where their variable is a number other than 0.
+/// Flags without a value: on if their variable is a number other than 0.
 const SWITCHES: [&str; 5] = ["standalone", "module", "no-python", "run-path", "virtual-local-rank"];
-/// Variables with names of their own, which give way to those above.
+/// Variables with other names; those above override them.
 const NAMED: [(&str, &str); 2] =
     [("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "log-line-prefix-template"), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "shutdown-timeout")];
-/// What else a launcher reads, and passes on to those that it starts on other hosts.
+/// Another variable that a launcher reads, and passes on to launchers on other hosts.
 const PYTHON: &str = "PYTHON_EXEC";
 
-/// A variable, whether a value of it asks for something, and what to do instead.
+/// A variable, whether a value of it requests something, and what to do instead.
 type Refused = (&'static str, fn(&str) -> bool, &'static str);
 
-/// Variables that ask for what there is not.
+/// Variables that request what is not supported.
 const REFUSED: [Refused; 3] = [
     (
         "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -65,41 +67,41 @@ const REFUSED: [Refused; 3] = [
 pub(crate) struct Variable {
     name: String,
     value: OsString,
-    /// The flag, with the value behind `=` where it takes one.
+    /// The flag, followed by `=` and the value if it takes one.
     word: OsString,
     flag: String,
 }
 
 impl Variable {
-    /// Whether something that is said is about its flag.
+    /// Whether a message is about its flag.
     pub(crate) fn is_meant(&self, said: &str) -> bool {
         said.contains(&self.flag)
     }
 
-    /// `PET_NNODES=2 stands for --nnodes`.
+    /// Returns `PET_NNODES=2 stands for --nnodes`.
     pub(crate) fn sentence(&self) -> String {
         format!("{}={} stands for {}", self.name, self.value.to_string_lossy(), self.flag)
     }
 }
 
-/// `PET_NNODES`.
+/// Returns the variable of a flag: `PET_NNODES`.
 fn name_of(flag: &str) -> String {
     format!("PET_{}", flag.replace('-', "_").to_uppercase())
 }
 
-/// How the parser names a flag's value.
+/// Returns the parser's name of a flag.
 fn id(flag: &str) -> String {
     if flag == "shutdown-timeout" { "grace".to_owned() } else { flag.replace('-', "_") }
 }
 
-/// The names of all variables that a launcher reads and another may set for it.
+/// Returns the names of all variables that a launcher reads.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     let flags = FLAGS.into_iter().chain(SWITCHES).map(name_of);
     let named = NAMED.into_iter().map(|(name, _)| name).chain(REFUSED.into_iter().map(|(name, ..)| name));
     flags.chain(named.chain([PYTHON]).map(str::to_owned))
 }
 
-/// Why a variable is refused, if one is.
+/// Returns why a variable is refused, if one is.
 pub(crate) fn refused(value_of: impl Fn(&str) -> Option<OsString>) -> Option<String> {
     REFUSED.into_iter().find_map(|(name, asks, reason)| {
         let value = value_of(name)?;
@@ -108,7 +110,7 @@ pub(crate) fn refused(value_of: impl Fn(&str) -> Option<OsString>) -> Option<Str
     })
 }
 
-/// The variables that stand for flags which a command line does not have. One that is empty is none.
+/// Returns the variables that stand for flags which a command line does not have. An empty variable counts as unset.
 pub(crate) fn given(command: &Command, line: &ArgMatches, value_of: impl Fn(&str) -> Option<OsString>) -> Result<Vec<Variable>, String> {
     let flags = FLAGS.into_iter().map(|flag| (name_of(flag), flag, true));
     let switches = SWITCHES.into_iter().map(|flag| (name_of(flag), flag, false));
@@ -132,7 +134,7 @@ pub(crate) fn given(command: &Command, line: &ArgMatches, value_of: impl Fn(&str
     Ok(given)
 }
 
-/// What is to be read: the variables' words, and then those of the command line.
+/// Puts the variables' words before those of the command line.
 pub(crate) fn words(variables: &[Variable], line: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut line = line.into_iter();
     line.next().into_iter().chain(variables.iter().map(|variable| variable.word.clone())).chain(line).collect()
@@ -145,7 +147,7 @@ fn is_on(name: &str, value: &OsStr) -> Result<bool, String> {
     number.map(|number| number != 0).map_err(|_| format!("{name}={value}: 1 for yes, or 0 for no"))
 }
 
-/// What the parser says is wrong, in one line.
+/// Returns the parser's error in one line.
 pub(crate) fn sentence(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines = text.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
     use crate::arguments::Arguments;
 
-    /// What is read of a command line, with variables as `NAME=VALUE`.
+    /// Reads a command line, with variables as `NAME=VALUE`.
     fn read(line: &str, variables: &[&str]) -> Result<Arguments, String> {
         let variables: HashMap<_, _> = variables.iter().map(|pair| pair.split_once('=').unwrap()).collect();
         let words = std::iter::once("collrun").chain(line.split_whitespace()).map(OsString::from);

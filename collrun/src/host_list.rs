@@ -1,4 +1,4 @@
-//! The hosts of a job, as `--hosts` and host files name them.
+//! The hosts of a job, from `--hosts` or a host file.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use collectives::__private::regular_file;
 use crate::arguments::Arguments;
 use crate::mpirun::COUNTS_ALL;
 
-/// A host, and how many ranks it gets where that is said.
+/// A host, and how many ranks it gets, if given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// As ssh takes it: a name, an address, or `user@name`.
+    /// The name for ssh: a name, an address, or `user@name`.
     pub(crate) name: String,
     pub(crate) ranks: Option<u16>,
 }
 
 impl Host {
-    /// Its name or address, by which other hosts reach it.
+    /// Returns its name or address, by which other hosts reach it.
     pub(crate) fn address(&self) -> &str {
         self.name.rsplit_once('@').map_or(&*self.name, |(_, host)| host)
     }
 
-    /// `a`, `a:4`, `user@a`, `[fe80::1]:4`.
+    /// Reads `a`, `a:4`, `user@a`, `[fe80::1]:4`.
     fn read(word: &str) -> Option<Self> {
         let (name, ranks) = match word.rsplit_once(':') {
             Some((name, ranks)) if !name.contains(':') || name.ends_with(']') => (name, Some(count(ranks)?)),
@@ -39,21 +39,21 @@ impl Host {
 /// The most bytes of a host file.
 const LONGEST: u64 = 16 << 20;
 
-/// Whether it is of letters that mean nothing to a shell, and no flag: names of hosts and of users are given to ssh, which may run programs by what it
-/// is given.
+/// Whether a text has no special meaning to a shell and is not a flag. Names of hosts and users are passed to ssh,
+/// which may run programs that are named in them.
 fn is_word(text: &str) -> bool {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "._:-".contains(letter);
     !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain)
 }
 
-/// What hosts are.
+/// The accepted forms of a host.
 const HOSTS: &str = "host, host:4, user@host, [v6]:4; letters are A-Z, a-z, 0-9 and . _ : -, and - is not the first";
 
 fn count(text: &str) -> Option<u16> {
     text.parse().ok().filter(|count| (1..=4096).contains(count))
 }
 
-/// `a,b:4`.
+/// Reads `a,b:4`.
 fn listed(text: &str) -> Result<Vec<Host>, String> {
     let host = |(place, word): (usize, &str)| {
         let host = Host::read(word.trim());
@@ -62,7 +62,7 @@ fn listed(text: &str) -> Result<Vec<Host>, String> {
     text.split(',').enumerate().map(host).collect()
 }
 
-/// Lines of `host`, `host slots=4` and `host:4`; what stands behind # is a comment.
+/// Reads lines of `host`, `host slots=4` and `host:4`; text after # is a comment.
 fn of_file(path: &Path) -> Result<Vec<Host>, String> {
     let text = regular_file::read(path, LONGEST).map_err(|error| format!("--hostfile {}: {error}", path.display()))?;
     let text = String::from_utf8(text).map_err(|error| format!("--hostfile {}: {error}", path.display()))?;
@@ -83,7 +83,7 @@ fn of_file(path: &Path) -> Result<Vec<Host>, String> {
     if hosts.is_empty() { Err(format!("--hostfile {}: there is no host in it", path.display())) } else { Ok(hosts) }
 }
 
-/// The hosts that were named, if any were.
+/// Returns the hosts that the flags name, if any.
 pub(crate) fn named(arguments: &Arguments) -> Result<Option<Vec<Host>>, String> {
     let hosts = match (&arguments.hosts, &arguments.hostfile) {
         (Some(list), _) => listed(list)?,

@@ -24,7 +24,7 @@ use collectives_launch::{Asked, Binding, Failure, Job, Logs, Output, Refused, St
 use failures::{tell_user, usage};
 use place::Place;
 
-/// How long the other hosts may take to come, as torchrun has it for its ranks.
+/// How long the other hosts may take to start, as torchrun allows its ranks.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
@@ -52,12 +52,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// What stands before each message: the host, too, where there are several to speak.
+/// Returns the text before each message: with several hosts, it includes this one.
 fn name(arguments: &Arguments) -> String {
     arguments.controlled.as_ref().map_or_else(|| "collrun".to_owned(), |control| format!("collrun on {}", control.name))
 }
 
-/// Serves the store where it is this host's to serve, and runs the job.
+/// Serves the store if that is this host's task, and runs the job.
 fn run(arguments: &Arguments) -> Result<u8, Refused> {
     let place = arguments.place().map_err(usage)?;
     let local_world_size = arguments.local_world_size().map_err(usage)?;
@@ -87,23 +87,25 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
     Ok(end.code)
 }
 
-/// Says which rank failed first; to the launcher that started this one, where there is one: it hears of all hosts.
+/// Reports which rank failed first: to the launcher that started this one, if there is one, since it collects the
+/// failures of all hosts.
 fn tell(arguments: &Arguments, failure: &Failure) {
     if arguments.controlled.is_none() {
         return tell_user(failure);
     }
     let line = [&[carrier::FAILURE], &*failure.to_json(), b"\n"].concat();
-    // A launcher that is gone needs no news.
+    // An error means that the launcher is gone.
     let _ = Writer::new(Stream::Error, "", "").write(&line);
 }
 
-/// An error, with the limit of this process that it comes from, if it comes from one.
+/// Describes an error, with the limit of this process that caused it, if one did.
 fn with_limit(error: &collectives::Error) -> String {
     let hint = if let collectives::Error::Io { error, .. } = error { hint(error) } else { None };
     hint.map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
 }
 
-/// Whether other hosts can reach the store that is this one's to serve: many a host has its own name for the loopback interface.
+/// Checks that other hosts can reach the store that this host is to serve: on many hosts their own name is the loopback
+/// interface.
 fn can_be_reached(arguments: &Arguments, place: &Place) -> Result<(), Refused> {
     let (Some(_), Place::Among { node: 0, address, port }) = (&arguments.controlled, place) else { return Ok(()) };
     match (&**address, *port).to_socket_addrs().ok().and_then(|mut found| found.next()).filter(|found| found.ip().is_loopback()) {
@@ -116,7 +118,7 @@ fn can_be_reached(arguments: &Arguments, place: &Place) -> Result<(), Refused> {
     }
 }
 
-/// What is to be started here.
+/// Returns the job to start here.
 fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
     let (program, words) = arguments.program();
     let usual = Job::new(program, words, local_world_size);
@@ -145,7 +147,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
     }
 }
 
-/// A store that lets in the ranks of this host alone.
+/// Meets with a new secret, at a store that admits only the ranks of this host.
 fn with_new_secret(place: &Place, hosts: &meeting::Hosts<'_>) -> Result<collectives::Result<(usize, Store)>, Refused> {
     let Place::Alone { .. } = place else {
         let message = "--secret: the other hosts could not know it; give COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each";

@@ -1,4 +1,4 @@
-//! Where the hosts of a job meet, and which number each of them has.
+//! Where the hosts of a job meet, and the number of each.
 
 use std::net::ToSocketAddrs as _;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::place::Place;
 /// The hosts of a job.
 pub(crate) struct Hosts<'a> {
     pub(crate) count: usize,
-    /// The job's name: another job at the same place counts its own hosts.
+    /// The job's name: another job at the same address counts its own hosts.
     pub(crate) job: &'a str,
-    /// How long the others may take to come.
+    /// How long the others may take to start.
     pub(crate) patience: Duration,
 }
 
-/// This host's number, and the job's store, served here by host 0.
+/// Returns this host's number, and the job's store, which host 0 serves.
 pub(crate) fn meet(place: &Place, secret: Option<&Secret>, hosts: &Hosts<'_>) -> Result<(usize, Store)> {
     if let Place::Among { address, port, .. } | Place::Unnumbered { address, port } = place {
         check_reach(address, *port)?;
@@ -32,13 +32,13 @@ pub(crate) fn meet(place: &Place, secret: Option<&Secret>, hosts: &Hosts<'_>) ->
     }
 }
 
-/// Refuses a name that is this host alone where it is looked up: many a host has its own name for the loopback interface, where no other host comes,
-/// nor does this one come to another there. The loopback interface itself is for who tries several hosts on one.
+/// Refuses a name that resolves only to the loopback interface on this host, as a host's own name often does. Other
+/// hosts cannot connect there. The loopback interface itself is allowed, for trying several hosts on one.
 fn check_reach(address: &str, port: u16) -> Result<()> {
     if address.eq_ignore_ascii_case("localhost") || address.parse::<std::net::IpAddr>().is_ok() {
         return Ok(());
     }
-    // A name that is not known yet may be when it is asked for again.
+    // A name that is not known yet may be known later.
     let found: Vec<_> = (address, port).to_socket_addrs().into_iter().flatten().map(|found| found.ip()).collect();
     match found.first().filter(|_| found.iter().all(std::net::IpAddr::is_loopback)) {
         None => Ok(()),
@@ -53,7 +53,7 @@ fn check_reach(address: &str, port: u16) -> Result<()> {
     }
 }
 
-/// Whoever can serve at the address is host 0; the others are counted there.
+/// Returns this host's number and the store. The host that can serve at the address is host 0; it numbers the others.
 fn numbered(address: &str, port: u16, secret: Option<&Secret>, hosts: &Hosts<'_>) -> Result<(usize, Store)> {
     let store = match Store::serve_or_reach("collrun", address, port, secret, hosts.patience)? {
         Found::Served(store) => return Ok((0, store)),

@@ -1,15 +1,15 @@
-//! mpirun's flags, which many have at their fingertips: how they are read where they are served, and what to give in their place where not.
+//! mpirun's flags: how the supported ones are read, and what to use instead of the others.
 
 use std::ffi::OsString;
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Why a count of ranks is not taken for that of each host.
+/// Why a count of ranks is not taken as the count on each host.
 pub(crate) const COUNTS_ALL: &str = "mpirun counts the ranks of all hosts together, and there are several";
-/// Those of several letters that are written with one dash there.
+/// mpirun's flags of several letters after one dash.
 const ONE_DASH: [&str; 10] = ["-np", "-wdir", "-chdir", "-host", "-hosts", "-hostfile", "-machinefile", "-ppn", "-npernode", "-bind-to"];
-/// What begins as these do, and what says the same here.
+/// mpirun's flags, and the flags to use instead.
 const FLAGS: [(&str, &str); 8] = [
     ("-c", "--nproc-per-node"),
     ("-N", "--nproc-per-node"),
@@ -21,8 +21,8 @@ const FLAGS: [(&str, &str); 8] = [
     ("-x", "--env"),
 ];
 
-/// A command line with two dashes where mpirun's flags have one, which the parser would read as a letter each; up to the program, whose words
-/// are its own.
+/// Gives mpirun's flags two dashes, as the parser would read each letter after one dash as a flag. Leaves the program
+/// and its arguments unchanged.
 pub(crate) fn with_two_dashes(command: &Command, words: &[OsString]) -> Vec<OsString> {
     let mut read = words.to_vec();
     let mut place = 1;
@@ -39,7 +39,7 @@ pub(crate) fn with_two_dashes(command: &Command, words: &[OsString]) -> Vec<OsSt
     read
 }
 
-/// Whether the word after this one is its value.
+/// Whether the next word is this flag's value.
 fn takes_next(command: &Command, word: &str) -> bool {
     let takes_values = |argument: &clap::Arg| argument.get_action().takes_values();
     match word.strip_prefix("--") {
@@ -50,7 +50,7 @@ fn takes_next(command: &Command, word: &str) -> bool {
             };
             command.get_arguments().find(is_named).is_some_and(takes_values)
         }
-        // Of letters behind one dash the last may take the next word, and one before it takes the rest of this one.
+        // Of letters after one dash, only the last may take the next word; an earlier one takes the rest of this word.
         None => {
             let takes =
                 |letter: char| command.get_arguments().any(|argument| argument.get_short() == Some(letter) && takes_values(argument));
@@ -62,14 +62,14 @@ fn takes_next(command: &Command, word: &str) -> bool {
     }
 }
 
-/// What to say of a line that cannot be read for the sake of one of them.
+/// Returns the message for a line that cannot be read because of one of mpirun's flags.
 pub(crate) fn hint(error: &clap::Error, words: &[OsString]) -> Option<String> {
     let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument)
     else {
         return None;
     };
     let (_, ours) = FLAGS.into_iter().find(|(theirs, _)| wrong == theirs)?;
-    // Several letters behind one dash are read as a letter each.
+    // Several letters after one dash are read as one flag each.
     let place = words.iter().position(|word| word.to_str().is_some_and(|word| word.starts_with(wrong.as_str())))?;
     let (whole, value) = (words[place].to_string_lossy(), words.get(place + 1).map(|value| value.to_string_lossy()));
     let known = whole == *wrong;
@@ -120,7 +120,7 @@ mod tests {
             assert_eq!(read(line), (text("4"), text("/a"), None, command("prog -np 3")), "{line}");
         }
         assert_eq!(read("-hostfile f prog"), (None, None, Some("f".into()), command("prog")));
-        // Neither a value nor a word of the program is a flag.
+        // Neither a value nor an argument of the program is a flag.
         assert_eq!(read("--role trainer prog -wdir x").3, command("prog -wdir x"));
         assert_eq!(read("-m prog -np 4").3, command("prog -np 4"));
     }

@@ -1,5 +1,5 @@
-//! What a launcher tells the one that it starts on another host: the folder, the command line and the variables, on standard input. Nothing of it
-//! stands on a command line, so nothing is read by a shell, and no secret is seen in a list of processes.
+//! What a launcher sends to one that it starts on another host, on standard input: the folder, the command line and the
+//! variables. None of it is on a command line, so no shell reads it, and no list of processes shows a secret.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -12,12 +12,12 @@ use collectives_launch::Refused;
 
 use crate::environment;
 
-/// Stands at the beginning: another release is told from a wrong program.
+/// The beginning of an order, which distinguishes another release from a wrong program.
 const HEAD: &[u8] = b"collrun order 1";
-/// Longer than any command line and environment may be together.
+/// The longest order: more than a command line and an environment can have together.
 const LONGEST: usize = 16 << 20;
 
-/// What is to be run.
+/// What to run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) folder: PathBuf,
@@ -26,7 +26,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Words that each end with a zero byte, which none of them can hold.
+    /// Encodes the order as words. Each ends with a zero byte, which no word can contain.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let counts = [self.arguments.len(), self.variables.len()].map(|count| count.to_string());
         let mut words: Vec<&[u8]> = vec![HEAD, self.folder.as_os_str().as_bytes(), counts[0].as_bytes()];
@@ -36,7 +36,7 @@ impl Order {
         words.into_iter().flat_map(|word| word.iter().copied().chain([0])).collect()
     }
 
-    /// Reads one, and no byte beyond it.
+    /// Reads an order, and no byte beyond it.
     fn decode(mut byte: impl FnMut() -> io::Result<u8>) -> io::Result<Self> {
         let mut left = LONGEST;
         let mut word = || -> io::Result<Vec<u8>> {
@@ -70,7 +70,7 @@ fn malformed(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the order on standard input is malformed: {what}"))
 }
 
-/// One byte of standard input, which is not buffered: what follows the order is for whoever comes after.
+/// Reads one byte of standard input without a buffer: what follows the order is for another reader.
 fn byte() -> io::Result<u8> {
     let mut byte = [0];
     loop {
@@ -83,7 +83,7 @@ fn byte() -> io::Result<u8> {
     }
 }
 
-/// Becomes what the order on standard input says.
+/// Becomes the launcher that the order on standard input describes.
 pub(crate) fn follow() -> Refused {
     let refused = |doing: &str, error: io::Error| Refused { message: format!("{doing}: {error}"), code: 1 };
     let order = match Order::decode(byte) {
@@ -98,17 +98,18 @@ pub(crate) fn follow() -> Refused {
         Ok(own) => Command::new(own),
         Err(error) => return refused("finding collrun", error),
     };
-    // What this host's own variables ask of a launcher is not what the user asked.
+    // This host's own variables for launchers are not the user's.
     for name in environment::names() {
         command.env_remove(name);
     }
     refused("starting collrun anew", command.args(&order.arguments).envs(order.variables).exec())
 }
 
-/// What each host has of its own: its address, and which host it is.
+/// Variables that differ between hosts: a host's address and its identity.
 const OF_A_HOST: [&str; 2] = ["COLLECTIVES_LISTEN_ADDRESS", "COLLECTIVES_HOST_IDENTITY"];
 
-/// The variables that go with an order: those of collectives and NCCL, torchrun's that the launcher there reads, and those that are asked for.
+/// Returns the variables of an order: those of collectives and NCCL, torchrun's that the launcher there reads, and
+/// those of `--env`.
 pub(crate) fn variables(asked: &[String]) -> Result<Vec<(OsString, OsString)>, String> {
     let read: Vec<String> = environment::names().collect();
     let is_ours = |name: &OsStr| {

@@ -1,12 +1,12 @@
-//! Where a host stands in its job.
+//! The place of a host in its job.
 
-/// Where this host stands in its job.
+/// The place of this host in its job.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The job runs on this host alone; the store's port may be given.
     Alone { address: Option<String>, port: Option<u16> },
     /// One of several hosts.
     Among { node: u16, address: String, port: u16 },
-    /// One of several hosts, which get their numbers at the store.
+    /// One of several hosts, which get their numbers from the store.
     Unnumbered { address: String, port: u16 },
 }

@@ -1,5 +1,5 @@
-//! A job on several hosts that is started from one: a launcher on each by ssh, which is told what to do on standard input. Its output comes back,
-//! signals go there, and when the connection breaks its ranks stop.
+//! A job on several hosts that is started from one: ssh starts a launcher on each, which reads its order on standard
+//! input. Its output is sent back, signals are sent to it, and if the connection breaks it stops its ranks.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -23,27 +23,28 @@ use crate::failures::{tell_user, usage};
 use crate::host_list::{self, Host};
 use crate::order::{self, Order};
 
-/// How long launchers may take beyond what their ranks may, before their connections are cut, and then before they are killed.
+/// How much longer than their ranks launchers may take before their connections are cut, and then before they are
+/// killed.
 const BEYOND: Duration = Duration::from_secs(5);
-/// How long it may take to carry what is left when a connection has ended.
+/// How long it may take to forward the remaining output after a connection has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// The hosts that are named where there are many.
+/// The most hosts that are named.
 const NAMED: usize = 8;
 
-/// What happens on the way.
+/// What the launchers' threads and the signals report.
 enum Event {
     Ended(usize),
     Failed(Failure),
     Signal(i32),
 }
 
-/// Starts a job on the hosts that were named, and returns its exit code; `None` where none were.
+/// Starts a job on the hosts that the flags name, and returns its exit code; `None` if they name none.
 pub(crate) fn run(arguments: &Arguments, words: &[OsString]) -> Result<Option<u8>, Refused> {
     if arguments.controlled.is_some() {
         return Ok(None);
     }
     let Some(hosts) = host_list::named(arguments).map_err(|reason| usage(arguments.named(reason)))? else { return Ok(None) };
-    // What is wrong with the rest is said once, and here.
+    // Other errors in the flags are reported once, here.
     arguments.place().map_err(usage)?;
     let failed = |doing: &str, error: io::Error| Refused { message: format!("{doing}: {}", explained(&error)), code: 1 };
     let folder = std::env::current_dir().map_err(|error| failed("finding the folder to start in", error))?;
@@ -65,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments, words: &[OsString]) -> Result<Option<u8
     Ok(Some(launchers.wait(&events)))
 }
 
-/// The variables that go to all hosts; a new secret among them, where one is asked for.
+/// Returns the variables for all hosts, including a new secret if one is requested.
 fn variables(arguments: &Arguments) -> Result<Vec<(OsString, OsString)>, Refused> {
     let mut variables = order::variables(&arguments.env).map_err(usage)?;
     if arguments.secret && Secret::from_env().map_err(|error| usage(error.to_string()))?.is_none() {
@@ -75,9 +76,9 @@ fn variables(arguments: &Arguments) -> Result<Vec<(OsString, OsString)>, Refused
     Ok(variables)
 }
 
-/// The command line of the launcher on a host: this one's, behind what says which host it is.
+/// Returns the command line of a host's launcher: this one's, after the host's place.
 fn flags(arguments: &Arguments, hosts: &[Host], node: usize, words: &[OsString]) -> Vec<OsString> {
-    // There are 4096 hosts at most.
+    // There are at most 4096 hosts.
     let number = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
     let control = Control {
         node: number(node),
@@ -96,14 +97,14 @@ fn is_here(host: &str) -> bool {
     host == "localhost" || host == rustix::system::uname().nodename().to_string_lossy()
 }
 
-/// The launcher of a host, by its connection.
+/// A host's launcher, or the ssh that runs it.
 struct Launcher {
     child: Child,
-    /// What is written to its standard input, by a thread: a connection that is not there yet takes nothing.
+    /// What a thread writes to its standard input: a connection that is not open yet does not accept data.
     input: Option<Sender<Vec<u8>>>,
-    /// With exit code 0.
+    /// Whether it ended with exit code 0.
     succeeded: bool,
-    /// It has ended, and its number may be another process's.
+    /// Whether it has ended; then its number may be another process's.
     ended: bool,
 }
 
@@ -113,16 +114,16 @@ struct Launchers<'a> {
     hosts: &'a [Host],
     own: PathBuf,
     started: Vec<Launcher>,
-    /// The first failure of a rank, as launchers tell it.
+    /// The first failure of a rank that launchers have reported.
     failure: Option<Failure>,
     /// The exit code of the launcher that failed first.
     code: Option<u8>,
-    /// The hosts whose ranks had all succeeded before a failure was heard of.
+    /// The hosts whose ranks had all succeeded before a failure was reported.
     done: Vec<usize>,
     interrupts: Interrupts,
-    /// The first signal that asked the job to end.
+    /// The first signal that requested the job's end.
     asked: Option<i32>,
-    /// When connections are cut, and then when what is left is killed.
+    /// When connections are cut, and then when the remaining launchers are killed.
     ends: Option<Instant>,
     cut: bool,
 }
@@ -144,7 +145,7 @@ impl<'a> Launchers<'a> {
         }
     }
 
-    /// What is run for a host: a launcher here, or ssh with one word that a shell reads there.
+    /// Returns the command for a host: a launcher here, or ssh with one word that a shell reads there.
     fn command(&self, host: &Host) -> Command {
         if is_here(&host.name) {
             let mut command = Command::new(&self.own);
@@ -163,24 +164,24 @@ impl<'a> Launchers<'a> {
 
     fn start(&mut self, node: usize, order: &Order, events: &Sender<Event>) -> io::Result<()> {
         let mut command = self.command(&self.hosts[node]);
-        // In a group of its own: a terminal's signals come here alone, and are passed on.
+        // Its own process group: signals of a terminal arrive only here, and are passed on.
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
         let (input, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let pid = Pid::from_child(&child);
-        // From here on it is one of those that are waited for, whatever else fails.
+        // From here on its end is waited for, even if a later step fails.
         self.started.push(Launcher { child, input: None, succeeded: false, ended: false });
         let (carrying, carried) = channel::<()>();
         let ended = events.clone();
         in_thread(move || {
             wait_for_end(pid);
-            // It is closed when all has been carried.
+            // The channel is closed once all output has been forwarded.
             let _ = carried.recv_timeout(LAST_WORDS);
             let _ = ended.send(Event::Ended(node));
         })
         .inspect_err(|_| self.abandon(node))?;
         if let (Some(pipe), Some(launcher)) = (input, self.started.get_mut(node)) {
             let input = write_to(pipe)?;
-            // Who does not listen any more ends, and that is told.
+            // An error means that the launcher has ended, which is reported elsewhere.
             let _ = input.send(order.encode());
             launcher.input = Some(input);
         }
@@ -196,7 +197,7 @@ impl<'a> Launchers<'a> {
         Ok(())
     }
 
-    /// Ends a launcher whose end nobody will tell.
+    /// Ends a launcher whose end no thread will report.
     fn abandon(&mut self, node: usize) {
         let Some(launcher) = self.started.get_mut(node) else { return };
         let _ = launcher.child.kill();
@@ -224,7 +225,7 @@ impl<'a> Launchers<'a> {
         if self.arguments.keep_going && self.started.iter().any(|launcher| launcher.succeeded) { 0 } else { self.code.unwrap_or(0) }
     }
 
-    /// Says which hosts were done before the failure: the others may have lost their ranks.
+    /// Prints which hosts had finished before the failure: the others may have lost their ranks.
     fn say_done(&self) {
         let names: Vec<&str> = self.done.iter().take(NAMED).map(|node| &*self.hosts[*node].name).collect();
         if !names.is_empty() {
@@ -233,7 +234,7 @@ impl<'a> Launchers<'a> {
         }
     }
 
-    /// All hosts tell the first failure that they know of.
+    /// Keeps the earliest failure: each host reports the first one that it knows of.
     fn failed(&mut self, failure: Failure) {
         self.failure = Some(match self.failure.take() {
             None => failure,
@@ -256,7 +257,7 @@ impl<'a> Launchers<'a> {
         if self.code.is_some() {
             return;
         }
-        // One whose connection was cut has not failed, it was ended.
+        // A launcher whose connection was cut has not failed.
         let of_signal = self.asked.filter(|_| self.cut).map(|signal| 128 + signal);
         self.code = Some(u8::try_from(of_signal.unwrap_or(code)).unwrap_or(1));
         if self.failure.is_none() && self.asked.is_none() {
@@ -267,12 +268,12 @@ impl<'a> Launchers<'a> {
         }
     }
 
-    /// Says what is known of a launcher that ended with no word of a rank.
+    /// Prints what is known of a launcher that ended without reporting a failure of a rank.
     fn say_ended(&self, node: usize, code: i32, ended: &str) {
         let host = &self.hosts[node].name;
         let collrun = self.remote_collrun().display();
         let what = match code {
-            // ssh's own.
+            // ssh's own exit code.
             255 => format!("the connection to {host} ended ({ended}): can it be reached, and without a password?"),
             127 => format!(
                 "collrun on {host} ended ({ended}): is {collrun} there? --remote-collrun says where it is, and the program has to be there, too"
@@ -288,7 +289,7 @@ impl<'a> Launchers<'a> {
         say("collrun", &format!("{what}{then}"));
     }
 
-    /// Stops all, since one could not even be started.
+    /// Stops all launchers because one could not be started.
     fn give_up(&mut self, code: u8) {
         self.code.get_or_insert(code);
         self.stop();
@@ -317,7 +318,7 @@ impl<'a> Launchers<'a> {
         }
     }
 
-    /// Has a signal passed on to the ranks of all hosts.
+    /// Makes the launchers pass a signal on to the ranks of all hosts.
     fn tell(&mut self, signal: i32) {
         let Ok(signal) = u8::try_from(signal) else { return };
         for launcher in &mut self.started {
@@ -325,7 +326,8 @@ impl<'a> Launchers<'a> {
         }
     }
 
-    /// Cuts the connections of those that do not end: their launchers stop their ranks then. What does not end even so is killed.
+    /// Cuts the connections of launchers that do not end, which makes them stop their ranks. The second time, kills
+    /// those that remain.
     fn lose_patience(&mut self) {
         let left = self.started.iter_mut().enumerate().filter(|(_, launcher)| !launcher.ended);
         for (node, launcher) in left {
@@ -335,7 +337,7 @@ impl<'a> Launchers<'a> {
                 continue;
             }
             say("collrun", &format!("{} does not end; cutting the connection", self.hosts[node].name));
-            // It has not been waited for, so the number is its own.
+            // It has not been reaped, so its number is still its own.
             let _ = kill_process(Pid::from_child(&launcher.child), Signal::TERM);
         }
         self.ends = (!self.cut).then(|| Instant::now() + BEYOND);
@@ -343,17 +345,17 @@ impl<'a> Launchers<'a> {
     }
 }
 
-/// A word as any shell reads it.
+/// Quotes a word for any shell.
 fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 
-/// Starts a thread; without one there is an error, and no panic.
+/// Starts a thread; returns an error instead of panicking.
 fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name("host".into()).spawn(work).map(drop)
 }
 
-/// Carries what comes through a pipe, from a thread of its own. `carrying` is dropped at the end.
+/// Forwards what arrives through a pipe, from a separate thread. Drops `carrying` at the end.
 fn carry(carrier: Carrier, pipe: impl Read + AsFd + Send + 'static, carrying: Sender<()>) -> io::Result<()> {
     in_thread(move || {
         carrier.carry(pipe);
@@ -361,7 +363,7 @@ fn carry(carrier: Carrier, pipe: impl Read + AsFd + Send + 'static, carrying: Se
     })
 }
 
-/// Writes what is sent, from a thread of its own, until nobody can send or nobody reads.
+/// Writes each message from a separate thread, until all senders are dropped or the pipe is closed.
 fn write_to(mut pipe: impl Write + Send + 'static) -> io::Result<Sender<Vec<u8>>> {
     let (sender, messages) = channel::<Vec<u8>>();
     in_thread(move || {

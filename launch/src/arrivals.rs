@@ -1,4 +1,5 @@
-//! What a launcher says while it waits for those of other hosts: the first host's of who has not come, the others' of why it cannot be reached.
+//! What a launcher prints while it waits for other hosts: the first host which hosts are missing, the others why they
+//! cannot reach it.
 
 use std::fmt;
 use std::net::ToSocketAddrs as _;
@@ -12,26 +13,26 @@ use collectives::{Config, Error, Result, Secret};
 use super::store::{Found, Store as JobStore};
 use super::terminal::say;
 
-/// How long the store may take to hear of a failure. Whoever is not told finds out by what its ranks lose.
+/// How long the store may take to record a failure. A host that is not notified notices that its ranks lose peers.
 pub(super) const TELLING: Duration = Duration::from_secs(10);
-/// The shortest time that is given to one connection.
+/// The shortest limit of one connection attempt.
 const LEAST_LIMIT: Duration = Duration::from_millis(500);
 
-/// How long nothing is said, and the longest attempt to connect; less where little time was given to come.
+/// How long nothing is printed, and the longest connection attempt; shorter if `patience` is short.
 pub(super) const SILENCE: Duration = Duration::from_secs(10);
-/// The longest time between two lines about the same. Each wait for the next one is twice as long as the one before.
+/// The longest time between two lines about the same wait. Each interval is twice as long as the one before.
 const LONGEST_SILENCE: Duration = Duration::from_secs(300);
-/// The missing hosts that are named; the others are counted.
+/// How many missing hosts are named; the others are counted.
 const NAMED: usize = 8;
 
-/// How long the store may take to answer once it has been reached: as long as ranks bear the silence of a host, which may be for ever.
+/// Returns how long a connected store may take to answer: the ranks' silence timeout, which may be unlimited.
 pub(super) fn answer() -> Duration {
-    // A variable that cannot be read is for the ranks to refuse.
+    // The ranks refuse a variable that cannot be read.
     let borne = Config::silence_timeout_from_env().unwrap_or(Config::default().silence_timeout);
     if borne.is_zero() { Duration::MAX } else { borne }
 }
 
-/// When the next line is due.
+/// The times at which lines are due.
 #[derive(Debug)]
 pub(super) struct Pace {
     next: Duration,
@@ -39,18 +40,18 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// For hosts that may take so long to come.
+    /// Creates the schedule for hosts that may take `patience` to arrive.
     pub(super) fn new(patience: Duration) -> Self {
         let silence = SILENCE.min(patience / 4);
         Self { next: silence, silence }
     }
 
-    /// How long after the beginning the next line is due.
+    /// Returns when the next line is due, counted from the beginning.
     pub(super) fn next(&self) -> Duration {
         self.next
     }
 
-    /// Whether a line is due so long after the beginning; then the next one is due later.
+    /// Whether a line is due `elapsed` after the beginning. If so, schedules the next one.
     pub(super) fn is_due(&mut self, elapsed: Duration) -> bool {
         let is_due = elapsed >= self.next;
         if is_due {
@@ -65,7 +66,7 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Arrivals {
     nodes: usize,
-    /// Where they are to come.
+    /// The address at which they are expected.
     place: String,
     pace: Pace,
     said: bool,
@@ -77,17 +78,18 @@ impl Arrivals {
         Self { nodes, place, pace: Pace::new(patience), said: false, complete: false }
     }
 
-    /// Says to the others that this host's launcher has come.
+    /// Records in the store that this host's launcher has arrived.
     pub(super) fn announce(store: &dyn Store, node: usize) -> Result<()> {
         store.set(&key(node), b"")
     }
 
-    /// How long to wait until the next look: no longer than `most`, and until a line is due.
+    /// Returns how long to wait until the next look: at most `most`, and not past the next line.
     pub(super) fn wait(&self, elapsed: Duration, most: Duration) -> Duration {
         if self.complete { most } else { self.pace.next().saturating_sub(elapsed).min(most) }
     }
 
-    /// What is to be said so long after the beginning, if anything: of those who have not come, and when all have that were missed.
+    /// Returns the line to print `elapsed` after the beginning, if any: the missing hosts, or that all missing ones
+    /// have arrived.
     pub(super) fn look(&mut self, store: &dyn Store, elapsed: Duration) -> Result<Option<String>> {
         if self.complete {
             return Ok(None);
@@ -98,7 +100,7 @@ impl Arrivals {
             self.complete = missing.is_empty();
             return Ok(if self.complete { was_said.then(|| self.all()) } else { Some(self.line(&missing, elapsed)) });
         }
-        // Without a line about them nobody wonders when they come.
+        // If no line was printed about them, none is needed when they arrive.
         let keys: Vec<String> = if self.said { (0..self.nodes).map(key).collect() } else { return Ok(None) };
         self.complete = store.check(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
         Ok(self.complete.then(|| self.all()))
@@ -124,7 +126,7 @@ impl Arrivals {
     }
 }
 
-/// Where a host's launcher writes that it has come.
+/// Returns the key under which a host's launcher records its arrival.
 fn key(node: usize) -> String {
     format!("collrun/nodes/{node}")
 }
@@ -145,8 +147,8 @@ impl Place {
         }
     }
 
-    /// Connects for as long as `patience` lasts and `next` says how long the next attempt may take, or what ends them. Behind `name` it says from
-    /// time to time why it has not come to that.
+    /// Connects within `patience`. `next` returns the limit of the next attempt, or ends the attempts with a value.
+    /// Prints from time to time, after `name`, why there is no connection yet.
     pub(super) fn reach<E>(
         &self,
         name: &str,
@@ -156,17 +158,17 @@ impl Place {
         let began = Instant::now();
         let say = |text: &str| say(name, text);
         let reached = retried(patience, say, || began.elapsed(), next, |limit| self.connect(limit.max(LEAST_LIMIT)))?;
-        // Its time to answer is no longer that of the attempt, which may have been short.
+        // The attempt's limit may have been short: connect again with the time that the store has to answer.
         Ok(match reached {
             ControlFlow::Continue(_) => ControlFlow::Continue(self.connect(answer())?),
             ControlFlow::Break(end) => ControlFlow::Break(end),
         })
     }
 
-    /// Serves where nobody does yet, or connects to whoever does.
+    /// Serves the store if no host serves it yet, else connects to the host that does.
     ///
-    /// Linux may refuse two sockets that listen on one port at the same moment, both of them, and who had the port may just have ended: whoever
-    /// reaches nobody tries to serve once more.
+    /// If two sockets listen on one port at the same moment, Linux may refuse both, and a server may just have ended. A
+    /// host that reaches no server therefore tries to serve again.
     pub(super) fn serve_or_reach(&self, name: &str, patience: Duration) -> Result<Found> {
         let mut longest = LEAST_LIMIT;
         let next = || match self.serve() {
@@ -182,19 +184,20 @@ impl Place {
         }
     }
 
-    /// Serves here, or says what keeps this host from it; `None` where that is another one's to do, as far as is known.
+    /// Serves the store here, or returns the error that prevents it. Returns `None` if, as far as is known, another
+    /// host serves it.
     fn serve(&self) -> Option<Result<JobStore>> {
-        // A name without an address may be that of a host that is yet to come.
+        // A name without an address may belong to a host that has yet to start.
         (self.address.as_str(), self.port).to_socket_addrs().ok()?;
         match JobStore::serve(&self.address, self.port, self.secret.as_ref()) {
-            // It is another host's, or one of several launchers of this host was first.
+            // The address is another host's, or another launcher on this host was first.
             Err(Error::Config { .. }) => None,
             ended => Some(ended),
         }
     }
 }
 
-/// As it is given to a launcher.
+/// Formats the address as launchers take it.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, port, .. } = self;
@@ -202,7 +205,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What `connect` brings, which is given a time for each attempt, or what ends the attempts.
+/// Calls `connect` with a limit for each attempt, and returns its result or the value that ended the attempts.
 fn retried<T, E>(
     patience: Duration,
     say: impl Fn(&str),
@@ -232,12 +235,13 @@ fn retried<T, E>(
 }
 
 impl JobStore {
-    /// Serves the job's store where nobody does yet, as [`serve`](Self::serve), or connects to whoever does, for as long as `patience` lasts. Says behind
-    /// `name` on standard error, after ten seconds and then more and more seldom, why it has not come to either.
+    /// Serves the job's store if no host serves it yet, as [`serve`](Self::serve), else connects to the server. Gives
+    /// up after `patience`. Prints the reason for a delay to standard error, after `name`: after ten seconds, then at
+    /// growing intervals.
     ///
     /// # Errors
     ///
-    /// As [`TcpStore::connect`]; and where listening fails for another reason than that the address is another host's, or taken.
+    /// Those of [`TcpStore::connect`], and a failure to listen, unless the address is another host's or taken.
     pub fn serve_or_reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Found> {
         Place { address: address.to_owned(), port, secret: secret.cloned() }.serve_or_reach(name, patience)
     }

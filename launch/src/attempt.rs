@@ -1,4 +1,4 @@
-//! A job as one attempt after another: all ranks are started, and where one fails on any host, all are stopped and started anew.
+//! Runs a job in attempts: all ranks are started, and if one fails on any host, all are stopped and started again.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
@@ -13,14 +13,14 @@ use super::terminal::say;
 use super::{End, Job, Output, Refused, Store, child, limits, output};
 use collectives::Secret;
 
-/// Where the files of a job lie: the user's folder, or one that goes with the job.
+/// The folder of a job's files: the user's, or one that is removed after the job.
 struct Files {
     folder: PathBuf,
     _removed: Option<tempfile::TempDir>,
 }
 
 impl Files {
-    /// In the folder that was asked for.
+    /// Creates a folder in the one that the user gave.
     fn kept(job: &Job, base: &Path) -> std::io::Result<Self> {
         std::fs::create_dir_all(base)?;
         let run = job.run_id.as_deref().unwrap_or("collrun").replace('/', "_");
@@ -28,7 +28,8 @@ impl Files {
         Ok(Self { folder, _removed: None })
     }
 
-    /// For error files alone, which a job can do without; as containers have to whose file systems cannot be written. What is said of that.
+    /// Creates a folder for error files alone, if there is a writable place. A job can run without, as in a container
+    /// with a read-only file system. The text reports where the folder is if not at the usual place.
     fn removed() -> (Option<Self>, Option<String>) {
         let (usual, shared) = (std::env::temp_dir(), Path::new("/dev/shm"));
         let made = |base: &Path| {
@@ -50,7 +51,7 @@ impl Files {
     }
 }
 
-/// All that the attempts of a job have in common.
+/// What all attempts of a job share.
 struct Attempts<'a> {
     name: &'a str,
     job: &'a Job,
@@ -65,7 +66,7 @@ struct Attempts<'a> {
 pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>) -> Result<End, Refused> {
     let failed =
         |doing: String| move |error: std::io::Error| Refused { message: format!("{doing}: {}", limits::explained(&error)), code: 1 };
-    // Signals first: from here on none of them can end this process before its ranks have heard of it.
+    // Signals first: from here on no signal can end this process before it is passed on to the ranks.
     let (sender, events) = std::sync::mpsc::channel();
     let signals = sender.clone();
     on_signals(&job.signals, move |signal| signals.send(Event::Signal(signal)).is_ok())
@@ -120,7 +121,8 @@ impl Attempts<'_> {
         Ok(End { code: 0, failure: None })
     }
 
-    /// Starts all ranks of this host and waits until the attempt is over for this host; for all hosts where they may be started anew.
+    /// Starts all ranks of this host and waits until the attempt is over here, or on all hosts if ranks may be
+    /// restarted.
     fn attempt(&self, attempt: u32, events: Receiver<Event>) -> Result<(Outcome, Receiver<Event>), Refused> {
         let watch = self.watch(attempt)?;
         let mut supervisor =
@@ -136,7 +138,7 @@ impl Attempts<'_> {
         Ok((outcome, events))
     }
 
-    /// Starts a rank. Those that were started before it end with the supervisor where it cannot be.
+    /// Starts a rank. If that fails, the supervisor ends the ranks started before it.
     fn start(
         &self,
         attempt: u32,
@@ -161,7 +163,7 @@ impl Attempts<'_> {
         forwarders.attach(&child::prefix(self.job, local_rank), copies, pipes).map_err(|error| refused("carrying the output of", error))
     }
 
-    /// Makes the folder of a rank's files. Without one it has no error file, which is nothing but a convenience.
+    /// Makes the folder of a rank's files. Without one the rank has no error file, and still runs.
     fn folder(&self, attempt: u32, local_rank: usize) -> std::io::Result<Option<PathBuf>> {
         let Some(files) = &self.files else { return Ok(None) };
         let folder = files.folder.join(format!("attempt_{attempt}")).join(local_rank.to_string());

@@ -1,7 +1,8 @@
 //! Which processors each rank of this host is bound to.
 //!
-//! Two ranks that may run anywhere can share one core for good: each sleeps while the other works, so the system sees no reason to part them. Ranks
-//! are therefore bound if there is a core for each of them. The words are mpirun's.
+//! Two ranks that may run anywhere can share one core permanently: each sleeps while the other works, so the system
+//! sees no reason to separate them. Ranks are therefore bound if there is a core for each of them. The names are
+//! mpirun's.
 
 use std::fmt;
 use std::io;
@@ -88,11 +89,11 @@ impl Binding {
         Self { to: Bind::None, processors: vec![], is_asked: why.is_none(), why_none: why }
     }
 
-    /// Places so many ranks of this host on the processors that the calling thread may use.
+    /// Places `ranks` ranks of this host on the processors that the calling thread may use.
     ///
     /// # Errors
     ///
-    /// A sentence that says why the binding that was asked for is impossible.
+    /// A sentence that gives the reason why the requested binding is impossible.
     pub fn here(asked: Asked, width: Width, ranks: usize) -> Result<Self, String> {
         if asked == Asked::For(Bind::None) {
             return Ok(Self::none(None));
@@ -101,7 +102,7 @@ impl Binding {
         match (permitted, asked) {
             (Err(why), Asked::Nothing) => Ok(Self::none(Some(why))),
             (Err(why), _) => Err(why),
-            // No core can be without a processor, so there is nothing to look for.
+            // Each core has at least one processor, so the topology need not be read.
             (Ok(permitted), Asked::Nothing) if permitted.len() < ranks => {
                 Ok(Self::none(Some(too_few(permitted.len(), "processor", ranks))))
             }
@@ -109,7 +110,7 @@ impl Binding {
         }
     }
 
-    /// The same on a machine that is known.
+    /// Does the same for a given topology.
     fn of(topology: &Topology, asked: Asked, width: Width, ranks: usize) -> Result<Self, String> {
         let cores = topology.core_count();
         let is_enough = cores >= ranks && ranks > 0;
@@ -131,7 +132,7 @@ impl Binding {
         Ok(Self { to, processors, why_none: None, is_asked: asked != Asked::Nothing })
     }
 
-    /// The processors of a rank, by its local rank; `None` if it is not bound.
+    /// Returns the processors of a rank, by its local rank; `None` if it is not bound.
     pub(super) fn of_rank(&self, local_rank: usize) -> Option<&[usize]> {
         self.processors.get(local_rank).filter(|processors| !processors.is_empty()).map(Vec::as_slice)
     }
@@ -145,19 +146,19 @@ impl Binding {
         self.of_rank(local_rank).map_or(Ok(()), |processors| Ok(sched_setaffinity(None, &set_of(processors))?))
     }
 
-    /// Describes it, for ranks that are numbered from `first`.
+    /// Describes the binding, for ranks that are numbered from `first`.
     pub fn told(&self, first: usize) -> String {
         let lists: Vec<String> = self.processors.iter().map(|processors| listed(processors)).collect();
         told(&self.to.to_string(), self.why_none.as_deref(), first, &lists)
     }
 }
 
-/// Lists the processors that the calling thread may use, as the kernel does: `0-3,8`.
+/// Lists the processors that the calling thread may use, in the kernel's format: `0-3,8`.
 pub fn processors_here() -> String {
     permitted().map_or_else(|_| String::new(), |processors| listed(&processors))
 }
 
-/// The most ranks that are named one by one.
+/// The most ranks that are named individually.
 const MOST_NAMED: usize = 8;
 
 /// Describes what ranks are bound to: `core (rank 0: cpu 0, rank 1: cpus 1,3)`.
@@ -183,7 +184,7 @@ fn too_few(count: usize, what: &str, ranks: usize) -> String {
     format!("{ranks} rank{} and {count} {what}{} that may be used", plural(ranks), plural(count))
 }
 
-/// As many cores for each rank. As few ranks as can be have cores of several caches.
+/// Gives each rank `count` cores. As few ranks as possible get cores of several caches.
 fn blocks(cores: &[Core], ranks: usize, count: usize) -> Vec<Vec<usize>> {
     let mut whole: Vec<Vec<usize>> = Vec::new();
     let mut left: Vec<usize> = Vec::new();
@@ -195,17 +196,18 @@ fn blocks(cores: &[Core], ranks: usize, count: usize) -> Vec<Vec<usize>> {
     }
     whole.extend(left.chunks_exact(count).map(<[usize]>::to_vec));
     whole.truncate(ranks);
-    // Ranks that are neighbours share what there is to share.
+    // Neighbouring ranks share caches and nodes if possible.
     whole.sort_unstable();
     whole.iter().map(|block| together(block.iter().map(|place| &cores[*place]))).collect()
 }
 
-/// A core for each rank, and the first again after the last.
+/// Gives each rank one core, and begins again with the first core after the last.
 fn in_turns(cores: &[Core], ranks: usize) -> Vec<Vec<usize>> {
     (0..ranks).filter_map(|rank| cores.get(rank % cores.len().max(1))).map(|core| core.processors.clone()).collect()
 }
 
-/// For each rank all cores of its cache or node, of which each gets ranks in proportion to its cores, one rank beside the next.
+/// Gives each rank all cores of one cache or node. Each cache or node gets consecutive ranks, in proportion to its
+/// cores.
 fn groups(cores: &[Core], ranks: usize, of: impl Fn(&Core) -> (usize, usize)) -> Vec<Vec<usize>> {
     let group = |rank: usize| {
         let mine = cores.get(rank * cores.len() / ranks).map(&of)?;
@@ -214,14 +216,14 @@ fn groups(cores: &[Core], ranks: usize, of: impl Fn(&Core) -> (usize, usize)) ->
     (0..ranks).filter_map(group).collect()
 }
 
-/// The processors of several cores.
+/// Returns the processors of several cores.
 fn together<'a>(cores: impl Iterator<Item = &'a Core>) -> Vec<usize> {
     let mut processors: Vec<usize> = cores.flat_map(|core| core.processors.iter().copied()).collect();
     processors.sort_unstable();
     processors
 }
 
-/// As the system takes them.
+/// Converts processors to the system's set.
 pub(super) fn set_of(processors: &[usize]) -> CpuSet {
     let mut set = CpuSet::new();
     processors.iter().filter(|processor| **processor < CpuSet::MAX_CPU).for_each(|processor| set.set(*processor));
@@ -265,7 +267,7 @@ mod tests {
         assert_eq!(bound(&topology, Bind::Core, Width::One, 14), (0..14).map(|core| vec![core]).collect::<Vec<_>>());
         assert_eq!(listed_of(&topology, Bind::Core, Width::Share, 2), ["0-47", "48-95"]);
         assert_eq!(listed_of(&topology, Bind::Core, Width::Share, 16)[..3], ["0-5", "6-11", "12-17"]);
-        // Eight of nine ranks have cores of one cache alone, and the ninth what is left of five.
+        // Eight of nine ranks have cores of one cache alone; the ninth has the remaining cores of five caches.
         let nine = listed_of(&topology, Bind::Core, Width::Share, 9);
         assert_eq!(nine[..3], ["0-9", "10-11,22-23,34-35,46-47,58-59", "12-21"]);
         assert_eq!(nine[8], "84-93");

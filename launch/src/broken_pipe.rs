@@ -1,4 +1,5 @@
-//! The end of a program whose output nobody reads any more, as of `collperf … | head`: quiet, and with all its ranks.
+//! The end of a program whose output no process reads any more, as in `collperf … | head`: without messages, and with
+//! all its ranks.
 
 use std::io;
 use std::process::exit;
@@ -15,25 +16,25 @@ use super::event::Event;
 
 /// How long a rank waits for its launcher to end it.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// As shells number a death of SIGPIPE.
+/// The exit code that shells report for a death by SIGPIPE.
 const CODE: i32 = 128 + SIGPIPE;
 
-/// Ends this process, since nobody reads what it writes. A rank that writes to its launcher's standard output (`is_rank`) has the launcher end all
-/// ranks at once: those that lost it would complain.
+/// Ends this process because its output is not read any more. A rank that writes to its launcher's standard output
+/// (`is_rank`) first asks the launcher to end all ranks at once, since the others would report that it is lost.
 pub fn end_unread(is_rank: bool) -> ! {
     if let Some(launcher) = getppid().filter(|_| is_rank) {
-        // A launcher that is gone takes this rank along.
+        // If the launcher is gone, the kernel kills this rank.
         let _ = kill_process(launcher, Signal::PIPE);
-        // No park: it ends at once where a wait of the library has left its token.
+        // Not `park`: it returns at once if a wait in the library has left a token.
         thread::sleep(PATIENCE);
     }
     let _ = emulate_default_handler(SIGPIPE);
     exit(CODE)
 }
 
-/// Sends it to `events` when a rank finds that nobody reads, from a thread of its own.
+/// Sends [`Event::Unread`] when a rank reports that its output is not read, from a separate thread.
 pub(super) fn listen(events: &Sender<Event>) -> io::Result<()> {
-    // The signal is ignored in every program of Rust's, whoever started it.
+    // Rust ignores this signal in every program, even if the parent did not.
     let (mut signals, events) = (Signals::new([SIGPIPE])?, events.clone());
     thread::Builder::new().name("broken pipe".into()).spawn(move || {
         if signals.forever().next().is_some() {

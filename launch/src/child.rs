@@ -1,4 +1,4 @@
-//! One rank as a process: its variables, its folder, its processors, its process group, and its death with ours.
+//! One rank as a process: its variables, folder, processors, process group, and death signal.
 
 #![expect(unsafe_code, reason = "pre_exec: the death signal and the processors must be asked for between fork and exec")]
 
@@ -18,23 +18,23 @@ use super::bind::set_of;
 use super::output::Ends;
 use super::{Job, Refused, Store, guardian, limits};
 
-/// How many threads OpenMP and rayon start in a rank.
+/// The variables that set how many threads OpenMP and rayon start in a rank.
 const THREADS: [&str; 2] = ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
-/// Which devices are visible.
+/// The variable that lists the visible devices.
 const DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Where a rank says why it fails.
+/// The variable that names the file to which a rank writes why it fails.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
-/// Which rank of this host, in which attempt, and where it says why it fails, if there is a place for that.
+/// The rank on this host, the attempt, and the rank's error file, if it has one.
 pub(super) struct Place {
     pub(super) local_rank: usize,
     pub(super) attempt: u32,
     pub(super) error_file: Option<PathBuf>,
 }
 
-/// Starts the rank in a process group of its own, so that signals reach all that it starts, and tells the guardian of it where there is one.
-/// Gives back the files to which its output is copied.
+/// Starts the rank in its own process group, so that signals reach all that it starts, and registers the group with the
+/// guardian, if there is one. Returns also the files to which its output is copied.
 pub(super) fn spawn(
     job: &Job,
     store: &Store,
@@ -43,7 +43,7 @@ pub(super) fn spawn(
     guardian: Option<Arc<OwnedFd>>,
 ) -> io::Result<(Child, [Option<File>; 2])> {
     let mut command = Command::new(&job.program);
-    // That of a launcher above this one is not a rank's.
+    // The error file of a launcher above this one is not for its ranks.
     command.env_remove(ERROR_FILE);
     command.args(&job.arguments).envs(job.variables.iter().cloned()).envs(variables(job, store, place));
     if job.local_world_size > 1 {
@@ -66,25 +66,27 @@ pub(super) fn spawn(
     let before_exec = move || {
         die_with(parent)?;
         bind(processors.as_ref(), must_be_bound)?;
-        // It leads its process group, so their numbers are one.
+        // The rank leads its process group, so both have the same number.
         guardian.iter().for_each(|line| guardian::tell(line, getpid().as_raw_nonzero().get()));
         Ok(())
     };
     // SAFETY:
-    // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls, `bind` and `tell` one, and `getpid` is one;
+    // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls, `bind`
+    //   and `tell` one, and `getpid` is one;
     // - they allocate nothing and take no lock: errors are made of numbers;
-    // - it captures a `Pid`, a set of processors without a pointer, and a counted descriptor by value and only borrows them: the child ends by exec or _exit, so it drops neither.
+    // - it captures a `Pid`, a set of processors without a pointer, and a counted descriptor by value, and only borrows
+    //   them: the child ends by exec or _exit, so it drops neither.
     unsafe { command.pre_exec(before_exec) };
     Ok((command.spawn()?, ends.copies))
 }
 
-/// What the rank with this number on this host finds in its environment: torchrun's variables, so that its programs run under us and ours
-/// under it.
+/// Returns the variables of the rank with this number on this host. They are torchrun's, so programs for torchrun run
+/// under this launcher and ours run under torchrun.
 fn variables(job: &Job, store: &Store, place: &Place) -> Vec<(&'static str, String)> {
     let Place { local_rank, attempt, error_file } = place;
     let rank = (job.node * job.local_world_size + local_rank).to_string();
     let world_size = (job.nodes * job.local_world_size).to_string();
-    // The same on every host of the job, and different from another job's on the same host.
+    // The same on every host of the job, and different from that of another job on the same host.
     let run_id = job.run_id.clone().unwrap_or_else(|| format!("collrun-{}-{}", store.address, store.port));
     let mut variables = vec![
         ("RANK", rank.clone()),
@@ -111,20 +113,20 @@ fn variables(job: &Job, store: &Store, place: &Place) -> Vec<(&'static str, Stri
     variables
 }
 
-/// The device that is a rank's among those that are visible here.
+/// Returns the rank's device among those that are visible here.
 fn device(visible: Option<&str>, local_rank: usize) -> String {
     let named = visible.and_then(|devices| devices.split(',').nth(local_rank));
     named.map_or_else(|| local_rank.to_string(), |device| device.trim().to_owned())
 }
 
-/// What stands before each line of a rank.
+/// Returns the text before each line of a rank.
 pub(super) fn prefix(job: &Job, local_rank: usize) -> String {
     let rank = (job.node * job.local_world_size + local_rank).to_string();
     let filled = job.prefix.replace("${role_name}", &job.role).replace("${local_rank}", &local_rank.to_string());
     filled.replace("${rank}", &rank).replace("${hostname}", &host_name())
 }
 
-/// This host's name.
+/// Returns this host's name.
 pub(super) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -136,7 +138,8 @@ fn die_with(parent: Pid) -> io::Result<()> {
     if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
 }
 
-/// Binds this process to these processors. A refusal by the system is an error only if the command line asked for the binding.
+/// Binds this process to these processors. If the system refuses, that is an error only if the command line asked for
+/// the binding.
 fn bind(processors: Option<&CpuSet>, must_be_bound: bool) -> io::Result<()> {
     match processors.map(|processors| sched_setaffinity(None, processors)) {
         Some(Err(error)) if must_be_bound => Err(error.into()),
@@ -144,20 +147,21 @@ fn bind(processors: Option<&CpuSet>, must_be_bound: bool) -> io::Result<()> {
     }
 }
 
-/// How many threads a rank needs to keep its processors busy: its share of those of this process, and no more than it is bound to.
+/// Returns how many threads keep a rank's processors busy: its share of this process's processors, and no more than it
+/// is bound to.
 fn threads(job: &Job, local_rank: usize) -> usize {
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     let bound = job.binding.of_rank(local_rank).map_or(usize::MAX, <[usize]>::len);
     (available / job.local_world_size.max(1)).clamp(1, bound.max(1))
 }
 
-/// Rank 0 of this host may read what is piped in. A terminal it may not: a group in the background that reads one is
-/// stopped.
+/// Returns a rank's standard input. Rank 0 of this host may read what is piped in, but not a terminal: a background
+/// process group that reads a terminal is stopped.
 fn stdin(local_rank: usize) -> Stdio {
     if local_rank == 0 && !io::stdin().is_terminal() { Stdio::inherit() } else { Stdio::null() }
 }
 
-/// Why a program could not be started, in words and as shells number it.
+/// Returns why a program could not be started, with the exit code that shells use.
 pub(super) fn refused(program: &OsStr, rank: usize, error: &io::Error) -> Refused {
     let program = program.to_string_lossy();
     match error.kind() {

@@ -1,4 +1,5 @@
-//! What the launcher that started this one says on standard input: signals to pass on, a byte each. The end of it means that it is gone.
+//! Standard input from the launcher that started this one: one byte for each signal to pass on. End of input means that
+//! it is gone.
 
 use std::io::{self, Read};
 use std::sync::mpsc::Sender;
@@ -6,7 +7,7 @@ use std::thread;
 
 use super::event::Event;
 
-/// Sends what is said to `events`, from a thread of its own.
+/// Sends each signal to `events`, from a separate thread.
 pub(super) fn listen(events: &Sender<Event>) -> io::Result<()> {
     let events = events.clone();
     thread::Builder::new().name("control".into()).spawn(move || {

@@ -1,4 +1,4 @@
-//! What the supervisor of a host's ranks waits for.
+//! The events that the supervisor of a host's ranks waits for.
 
 use super::exit::ExitReason;
 use super::failure::Failure;
@@ -6,15 +6,15 @@ use super::failure::Failure;
 /// The value in the store once all ranks of all hosts have succeeded.
 pub(super) const DONE: &[u8] = b"done";
 
-/// What the supervisor waits for.
+/// An event that the supervisor waits for.
 pub(super) enum Event {
-    /// The rank at this place of the list has ended.
+    /// The rank at this index of the list has ended.
     Ended(usize, ExitReason),
-    /// This signal came.
+    /// This signal arrived.
     Signal(i32),
     /// The launcher that started this one is gone.
     Orphaned,
-    /// The reader of this program's standard output has gone.
+    /// This program's standard output has no reader any more.
     Unread,
     /// This attempt has ended for all hosts.
     Settled(u32, Settled),

@@ -1,4 +1,4 @@
-//! How a process ended, and waiting for that.
+//! How a process ended, and the wait for its end.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub(super) enum ExitReason {
 }
 
 impl ExitReason {
-    /// What the kernel says about a process that has ended.
+    /// Converts the kernel's status of a process that has ended.
     fn of(status: &WaitIdStatus) -> Self {
         match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => Self::Exit(code),
@@ -25,12 +25,12 @@ impl ExitReason {
         }
     }
 
-    /// Whether the rank did what it should.
+    /// Whether the process succeeded.
     pub(super) fn is_success(self) -> bool {
         self == Self::Exit(0)
     }
 
-    /// As shells number it: the code, or 128 and the signal.
+    /// Returns the code that shells report: the exit code, or 128 plus the signal.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::Exit(code) => code as u8,
@@ -48,18 +48,18 @@ impl fmt::Display for ExitReason {
     }
 }
 
-/// Waits until a child of this process has ended, and leaves it to be reaped: until then its number is no other's.
+/// Waits until a child of this process has ended, without reaping it: until it is reaped, its number is not reused.
 pub fn wait_for_end(process: Pid) {
     wait_for(process);
 }
 
-/// Waits until a process has ended, and leaves it to be reaped.
+/// Waits until a process has ended, without reaping it.
 pub(super) fn wait_for(process: Pid) -> ExitReason {
     loop {
         match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(Some(status)) => return ExitReason::of(&status),
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            // Reaped behind our back; only the drop of the supervisor does that, and then nobody asks.
+            // Already reaped. Only the supervisor's drop does that, and then the result is not used.
             Err(_) => return ExitReason::Exit(1),
         }
     }

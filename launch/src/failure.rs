@@ -1,4 +1,4 @@
-//! How a rank failed, and what it says of that itself: the error files of PyTorch's agents, whose form ranks write.
+//! How a rank failed and why. Ranks write the reason to error files, in the format of PyTorch's agents.
 
 use std::fmt;
 use std::io::Read;
@@ -8,45 +8,46 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use collectives::__private::regular_file;
 use serde::{Deserialize, Serialize};
 
-/// More of an error file is not read, and more of its text not shown.
+/// The most bytes that are read of an error file.
 const LONGEST: u64 = 64 << 10;
 
-/// The failure that others followed from, as far as is known.
+/// The failure that caused the others, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The name of its host.
     pub host: String,
     /// Its rank in the job.
     pub rank: usize,
-    /// Its number on that host.
+    /// Its local rank on that host.
     pub local_rank: usize,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
     /// How it ended: an exit code, or a signal.
     pub ended: String,
-    /// That as shells number it.
+    /// The exit code, or 128 plus the signal, as shells report it.
     pub code: u8,
-    /// When, in nanoseconds since 1970 by its host's clock: when it wrote its error, else when its end was seen.
+    /// When it failed, in nanoseconds since 1970 by its host's clock: when it wrote its error, else when its end was
+    /// noticed.
     pub time: u64,
-    /// What it said of its failure, where it did.
+    /// The reason that it wrote, if it did.
     pub cause: Option<String>,
-    /// Ranks that had succeeded before, as far as is known: one that returned too early is what others lose.
+    /// Ranks that had succeeded before, as far as is known. A rank that returned too early can be the cause.
     #[serde(default)]
     pub done_before: Vec<usize>,
 }
 
-/// The ranks that are named; the others are counted.
+/// How many ranks are named; the others are counted.
 const NAMED: usize = 8;
 
 impl Failure {
-    /// As one line of JSON, without its end.
+    /// Returns the failure as one line of JSON, without the line end.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        // Neither text nor numbers are ever refused.
+        // Text and numbers can always be serialized.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// The same, with more ranks that had succeeded before.
+    /// Adds more ranks that had succeeded before.
     #[must_use]
     pub fn and_done_before(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         self.done_before.extend(ranks);
@@ -55,7 +56,7 @@ impl Failure {
         self
     }
 
-    /// What [`Failure::to_json`] made; `None` where it is something else.
+    /// Reads what [`Failure::to_json`] returned; `None` if it is something else.
     #[must_use]
     pub fn from_json(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
@@ -81,19 +82,19 @@ impl fmt::Display for Failure {
     }
 }
 
-/// `17:46:01 UTC`.
+/// Formats a time of day: `17:46:01 UTC`.
 fn time_of_day(nanoseconds: u64) -> String {
     let seconds = nanoseconds / 1_000_000_000 % 86_400;
     format!("{:02}:{:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Since 1970; a time before that, or after 2554, is none.
+/// Returns nanoseconds since 1970: 0 for an earlier time, the maximum after 2554.
 pub(super) fn nanoseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What a rank wrote.
+/// The content of a rank's error file.
 #[derive(Debug, Deserialize)]
 struct ErrorFile {
     message: Message,
@@ -113,11 +114,12 @@ enum Message {
 #[derive(Debug, Default, Deserialize)]
 struct ExtraInfo {
     py_callstack: Option<String>,
-    /// Ours alone: the file system's time of a file is good to some milliseconds.
+    /// Not in PyTorch's files. A file's modification time is accurate to some milliseconds only.
     timestamp_ns: Option<u64>,
 }
 
-/// The cause in an error file, and when it was written; none where there is no such file. What is none of PyTorch's form is taken as it is.
+/// Returns the cause in an error file and when it was written; `None` if there is no such file. Text in another format
+/// than PyTorch's is returned as it is.
 pub(super) fn read(path: &Path) -> Option<(String, u64)> {
     let written = std::fs::metadata(path).and_then(|file| file.modified()).ok()?;
     let mut bytes = Vec::new();

@@ -1,12 +1,14 @@
-//! The end of all that ranks have started, when this launcher is killed and can end nothing itself: the kernel kills the ranks then (`child`), and
-//! nobody what a rank has started, such as the program behind a shell.
+//! Ends all processes that ranks have started if this launcher is killed. The kernel then kills the ranks (`child`),
+//! but not what they have started, such as the program behind a shell.
 //!
-//! A guardian is this program once more, as a process that waits for the launcher's end. Each rank tells it the number of its process group before
-//! it becomes its program. When the launcher's end of the socket is closed, the guardian kills those groups. It is in a process group of
-//! its own: what ends the launcher's, or a key of the terminal, does not reach it.
+//! A guardian is a second process of this program that waits for the launcher's end. Each rank sends it the number of
+//! its process group before it executes its program. When the launcher's end of the socket is closed, the guardian
+//! kills those groups. It has its own process group, so signals to the launcher's group, such as Ctrl-C, do not reach
+//! it.
 //!
-//! Numbers are no other's: until the launcher reaps a rank, the rank keeps its number, and before that the guardian is told to forget it. After
-//! the launcher's death the system reaps them, and the kernel would have to go through all numbers to give one away before the guardian has it.
+//! The numbers cannot have been reused. A rank keeps its number until the launcher reaps it, and before that the
+//! launcher makes the guardian forget it. If the launcher dies, the system reaps the ranks. It would have to go through
+//! all numbers to reuse one before the guardian has killed the group.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -18,14 +20,14 @@ use std::sync::Arc;
 use rustix::net::{SendFlags, send};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// By which this program knows that it is one.
+/// The argument that makes this program a guardian.
 const ARGUMENT: &str = "--guard-ranks";
-/// Its name in a list of processes: whoever kills launchers by their name does not mean it.
+/// Its name in a list of processes, so that killing launchers by name does not kill it.
 const NAME: &str = "rank-guardian";
-/// In the place of a group: those before it are forgotten.
+/// The message, in place of a group, that makes the guardian forget all groups before it.
 const FORGET: i32 = 0;
 
-/// The launcher's end of one.
+/// The launcher's handle of a guardian.
 pub(super) struct Guardian {
     process: Child,
     line: Arc<OwnedFd>,
@@ -34,19 +36,19 @@ pub(super) struct Guardian {
 impl Guardian {
     pub(super) fn start() -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
-        // The file of this program, also where another one has its name by now.
+        // This program's file, even if its path names another file by now.
         let mut command = Command::new("/proc/self/exe");
         command.arg0(NAME).arg(ARGUMENT).current_dir("/").process_group(0);
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self { process: command.spawn()?, line: Arc::new(ours.into()) })
     }
 
-    /// The line by which ranks are told of.
+    /// Returns the socket to which ranks write their process groups.
     pub(super) fn line(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.line)
     }
 
-    /// Has it forget the ranks that were told of, before their numbers are let go.
+    /// Makes the guardian forget all ranks, before they are reaped.
     pub(super) fn forget(&self) {
         tell(&self.line, FORGET);
     }
@@ -59,26 +61,27 @@ impl Drop for Guardian {
     }
 }
 
-/// Tells a guardian of a process group. It is one system call, and allocates nothing: a forked child may call it.
+/// Sends a process group to a guardian. One system call without allocation, so a forked child may call it.
 pub(super) fn tell(line: &OwnedFd, group: i32) {
-    // A guardian that is gone guards nothing.
+    // An error means that the guardian is gone; the job runs without it.
     let _ = send(line, &group.to_ne_bytes(), SendFlags::NOSIGNAL);
 }
 
-/// Does what a guardian does, where this process was started as one; whether it was. To be asked before anything else.
+/// Runs as the guardian if this process was started as one, and returns whether it was. Must be called before anything
+/// else.
 pub fn guard() -> bool {
     let is_guardian = std::env::args_os().nth(1).is_some_and(|word| word == ARGUMENT);
     if is_guardian {
         let _ = rustix::thread::set_name(c"rank-guardian");
         for group in groups(io::stdin().lock()).into_iter().filter_map(Pid::from_raw) {
-            // One in which nobody is left needs nothing.
+            // An error means that no process is left in the group.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
     is_guardian
 }
 
-/// The groups that are told of until the end, without those that are to be forgotten.
+/// Reads groups until the end of input, and returns those that are not to be forgotten.
 fn groups(mut line: impl Read) -> Vec<i32> {
     let (mut groups, mut group) = (Vec::new(), [0; 4]);
     while line.read_exact(&mut group).is_ok() {
@@ -101,7 +104,7 @@ mod tests {
         assert_eq!(groups(&*told(&[5, 7])), [5, 7]);
         assert_eq!(groups(&*told(&[5, 7, FORGET, 9])), [9]);
         assert_eq!(groups(&*told(&[5, FORGET])), [0; 0]);
-        // Neither a number that means many, nor half a word.
+        // Neither a number that means many processes, nor half a number.
         assert_eq!(groups(&[told(&[-1, 1, 6]), vec![1, 0]].concat()[..]), [6]);
     }
 }

@@ -1,4 +1,5 @@
-//! What the launchers of a job's hosts tell each other through its store: that an attempt has failed, and why, or that all ranks are done.
+//! What the launchers of a job's hosts exchange through its store: that an attempt has failed, and why, or that all
+//! ranks have succeeded.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -14,30 +15,30 @@ use super::event::{DONE, Event, Settled};
 use super::failure::Failure;
 use super::terminal::say;
 
-/// How long one wait for news takes; then it is asked again, or left.
+/// How long one wait for the end of an attempt takes before the launcher checks whether it still has to wait.
 const ONE_WAIT: Duration = Duration::from_millis(500);
 
-/// Where the hosts of a job meet.
+/// The hosts of a job and the store at which they meet.
 #[derive(Debug, Clone)]
 pub(super) struct Hosts {
-    /// The program's name, before what is said.
+    /// The program's name, before each message.
     pub(super) name: String,
     pub(super) place: Place,
     pub(super) count: usize,
     /// This host's number.
     pub(super) node: usize,
-    /// How long the store's host may take to come.
+    /// How long the store's host may take to start.
     pub(super) patience: Duration,
 }
 
 impl Hosts {
-    /// Tells all hosts that a rank has failed in this attempt; the first failure of all is what counts.
+    /// Notifies all hosts that a rank has failed in this attempt. The first failure of the job counts.
     pub(super) fn fail(&self, attempt: u32, failure: &Failure) {
-        // Who cannot be told finds out by what its ranks lose.
+        // A host that is not notified notices that its ranks lose peers.
         let _ = self.place.connect(TELLING).and_then(|store| store.compare_set(&end(attempt), b"", &failure.to_json()));
     }
 
-    /// Tells all hosts that this one's ranks have succeeded.
+    /// Records that this host's ranks have succeeded. The last host to do so notifies all.
     pub(super) fn succeed(&self, attempt: u32) -> collectives::Result<()> {
         let store = self.place.connect(answer())?;
         if store.add(&format!("collrun/{attempt}/succeeded"), 1)? as usize == self.count {
@@ -46,7 +47,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// Sends how the attempt ends to `events`, from a thread of its own, as soon as it is known.
+    /// Sends the end of the attempt to `events` as soon as it is known, from a separate thread.
     pub(super) fn watch(&self, attempt: u32, events: &Sender<Event>) -> std::io::Result<Watch> {
         let (hosts, events, watch) = (self.clone(), events.clone(), Watch::default());
         let left = Arc::clone(&watch.left);
@@ -58,8 +59,8 @@ impl Hosts {
         Ok(watch)
     }
 
-    /// Waits until an attempt is settled; `None` when nobody wants to know any more. Meanwhile the first host says who has not come, and the
-    /// others why they do not reach it.
+    /// Waits until an attempt is settled; returns `None` if `left` is set first. Meanwhile the first host prints which
+    /// hosts are missing, and the others why they cannot reach it.
     fn settled(&self, attempt: u32, left: &AtomicBool) -> Option<Settled> {
         let began = Instant::now();
         let is_wanted = || !left.load(Ordering::Acquire);
@@ -69,7 +70,7 @@ impl Hosts {
             Ok(ControlFlow::Break(())) => return None,
             Err(error) => return Some(Settled::Lost(error.to_string())),
         };
-        // Of later attempts all hosts are there.
+        // In later attempts all hosts are present.
         let mut arrivals = (self.node == 0 && attempt == 0).then(|| Arrivals::new(self.count, self.place.to_string(), self.patience));
         if let Err(error) = Arrivals::announce(&*store, self.node) {
             return Some(Settled::Lost(error.to_string()));
@@ -91,12 +92,12 @@ impl Hosts {
     }
 }
 
-/// Where it is written how an attempt ended.
+/// Returns the key of an attempt's end.
 fn end(attempt: u32) -> String {
     format!("collrun/{attempt}/end")
 }
 
-/// A watch of an attempt, which ends with it.
+/// The watch of an attempt; ends when dropped.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     left: Arc<AtomicBool>,

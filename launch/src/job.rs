@@ -10,16 +10,16 @@ use super::bind::Binding;
 use super::failure::Failure;
 use super::output::{Logs, Output};
 
-/// What to start, how often, and where in the job this host stands.
+/// What to start, how many ranks, and this host's place in the job.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// The program, looked up in PATH.
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// The folder in which ranks start; this program's if it is `None`.
+    /// The folder in which ranks start; this program's if `None`.
     pub folder: Option<PathBuf>,
-    /// Variables that all its ranks get beside those that say who they are.
+    /// Variables that all its ranks get, in addition to those that identify them.
     pub variables: Vec<(OsString, OsString)>,
     /// Ranks on this host.
     pub local_world_size: usize,
@@ -27,50 +27,55 @@ pub struct Job {
     pub nodes: usize,
     /// This host's number among them.
     pub node: usize,
-    /// The job's name, the same on every host (`TORCHELASTIC_RUN_ID`); where there is none, one is made of where its ranks meet.
+    /// The job's name, the same on every host (`TORCHELASTIC_RUN_ID`). If `None`, it is made of the store's address and
+    /// port.
     pub run_id: Option<String>,
-    /// What all ranks are (`ROLE_NAME`).
+    /// The role of all ranks (`ROLE_NAME`).
     pub role: String,
     /// What each rank is bound to before its program begins.
     pub binding: Binding,
-    /// Each rank sees one device, as the first one, and takes 0 for its local rank.
+    /// Whether each rank sees only one device, as the first one, with local rank 0.
     pub virtual_local_rank: bool,
     /// Where the ranks' output goes.
     pub output: Output,
-    /// What of it goes to files.
+    /// Which output goes to files.
     pub logs: Logs,
-    /// Where those files and the ranks' error files lie, in a folder of the job's own. Where it is none, error files lie in one that is removed at the
-    /// end, or there are none where that cannot be made.
+    /// The folder in which the job makes its own folder for log files and error files. If `None`, error files lie in a
+    /// folder that is removed at the end, or there are none if it cannot be made.
     pub log_folder: Option<PathBuf>,
-    /// What stands before each line, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` filled in.
+    /// The text before each line, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` filled in.
     pub prefix: String,
     /// The signals that are passed on to the ranks, unless they were ignored.
     pub signals: Vec<i32>,
-    /// How long ranks that were asked to stop, since another failed, may take before they are killed.
+    /// How long ranks may take to stop, after another rank failed, before they are killed.
     pub grace: Duration,
     /// How long they may take after SIGINT, SIGTERM or SIGQUIT was passed on.
     pub grace_after_signal: Duration,
-    /// How long the other hosts may take to come.
+    /// How long the other hosts may take to start.
     pub patience: Duration,
-    /// Whether another launcher says on standard input which signals to pass on, and by its end that the ranks are to stop.
+    /// Whether another launcher sends the signals to pass on over standard input. When that input ends, the ranks are
+    /// stopped.
     pub controlled: bool,
-    /// How often all ranks of all hosts are started anew after a failure.
+    /// How often all ranks of all hosts are restarted after a failure.
     pub most_restarts: u32,
-    /// An exit code by which a rank tells what it found; it becomes ours, and the other ranks go on.
+    /// An exit code with which a rank reports a result rather than a failure. It becomes the job's, and the other ranks
+    /// continue.
     pub verdict: Option<u8>,
-    /// An exit code of ranks whose call failed, often since another rank is gone: such a rank is the first failure only where no other is.
+    /// The exit code of ranks whose call failed, often because another rank is gone. Such a rank counts as the first
+    /// failure only if no other rank failed.
     pub call_failed: Option<u8>,
-    /// Whether the others go on when a rank fails, and one that succeeds is enough.
+    /// Whether the others continue when a rank fails; the job then succeeds if one rank does.
     pub keep_going: bool,
 }
 
 impl Job {
-    /// [`Job::grace`] unless another is given.
+    /// The default of [`Job::grace`].
     pub const GRACE: Duration = Duration::from_secs(5);
-    /// [`Job::grace_after_signal`] unless another is given.
+    /// The default of [`Job::grace_after_signal`].
     pub const GRACE_AFTER_SIGNAL: Duration = Duration::from_secs(30);
 
-    /// A job of this host alone, whose ranks are stopped when one fails, and whose output is shown behind `[rank] `.
+    /// Creates a job of this host alone. When a rank fails, the others are stopped. Output is shown with `[rank] `
+    /// before each line.
     pub fn new(program: OsString, arguments: Vec<OsString>, local_world_size: usize) -> Self {
         Self {
             program,
@@ -101,19 +106,19 @@ impl Job {
     }
 }
 
-/// Why a job could not be started, and the exit code that says so.
+/// Why a job could not be started, and the exit code for that.
 #[derive(Debug)]
 pub struct Refused {
-    /// What went wrong, in words.
+    /// What went wrong.
     pub message: String,
-    /// As shells have it: 127 for a program that is not there, 126 for one that cannot be run, else 1.
+    /// The code that shells use: 127 for a program that is not found, 126 for one that cannot be run, else 1.
     pub code: u8,
 }
 
 /// How a job ended.
 #[derive(Debug)]
 pub struct End {
-    /// The exit code: that of the rank that failed first, else 0; 0 also where ranks are to go on without those that fail and one has
+    /// The exit code of the rank that failed first, else 0. Also 0 if ranks continue after failures and one has
     /// succeeded.
     pub code: u8,
     /// The rank that failed first, on any host, as far as is known.

@@ -1,4 +1,5 @@
-//! Starts the ranks of one job on this host, watches them, starts them anew if they may be, and leaves none behind.
+//! Starts the ranks of one job on this host, watches them, restarts them if the job allows it, and leaves no process
+//! behind.
 //!
 //! Shared by `collrun`, which starts any program, and `collperf`, which starts itself.
 
@@ -35,16 +36,16 @@ pub use signals::{Interrupts, Request, on_signals, signal_name};
 pub use store::{Found, Store};
 pub use terminal::{Stream, Writer, say};
 
-/// Starts the job's ranks and waits for all of them; after a failure once more, as often as the job says.
-/// `name`, the program's, stands before what is said of them on standard error. `secret` is what the store's server knows, where there is one.
+/// Starts the job's ranks and waits for all of them; after a failure restarts them, as often as the job allows. `name`
+/// is the program's, and stands before each message on standard error. `secret` is the store server's, if it has one.
 ///
-/// Must be called on a thread that lives as long as the process: the ranks die with it. A program that calls it has to call [`guard`] first of all,
-/// and to end where that says so. From here on the job's signals are passed on to the ranks, unless they were ignored. Costs a process and up to three
-/// threads for each rank, and one process more.
+/// Must be called on a thread that lives as long as the process: the ranks die with it. The program must call [`guard`]
+/// first of all, and exit if that returns `true`. From here on the job's signals are passed on to the ranks, unless
+/// they were ignored. Costs a process and up to three threads for each rank, and one more process.
 ///
 /// # Errors
 ///
-/// When a rank or the means to watch it cannot be started; those already started are killed first.
+/// If a rank cannot be started or watched. Ranks that were already started are killed first.
 pub fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>) -> Result<End, Refused> {
     attempt::run(name, job, store, secret)
 }

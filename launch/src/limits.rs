@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// An error of the system, with the limit that it comes from where it is one.
+/// Describes a system error, with the limit that caused it, if one did.
 pub fn explained(error: &io::Error) -> String {
     match hint(error) {
         Some(hint) => format!("{error}: {hint}"),
@@ -14,7 +14,7 @@ pub fn explained(error: &io::Error) -> String {
     }
 }
 
-/// The limit that an error comes from, and what to do; `None` where it comes from none.
+/// Returns the limit that caused an error, and what to do; `None` if no limit did.
 pub fn hint(error: &io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
         Errno::AGAIN => Some(of_processes()),
@@ -39,13 +39,13 @@ fn of_files() -> String {
     format!("RLIMIT_NOFILE (ulimit -n) is {most}, and a rank takes two to four files of its launcher: raise it, or start fewer ranks")
 }
 
-/// The least limit of the control groups that this process is in, and the file that says it.
+/// Returns the lowest process limit of this process's control groups, and the file that contains it.
 fn pids_max() -> Option<(String, u64)> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     groups.lines().filter_map(folder).flat_map(|(base, path)| limits(base, &path)).min_by_key(|(_, most)| *most)
 }
 
-/// Where a line of that file says that limits of processes are kept, if they are.
+/// Returns the folder of process limits that a line of `/proc/self/cgroup` names, if any.
 fn folder(line: &str) -> Option<(&'static str, String)> {
     let mut words = line.splitn(3, ':').skip(1);
     let (controllers, path) = (words.next()?, words.next()?.to_owned());
@@ -56,7 +56,7 @@ fn folder(line: &str) -> Option<(&'static str, String)> {
     }
 }
 
-/// The limits of a group and of those around it. A container may see none but its own, at the top.
+/// Returns the limits of a group and of its ancestors. A container may see only its own, at the top.
 fn limits(base: &'static str, path: &str) -> Vec<(String, u64)> {
     let around = Path::new(path).ancestors();
     let files = around.map(|group| format!("{base}{}/pids.max", group.to_string_lossy().trim_end_matches('/')));

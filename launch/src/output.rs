@@ -1,4 +1,4 @@
-//! What ranks print, carried to where it is read: whole lines where they come at once, and what there is of them where they do not.
+//! Forwards what ranks print: whole lines if they arrive at once, partial lines if not.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,25 +14,25 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::terminal::{Stream, Writer, ends_line};
 
-/// More of a line than this is not held back: no rank can make the launcher hold more.
+/// The longest part of a line that is held back, which bounds the launcher's memory.
 const LONGEST_LINE: usize = 64 << 10;
-/// How long the beginning of a line is held back, as its end mostly comes at once.
+/// How long the beginning of a line is held back; usually its end arrives at once.
 const PARTIAL: Duration = Duration::from_millis(100);
-/// How long to wait, once all ranks have ended, for output that something they left behind still holds open.
+/// How long to wait, once all ranks have ended, for output that a process they left behind still holds open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Where the ranks' output goes on the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
-    /// Each line behind the job's prefix, on the stream it was written to.
+    /// Each line with the job's prefix before it, on the stream it was written to.
     Prefixed,
-    /// As it comes, to the launcher's own streams.
+    /// Unchanged, to the launcher's own streams.
     Inherited,
-    /// Rank 0's to the launcher's own streams; the others' to standard error, each line behind the prefix.
+    /// Rank 0's to the launcher's own streams; the others' to standard error, each line with the prefix before it.
     FirstRank,
 }
 
-/// Standard output, standard error, both or none, for each rank of a host: `3` for all, `0:1,1:2` by local rank.
+/// Standard output, standard error, both or none, for each rank of a host: `3` for all ranks, `0:1,1:2` by local rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Streams {
     all: u8,
@@ -40,12 +40,12 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Those of a rank: 1 for standard output, 2 for standard error, 3 for both.
+    /// Returns a rank's streams: 1 for standard output, 2 for standard error, 3 for both.
     fn of(&self, local_rank: usize) -> u8 {
         self.of_rank.iter().find(|(rank, _)| *rank == local_rank).map_or(self.all, |(_, streams)| *streams)
     }
 
-    /// Whether there are none.
+    /// Whether no stream is chosen.
     pub fn is_empty(&self) -> bool {
         self.all == 0 && self.of_rank.iter().all(|(_, streams)| *streams == 0)
     }
@@ -69,18 +69,19 @@ impl FromStr for Streams {
     }
 }
 
-/// What of the ranks' output is written to files, `FOLDER/attempt_A/R/stdout.log` and `stderr.log` for local rank R, and what is shown.
+/// Which output is written to files, `FOLDER/attempt_A/R/stdout.log` and `stderr.log` for local rank R, and which is
+/// shown.
 #[derive(Debug, Clone, Default)]
 pub struct Logs {
     /// Streams that go to files, and not to the terminal.
     pub redirects: Streams,
     /// Streams that go to both.
     pub tee: Streams,
-    /// The local ranks whose output is shown; all where it is none.
+    /// The local ranks whose output is shown; all if `None`.
     pub shown: Option<Vec<usize>>,
 }
 
-/// What becomes of one stream of a rank.
+/// Where one stream of a rank goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Way {
     file: bool,
@@ -95,16 +96,16 @@ impl Logs {
     }
 }
 
-/// The streams of one rank: what its process is given, and where the pipes among that lead.
+/// The streams of one rank: what its process gets, and the files to which pipes are copied.
 pub(super) struct Ends {
     pub(super) stdout: Stdio,
     pub(super) stderr: Stdio,
-    /// Files to which what comes through a pipe is copied.
+    /// Files to which output from a pipe is copied.
     pub(super) copies: [Option<File>; 2],
 }
 
 impl Ends {
-    /// Makes the files that are asked for, in the rank's folder: where any are, there is one.
+    /// Creates the requested files in the rank's folder, which must exist if there are any.
     pub(super) fn open(output: Output, logs: &Logs, local_rank: usize, folder: Option<&Path>) -> io::Result<Self> {
         let ways = [1, 2].map(|stream| logs.way(local_rank, stream));
         let [first, second] = [("stdout.log", ways[0]), ("stderr.log", ways[1])].map(|(name, way)| match folder.filter(|_| way.file) {
@@ -130,7 +131,7 @@ impl Ends {
     }
 }
 
-/// The threads that carry the ranks' output.
+/// The threads that forward the ranks' output.
 pub(super) struct Forwarders {
     started: usize,
     done: Sender<()>,
@@ -145,7 +146,7 @@ impl Default for Forwarders {
 }
 
 impl Forwarders {
-    /// Carries what this rank prints, as far as it was given pipes, each line behind `prefix`.
+    /// Forwards the output from a rank's pipes, with `prefix` before each line.
     pub(super) fn attach(&mut self, prefix: &str, copies: [Option<File>; 2], pipes: Pipes) -> io::Result<()> {
         let [to_stdout, to_stderr] = copies;
         if let Some(pipe) = pipes.0 {
@@ -160,7 +161,7 @@ impl Forwarders {
     fn carry(&mut self, mut writer: Writer, pipe: impl Pipe + Send + 'static) -> io::Result<()> {
         let done = self.done.clone();
         thread::Builder::new().name("output".into()).spawn(move || {
-            // When our own stream is closed there is nobody to tell; dropping the pipe tells the rank.
+            // If our own stream is closed, the error cannot be printed; dropping the pipe closes the rank's.
             let _ = forward(pipe, |text| writer.write(text)).and_then(|()| writer.end());
             let _ = done.send(());
         })?;
@@ -168,7 +169,7 @@ impl Forwarders {
         Ok(())
     }
 
-    /// Waits until all that ranks printed has been carried.
+    /// Waits until everything that ranks printed has been forwarded.
     pub(super) fn finish(self) {
         let until = Instant::now() + LAST_WORDS;
         for _ in 0..self.started {
@@ -182,13 +183,13 @@ impl Forwarders {
 /// The pipes into which a rank prints.
 pub(super) type Pipes = (Option<ChildStdout>, Option<ChildStderr>);
 
-/// What a program prints.
+/// A readable stream with a timed wait.
 trait Pipe: Read {
-    /// Whether something comes before then, be it the end.
+    /// Whether input, or its end, arrives before `then`.
     fn comes_before(&self, then: Instant) -> bool;
 }
 
-/// A pipe all of which is written to a file, too.
+/// A pipe whose content is also written to a file.
 struct Copied<R> {
     pipe: R,
     copy: Option<File>,
@@ -197,7 +198,7 @@ struct Copied<R> {
 impl<R: Read> Read for Copied<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.pipe.read(into)?;
-        // A file that takes no more is no reason to lose what is shown.
+        // If the file cannot be written, output is still shown.
         self.copy = self.copy.take().filter(|file| {
             let mut file = file;
             file.write_all(&into[..read]).is_ok()
@@ -209,23 +210,24 @@ impl<R: Read> Read for Copied<R> {
 impl<R: Read + AsFd> Pipe for Copied<R> {
     fn comes_before(&self, then: Instant) -> bool {
         let left = then.saturating_duration_since(Instant::now());
-        // It is a fraction of a second.
+        // At most a fraction of a second.
         let limit = Timespec::try_from(left).unwrap_or_default();
-        // Where it cannot be asked, reading tells what is wrong.
+        // If polling fails, the next read returns the error.
         !left.is_zero() && poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&limit)) != Ok(0)
     }
 }
 
-/// Carries everything that is read to a writer, as `forward` does.
+/// Forwards everything from `pipe` to `take`, as `forward` does.
 ///
 /// # Errors
 ///
-/// When reading fails, or `take` does.
+/// If reading or `take` fails.
 pub fn carry(pipe: impl Read + AsFd, take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     forward(Copied { pipe, copy: None }, take)
 }
 
-/// Carries everything from `pipe`: several lines at a time, and the beginning of one only where its end does not come at once.
+/// Forwards everything from `pipe`: several lines at a time, and the beginning of a line only if its end does not
+/// arrive at once.
 fn forward(mut pipe: impl Pipe, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut pending: Vec<u8> = Vec::new();
     let mut chunk = [0; 16 << 10];
@@ -261,7 +263,7 @@ fn forward(mut pipe: impl Pipe, mut take: impl FnMut(&[u8]) -> io::Result<()>) -
 mod tests {
     use super::*;
 
-    /// Hands out its pieces one read at a time; nothing comes for a while before one that is empty.
+    /// Returns one piece for each read. An empty piece means that nothing arrives for a while.
     struct Pieces(Vec<Vec<u8>>);
 
     impl Read for Pieces {

@@ -1,4 +1,4 @@
-//! The signals that come to a launcher, and what they ask of its job.
+//! The signals that a launcher receives, and what they request of its job.
 
 use std::io;
 use std::thread;
@@ -7,28 +7,30 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Nobody presses a key twice within this time: it is one wish that came by two ways, as from `timeout`, which signals a program and its group.
+/// Two signals within this time are one request that arrived twice, as from `timeout`, which signals a program and its
+/// group.
 const ONE_PRESS: Duration = Duration::from_millis(50);
 
-/// What a signal asks beside being passed on.
+/// What a signal requests besides being passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Nothing.
     Nothing,
-    /// That the ranks end, in the time that they are given.
+    /// The ranks are to end within their grace period.
     Stop,
-    /// That they end at once.
+    /// The ranks are to end at once.
     Kill,
 }
 
-/// The requests to stop that have come.
+/// The requests to stop so far.
 #[derive(Debug, Default)]
 pub struct Interrupts {
     first: Option<Instant>,
 }
 
 impl Interrupts {
-    /// Takes in a signal. The second Ctrl-C is not asking any more. A second SIGTERM is: schedulers repeat it.
+    /// Records a signal and returns its request. The second Ctrl-C kills. A second SIGTERM does not, since schedulers
+    /// repeat it.
     pub fn heard(&mut self, signal: i32, now: Instant) -> Request {
         match (signal, self.first) {
             (SIGKILL, _) => Request::Kill,
@@ -42,32 +44,32 @@ impl Interrupts {
     }
 }
 
-/// Whether ranks that have been passed this signal on are to end: a job does not go on after it, and is not begun anew.
+/// Whether a signal ends the job: it is not restarted afterwards.
 pub(super) fn ends_jobs(signal: i32) -> bool {
     [SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE].contains(&signal)
 }
 
-/// `SIGKILL` for 9.
+/// Returns the name of a signal: `SIGKILL` for 9.
 pub fn signal_name(signal: i32) -> &'static str {
     signal_hook::low_level::signal_name(signal).unwrap_or("no name")
 }
 
-/// Calls `heard` with each of these signals that comes, unless it was ignored when this process was started, from a thread of its own that
-/// ends when `heard` says no.
+/// Calls `heard` with each of these signals that arrives, from a separate thread that ends when `heard` returns
+/// `false`. Signals that were ignored when this process was started stay ignored.
 ///
 /// # Errors
 ///
-/// Where a signal cannot be caught, or no thread started.
+/// If a signal cannot be caught, or no thread started.
 pub fn on_signals(signals: &[i32], heard: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
     let ignored = ignored_signals();
-    // A launcher under nohup ignores SIGHUP, and so shall it stay.
+    // A launcher under nohup ignores SIGHUP, and keeps ignoring it.
     let wanted = signals.iter().copied().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(wanted)?;
     thread::Builder::new().name("signals".into()).spawn(move || signals.forever().all(heard))?;
     Ok(())
 }
 
-/// The signals that this process was started to ignore, one bit each; none where the kernel does not say.
+/// Returns the signals that this process was started to ignore, one bit each; none if the kernel does not report them.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -80,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// What is asked by signals that come so many milliseconds after the first.
+    /// Returns the requests of signals that arrive at these times, in milliseconds after the start.
     fn asked(signals: &[(i32, u64)]) -> Vec<Request> {
         let (mut interrupts, start) = (Interrupts::default(), Instant::now());
         signals.iter().map(|(signal, after)| interrupts.heard(*signal, start + Duration::from_millis(*after))).collect()

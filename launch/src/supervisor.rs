@@ -1,7 +1,7 @@
-//! Watches the ranks: who has ended and how, what signals came, and when patience is over.
+//! Watches the ranks: how they end, which signals arrive, and when their grace period is over.
 //!
-//! A rank that has ended is kept as a zombie until all have: its process group then cannot be another's by the time it
-//! is signalled.
+//! A rank that has ended stays a zombie until all have ended, so that its process group's number is not reused before
+//! the group is signalled.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,17 +21,17 @@ use super::hosts::Hosts;
 use super::signals::{Interrupts, Request, ends_jobs, signal_name};
 use super::{Job, child, say};
 
-/// How long ranks have for what they want to say when one has failed: what they saw of it often names the cause.
+/// How long the other ranks have to report errors after one has failed: their errors often name the cause.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
-/// How an attempt ended here.
+/// How an attempt ended on this host.
 #[derive(Debug)]
 pub(super) struct Outcome {
     /// The exit code of the rank that failed first, else of a verdict, else 0.
     pub(super) code: u8,
     /// The rank that failed first, here or on another host.
     pub(super) failure: Option<Failure>,
-    /// A signal ended it: it is not begun anew.
+    /// Whether a signal ended it; then it is not restarted.
     pub(super) interrupted: bool,
 }
 
@@ -43,7 +43,8 @@ struct Watched {
     group: Pid,
     error_file: Option<PathBuf>,
     exit: Option<ExitReason>,
-    /// When its end was seen, and whether by then it had been asked to stop, since another failed or a signal came.
+    /// When its end was noticed, and whether it had been asked to stop by then, because another failed or a signal
+    /// arrived.
     seen: u64,
     was_stopped: bool,
     was_interrupted: bool,
@@ -56,29 +57,29 @@ pub(super) struct Supervisor<'a> {
     job: &'a Job,
     attempt: u32,
     hosts: Option<Hosts>,
-    /// An exit that is a rank's verdict and no failure, and whether there was one.
+    /// The exit that is a rank's verdict rather than a failure, and whether a rank ended with it.
     verdict: Option<ExitReason>,
     verdict_told: bool,
     ranks: Vec<Watched>,
     guardian: Option<&'a Guardian>,
     sender: Sender<Event>,
     events: Option<Receiver<Event>>,
-    /// The exit of the rank that was the first not to succeed.
+    /// The exit of the first rank that did not succeed.
     failure: Option<ExitReason>,
     /// How the attempt has ended for all hosts.
     settled: Option<Settled>,
     settled_at: u64,
-    /// The signals that were passed on: ranks that die of one have not failed by themselves.
+    /// The signals that were passed on: a rank that one of them kills has not failed.
     passed_on: Vec<i32>,
     interrupts: Interrupts,
-    /// Whether ranks were killed: those that die of that have not failed by themselves either.
+    /// Whether ranks were killed; these have not failed either.
     killed: bool,
-    /// When ranks are asked to stop, as one has failed.
+    /// When ranks are asked to stop because one has failed.
     stops_at: Option<Instant>,
-    /// Whether ranks were asked to stop, and when those that do not are killed.
+    /// Whether ranks were asked to stop, and when the remaining ones are killed.
     stopping: bool,
     patience_ends: Option<Instant>,
-    /// By which signal they were asked, and how long they may take.
+    /// The signal with which they were asked, and their grace period.
     asked: (i32, Duration),
 }
 
@@ -117,7 +118,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Takes charge of a rank; a thread waits for its end.
+    /// Adds a rank; a thread waits for its end.
     pub(super) fn watch(&mut self, rank: usize, local_rank: usize, error_file: Option<PathBuf>, child: Child) -> io::Result<()> {
         let group = Pid::from_child(&child);
         let place = self.ranks.len();
@@ -130,7 +131,7 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Waits for all ranks of this host, and for the other hosts' where all may have to start anew.
+    /// Waits for all ranks of this host, and for the other hosts' if all may have to restart.
     pub(super) fn wait(&mut self) -> Outcome {
         while self.ranks.iter().any(|watched| watched.exit.is_none()) {
             self.handle_one();
@@ -142,10 +143,11 @@ impl<'a> Supervisor<'a> {
         self.outcome()
     }
 
-    /// What is left of the events, when all ranks have ended: what they left behind is killed, and they are let go.
+    /// Returns the channel of events after all ranks have ended. Kills the processes that they left behind, and reaps
+    /// the ranks.
     pub(super) fn close(mut self) -> Receiver<Event> {
         let events = self.events.take();
-        // It is taken here alone; another one is closed.
+        // Only this method takes it, once. The substitute is a closed channel.
         events.unwrap_or_else(|| std::sync::mpsc::channel().1)
     }
 
@@ -162,9 +164,9 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// The next event; `None` when it is time to stop the ranks, or patience ends, before it comes.
+    /// Waits for the next event; returns `None` if the ranks are to be stopped or killed first.
     fn next_event(&self) -> Option<Event> {
-        // They are there until `close`, and this struct holds a sender, so the channel cannot be closed.
+        // `events` is set until `close`, and this struct holds a sender, so the channel cannot be closed.
         let events = self.events.as_ref()?;
         let Some(until) = self.stops_at.or(self.patience_ends) else { return events.recv().ok() };
         events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
@@ -181,16 +183,16 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Takes in how the attempt has ended for all hosts, and stops this one's ranks if they are not done.
+    /// Records how the attempt has ended for all hosts, and stops this host's ranks that still run.
     fn take(&mut self, settled: Settled) {
-        // After a signal others fail since they have lost ranks of this host.
+        // After a signal, other hosts fail because they have lost ranks of this host.
         if self.is_interrupted() && matches!(settled, Settled::Failed(_)) {
             return;
         }
         let failed = match &settled {
             Settled::Done => None,
             Settled::Failed(failure) => Some(format!("rank {} on {} failed with {}", failure.rank, failure.host, failure.ended)),
-            // Without restarts the store's host may be done before this one.
+            // Without restarts, the store's host may finish before this one.
             Settled::Lost(_) if self.job.most_restarts == 0 => return,
             Settled::Lost(words) => Some(format!("the launcher that serves the store is gone: {words}")),
         };
@@ -216,7 +218,7 @@ impl<'a> Supervisor<'a> {
         self.failure.get_or_insert(exit);
         let (rank, group) = (watched.rank, watched.group);
         let left = self.ranks.iter().filter(|watched| watched.exit.is_none()).count();
-        // They have been asked to end already, and have their time for it.
+        // Interrupted ranks have been asked to end already, and have their own grace period.
         let stops = !self.job.keep_going && !was_interrupted;
         let follows = was_stopped || (was_interrupted && self.has_ended_one());
         if !self.is_ours(exit) && !follows {
@@ -233,36 +235,36 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Whether a signal has asked the job to end, or nobody is there any more to see it.
+    /// Whether the job was asked to end by a signal, or because its launcher or reader is gone.
     fn is_interrupted(&self) -> bool {
         self.ended_by().is_some()
     }
 
-    /// The first signal that did.
+    /// Returns the first signal that ends the job.
     fn ended_by(&self) -> Option<i32> {
         self.passed_on.iter().copied().find(|signal| ends_jobs(*signal))
     }
 
-    /// Whether an end is this launcher's doing: by a signal that was passed on, or when it killed.
+    /// Whether this launcher caused an end, by a signal that it passed on or by killing.
     fn is_ours(&self, exit: ExitReason) -> bool {
         matches!(exit, ExitReason::Signal(signal) if self.passed_on.contains(&signal) || (self.killed && signal == SIGKILL))
     }
 
-    /// Whether this launcher has ended a rank: others may have lost it then.
+    /// Whether this launcher has ended a rank; others may have lost it then.
     fn has_ended_one(&self) -> bool {
         self.ranks.iter().any(|watched| watched.exit.is_some_and(|exit| self.is_ours(exit)))
     }
 
-    /// Tells the other hosts of the first failure here, unless they may go on.
+    /// Notifies the other hosts of the first failure here, unless the ranks keep going.
     fn tell_other_hosts(&self) {
         if let (Some(hosts), false, Some(failure)) = (&self.hosts, self.job.keep_going, self.first_failure()) {
             hosts.fail(self.attempt, &failure);
         }
     }
 
-    /// The rank of this host that failed first: of those that failed by themselves or said why, by the time when they said it, or ended. One that
-    /// panicked or was killed comes before those that ended with a code of their own and without a word: these may have lost it, and a panic takes
-    /// longer to end.
+    /// Returns the rank of this host that failed first, by the time at which it wrote its error or ended. Only ranks
+    /// count that failed by themselves or wrote an error. Ranks that panicked or were killed come before those that
+    /// exited with another code and without an error: these may have lost the former, and a panic takes longer to end.
     fn first_failure(&self) -> Option<Failure> {
         let failed = self.ranks.iter().filter_map(|watched| {
             let exit = watched.exit.filter(|exit| !exit.is_success() && Some(*exit) != self.verdict)?;
@@ -281,10 +283,10 @@ impl<'a> Supervisor<'a> {
         failed.min_by_key(|(may_follow, failure)| (*may_follow, failure.time)).map(|(_, failure)| failure)
     }
 
-    /// The failure of a rank that ended so, and said why and when, if it did.
+    /// Describes the failure of a rank; `said` is the cause that it wrote and when, if it did.
     fn failure_of(&self, watched: &Watched, exit: ExitReason, said: Option<(String, u64)>) -> Failure {
         let (cause, time) = said.map_or((None, watched.seen), |(cause, written)| (Some(cause), written));
-        // It said why it fails, and did not end of that.
+        // It wrote why it failed, but was ended by the stop signal.
         let was_ended = watched.was_stopped && matches!(exit, ExitReason::Signal(SIGTERM | SIGKILL));
         Failure {
             host: child::host_name(),
@@ -299,20 +301,20 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// The ranks of this host whose success had been seen by then.
+    /// Returns the ranks of this host whose success had been noticed by `time`.
     fn done_before(&self, time: u64) -> Vec<usize> {
         let done = self.ranks.iter().filter(|watched| watched.exit.is_some_and(ExitReason::is_success) && watched.seen <= time);
         done.map(|watched| watched.rank).collect()
     }
 
-    /// What came of the attempt.
+    /// Returns the result of the attempt.
     fn outcome(&mut self) -> Outcome {
         let interrupted = self.is_interrupted();
         if self.job.keep_going && self.ranks.iter().any(|watched| watched.exit.is_some_and(ExitReason::is_success)) {
             return Outcome { code: 0, failure: None, interrupted };
         }
         let is_here = |failure: &Failure| self.ranks.iter().any(|watched| watched.rank == failure.rank);
-        // What another host said first is what this one's ranks died of.
+        // A failure that another host reported first is the cause of the failures here.
         let elsewhere = match self.settled.take() {
             Some(Settled::Failed(failure)) if !is_here(&failure) => {
                 let done = self.done_before(self.settled_at);
@@ -327,7 +329,7 @@ impl<'a> Supervisor<'a> {
         Outcome { code: self.code(failure.as_ref()), failure, interrupted }
     }
 
-    /// The exit code of a job whose first failure this is, if one failed.
+    /// Returns the job's exit code, given its first failure, if any.
     fn code(&self, failure: Option<&Failure>) -> u8 {
         let verdict = self.verdict.filter(|_| self.verdict_told);
         match (failure, self.ended_by()) {
@@ -354,9 +356,9 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Kills what has been asked to end and did not, since nobody wants to wait any longer.
+    /// Kills the ranks that were asked to end and did not, after a second request.
     fn end_at_once(&mut self, signal: i32) {
-        // The launcher that started this one has said it.
+        // After SIGKILL, the launcher that started this one has printed the message.
         let running = self.running();
         if signal != SIGKILL && !running.is_empty() {
             self.say(&format!("asked to end once more ({}); killing rank {running}", signal_name(signal)));
@@ -365,13 +367,14 @@ impl<'a> Supervisor<'a> {
         self.kill_all();
     }
 
-    /// Stops the ranks, and does not begin them anew: nobody sees what they do.
+    /// Stops the ranks without a restart, because the launcher that started this one is gone.
     fn orphaned(&mut self) {
         self.passed_on.push(SIGTERM);
         self.stop();
     }
 
-    /// Ends all ranks before any of them can complain that another is gone. The exit code is that of a program that died of it.
+    /// Ends all ranks before any can report that another is lost. The exit code is that of a program that died of
+    /// SIGPIPE.
     fn unread(&mut self) {
         self.failure = Some(ExitReason::Signal(SIGPIPE));
         self.passed_on.push(SIGPIPE);
@@ -380,14 +383,15 @@ impl<'a> Supervisor<'a> {
         self.kill_all();
     }
 
-    /// Lets the others say first what they have to say: they find out by themselves that a rank is gone, or calls something else.
+    /// Gives the other ranks time to report errors first: they detect by themselves that a rank is lost, or makes a
+    /// different call.
     fn stop_soon(&mut self) {
         if !self.stopping {
             self.stops_at.get_or_insert(Instant::now() + LAST_WORDS);
         }
     }
 
-    /// Asks all ranks to stop, and bounds how long they may take.
+    /// Asks all ranks to stop, and starts their grace period.
     fn stop(&mut self) {
         self.stops_at = None;
         self.signal_all(Signal::TERM);
@@ -407,7 +411,7 @@ impl<'a> Supervisor<'a> {
         self.kill_all();
     }
 
-    /// The ranks that have not ended.
+    /// Lists the ranks that have not ended.
     fn running(&self) -> String {
         let running = self.ranks.iter().filter(|watched| watched.exit.is_none());
         running.map(|watched| watched.rank.to_string()).collect::<Vec<_>>().join(", ")
@@ -422,17 +426,18 @@ impl<'a> Supervisor<'a> {
         say(self.name, text);
     }
 
-    /// Signals the process group of every rank, also of those that have ended: what they started may live on.
+    /// Signals the process group of every rank, including ranks that have ended: processes that they started may still
+    /// run.
     fn signal_all(&self, signal: Signal) {
         for watched in &self.ranks {
-            // The group is there as long as its leader is not reaped; that nothing in it can be signalled is no news.
+            // The group exists until its leader is reaped. An error means that no process in it can be signalled.
             let _ = kill_process_group(watched.group, signal);
         }
     }
 }
 
 impl Drop for Supervisor<'_> {
-    /// Kills what is left in the ranks' process groups, and only then lets go of their numbers.
+    /// Kills the processes that are left in the ranks' process groups, then reaps the ranks, which frees their numbers.
     fn drop(&mut self) {
         self.signal_all(Signal::KILL);
         self.guardian.iter().for_each(|guardian| guardian.forget());

@@ -1,4 +1,4 @@
-//! Standard output and standard error as a reader sees them: many write there, and no two of them into one line.
+//! Standard output and standard error with several writers, no two of which share a line.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ impl Stream {
         stream.flush()
     }
 
-    /// The line that is written there; one for both streams where they lead to one terminal, pipe or file.
+    /// Returns the current line of this stream. Both streams share one if they lead to the same terminal, pipe or file.
     fn line(self) -> MutexGuard<'static, Line> {
         static LINES: [Mutex<Line>; 2] = [const { Mutex::new(Line { writer: 0, place: Place::Start }) }; 2];
         static IS_ONE: LazyLock<bool> = LazyLock::new(|| {
@@ -34,19 +34,19 @@ impl Stream {
             output.is_ok() && output == error
         });
         let line = &LINES[usize::from(self == Self::Error && !*IS_ONE)];
-        // Whoever panicked has left no more than a wrong place in a line.
+        // A panic can only have left a wrong place in a line.
         line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Where in the last line the next byte goes.
+/// The position in the last line at which the next byte is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// It is empty.
+    /// At the start of an empty line.
     Start,
-    /// A carriage return went back to its beginning: the next text replaces what is there.
+    /// At the start after a carriage return: the next text replaces the line.
     Returned,
-    /// Behind text.
+    /// After text.
     Inside,
 }
 
@@ -57,7 +57,7 @@ struct Line {
     place: Place,
 }
 
-/// One of those that write to a stream, a piece of a line at a time if need be.
+/// One of several writers to a stream, which may write parts of lines.
 #[derive(Debug)]
 pub struct Writer {
     stream: Stream,
@@ -68,29 +68,30 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// One whose lines stand behind `prefix`. A line that another writer has interrupted goes on behind `continued`.
+    /// Creates a writer whose lines begin with `prefix`. After an interruption by another writer, the rest of a line
+    /// begins with `continued`.
     pub fn new(stream: Stream, prefix: &str, continued: &str) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self { stream, number, prefix: prefix.to_owned(), continued: continued.to_owned(), is_inside: false }
     }
 
-    /// Writes text, in one piece. Where another's line is not ended, that is done first.
+    /// Writes text in one piece. First ends another writer's unfinished line.
     ///
     /// # Errors
     ///
-    /// When the stream takes no more.
+    /// If the stream cannot be written.
     pub fn write(&mut self, text: &[u8]) -> io::Result<()> {
         let mut line = self.stream.line();
         let bytes = self.placed(&mut line, text);
         self.stream.put(&bytes)
     }
 
-    /// Ends the last line, where it is this writer's and has no end.
+    /// Ends the last line, if it is this writer's and unfinished.
     ///
     /// # Errors
     ///
-    /// When the stream takes no more.
+    /// If the stream cannot be written.
     pub fn end(&mut self) -> io::Result<()> {
         let mut line = self.stream.line();
         if line.writer != self.number || line.place == Place::Start {
@@ -100,7 +101,7 @@ impl Writer {
         self.stream.put(b"\n")
     }
 
-    /// What is to be written of a text.
+    /// Returns the bytes to write for a text, with prefixes and line ends.
     fn placed(&mut self, line: &mut Line, text: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(text.len() + self.prefix.len());
         if line.writer != self.number && line.place != Place::Start {
@@ -131,14 +132,14 @@ impl Writer {
     }
 }
 
-/// Whether a byte ends a line, or goes back to its beginning.
+/// Whether a byte ends a line, or returns to its beginning.
 pub(super) fn ends_line(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }
 
-/// Says something on standard error, in one piece, behind a program's name: ranks write there too.
+/// Writes a message to standard error in one piece, after the program's name: ranks write there too.
 pub fn say(name: &str, text: &str) {
-    // There is nobody to tell that nobody listens.
+    // If standard error cannot be written, there is no other place to report it.
     let _ = Writer::new(Stream::Error, "", "").write(format!("{name}: {text}\n").as_bytes());
 }
 
@@ -146,7 +147,7 @@ pub fn say(name: &str, text: &str) {
 mod tests {
     use super::*;
 
-    /// What stands on a stream when these have written: who, and what.
+    /// Returns the content of a stream after `pieces`: the index of each writer, and its text.
     fn written(writers: &mut [Writer], pieces: &[(usize, &str)]) -> String {
         let mut line = Line { writer: 0, place: Place::Start };
         let bytes: Vec<u8> = pieces.iter().flat_map(|(writer, text)| writers[*writer].placed(&mut line, text.as_bytes())).collect();

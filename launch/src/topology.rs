@@ -1,5 +1,5 @@
-//! Which of the processors that this process may run on are one core, share a last-level cache, and lie at one NUMA node, as the kernel's files say.
-//! If they say nothing, each processor counts as a core, and there is one cache and one node.
+//! Which processors that this process may use form a core, share a last-level cache, or belong to a NUMA node, read
+//! from the kernel's files. Without those files each processor counts as a core, with one cache and one node for all.
 
 use std::fs;
 use std::io;
@@ -8,33 +8,32 @@ use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// The cores whose processors this process may run on: those of one node after those of another, and in a node those of one cache after those of
-/// another.
+/// The cores whose processors this process may run on, ordered by node, and within a node by cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Topology {
     cores: Vec<Core>,
 }
 
-/// One core: what of it may be used.
+/// One core and its usable processors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Core {
     /// Its NUMA node, by its number.
     pub(super) node: usize,
     /// Its last-level cache, by the first processor that shares it.
     pub(super) cache: usize,
-    /// The first of its hardware threads, whether it may be used or not.
+    /// The first of its hardware threads, usable or not.
     first: usize,
-    /// Those that may be used, in ascending order.
+    /// The usable processors, in ascending order.
     pub(super) processors: Vec<usize>,
 }
 
 impl Topology {
-    /// Reads that of this machine, for a process that may use these processors.
+    /// Reads this machine's topology, for a process that may use these processors.
     pub(super) fn of(permitted: &[usize]) -> Self {
         Self::read(Path::new("/sys/devices/system"), permitted)
     }
 
-    /// That of a machine whose files lie below `system`, for a process that may run on these processors.
+    /// Reads the topology from the files below `system`, for a process that may use these processors.
     fn read(system: &Path, permitted: &[usize]) -> Self {
         let nodes = nodes(&system.join("node"));
         let mut cores: Vec<Core> = Vec::new();
@@ -55,7 +54,7 @@ impl Topology {
         Self { cores }
     }
 
-    /// How many cores there are.
+    /// Returns the number of cores.
     pub(super) fn core_count(&self) -> usize {
         self.cores.len()
     }
@@ -65,13 +64,13 @@ impl Topology {
     }
 }
 
-/// The processors that the calling thread may run on, in ascending order.
+/// Returns the processors that the calling thread may run on, in ascending order.
 pub(super) fn permitted() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect())
 }
 
-/// The nodes with their processors.
+/// Reads the nodes with their processors.
 fn nodes(folder: &Path) -> Vec<(usize, Vec<RangeInclusive<usize>>)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let node = |entry: fs::DirEntry| {
@@ -81,7 +80,7 @@ fn nodes(folder: &Path) -> Vec<(usize, Vec<RangeInclusive<usize>>)> {
     entries.filter_map(node).collect()
 }
 
-/// The first processor that shares the last of a processor's caches.
+/// Returns the first processor that shares a processor's last-level cache.
 fn last_level_cache(folder: &Path) -> Option<usize> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let cache = |entry: fs::DirEntry| {
@@ -95,7 +94,7 @@ fn first_of(ranges: Option<&[RangeInclusive<usize>]>) -> Option<usize> {
     ranges?.iter().map(|range| *range.start()).min()
 }
 
-/// What the kernel lists in a file, as `0-3,8`; `None` if the file holds no such list.
+/// Reads a file with a kernel list such as `0-3,8`; `None` if it holds no such list.
 fn ranges_in(path: &Path) -> Option<Vec<RangeInclusive<usize>>> {
     let text = fs::read_to_string(path).ok()?;
     let range = |part: &str| {
@@ -105,7 +104,7 @@ fn ranges_in(path: &Path) -> Option<Vec<RangeInclusive<usize>>> {
     text.trim().split(',').map(range).collect()
 }
 
-/// Processors as the kernel lists them: `0-3,8`.
+/// Formats processors in the kernel's format: `0-3,8`.
 pub(super) fn listed(processors: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for processor in processors {
@@ -118,19 +117,20 @@ pub(super) fn listed(processors: &[usize]) -> String {
     ranges.into_iter().map(range).collect::<Vec<_>>().join(",")
 }
 
-/// Machines that are made up.
+/// Simulated machines.
 #[cfg(test)]
 pub(super) mod made_up {
     use super::*;
 
-    /// What one processor is: its core's hardware threads, the processors of its cache, and its node; what is not said has no file.
+    /// One processor: its core's hardware threads, the processors of its cache, and its node. `None` means that the
+    /// file is missing.
     pub(crate) struct Processor {
         pub(crate) siblings: Option<String>,
         pub(crate) shared: Option<String>,
         pub(crate) node: Option<usize>,
     }
 
-    /// Writes such a machine's files and reads them for a process that may use `permitted`.
+    /// Writes a machine's files and reads them for a process that may use `permitted`.
     pub(crate) fn machine(processors: &[Processor], permitted: &[usize]) -> Topology {
         let folder = tempfile::tempdir().unwrap();
         let write = |path: String, text: &str| {
@@ -144,7 +144,7 @@ pub(super) mod made_up {
                 write(format!("cpu/cpu{number}/topology/thread_siblings_list"), siblings);
             }
             if let Some(shared) = shared {
-                // The first level is the core's own, and comes last in the folder.
+                // The first level belongs to the core alone, and comes last in the folder.
                 for (index, level, list) in [(3, "3", shared.clone()), (9, "1", number.to_string())] {
                     write(format!("cpu/cpu{number}/cache/index{index}/level"), level);
                     write(format!("cpu/cpu{number}/cache/index{index}/shared_cpu_list"), &list);
@@ -157,13 +157,13 @@ pub(super) mod made_up {
             }
         }
         nodes.iter().for_each(|(node, members)| write(format!("node/node{node}/cpulist"), &listed(members)));
-        // Others that the kernel has there.
+        // Another file of the kernel's folder.
         write("node/online".to_owned(), "0");
         Topology::read(folder.path(), permitted)
     }
 
-    /// Cores with so many hardware threads each, which share a last-level cache by so many; caches are at so many nodes. The second threads come
-    /// behind all first ones.
+    /// Simulates cores with `threads` hardware threads each. `cores_of_cache` cores share a last-level cache, and the
+    /// caches are spread over `nodes` nodes. All second threads are numbered after all first ones.
     pub(crate) fn regular(cores: usize, threads: usize, cores_of_cache: usize, nodes: usize, permitted: &[usize]) -> Topology {
         let processor = |number: usize| {
             let core = number % cores;
@@ -197,7 +197,7 @@ mod tests {
     fn hardware_threads_are_of_one_core() {
         assert_eq!(cores(&regular(2, 1, 2, 1, &all(2))), [[0], [1]]);
         assert_eq!(cores(&regular(4, 2, 4, 1, &all(8))), [[0, 4], [1, 5], [2, 6], [3, 7]]);
-        // What may not be used is not there.
+        // Unusable processors are left out.
         assert_eq!(cores(&regular(4, 2, 4, 1, &[5, 2, 1])), [vec![1, 5], vec![2]]);
         assert_eq!(cores(&regular(4, 2, 4, 1, &[7])), [[7]]);
     }
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(cores(&topology), (0..96).map(|core| vec![core]).collect::<Vec<_>>());
         let places: Vec<_> = topology.cores().iter().map(|core| (core.node, core.cache)).collect();
         assert_eq!((places[11], places[12], places[47], places[48]), ((0, 0), (0, 12), (0, 36), (1, 48)));
-        // Neighbours in number need not share a cache.
+        // Neighbouring numbers need not share a cache.
         let processor = |number: usize| Processor {
             siblings: Some(number.to_string()),
             shared: Some(if number.is_multiple_of(2) { "0,2" } else { "1,3" }.to_owned()),

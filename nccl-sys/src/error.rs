@@ -1,11 +1,11 @@
-//! What can go wrong before NCCL itself is asked: no library, or a function that it lacks.
+//! Errors before NCCL itself is called: no library, or a function that it lacks.
 
 use std::error::Error;
 use std::fmt;
 
 use crate::{Version, ncclResult_t};
 
-/// No NCCL could be opened. It lists every file that was tried, and says why each was not taken.
+/// No NCCL could be opened. Lists every file that was tried, and why each was not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError {
     pub(crate) attempts: Vec<Attempt>,
@@ -14,26 +14,26 @@ pub struct LoadError {
 /// One file that was tried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// The name as it was given to the system's loader.
+    /// The name as it was passed to the system's loader.
     pub name: String,
-    /// Why it was not taken.
+    /// Why it was not used.
     pub reason: Reason,
 }
 
-/// Why a file was not taken for NCCL.
+/// Why a file was not used as NCCL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The system's loader refused it, in these words.
+    /// The system's loader refused it, with this text.
     NotOpened(String),
-    /// It is a library, but has no function `ncclGetVersion`.
+    /// It is a library without a function `ncclGetVersion`.
     NotNccl,
     /// Its `ncclGetVersion` failed with this code.
     VersionFailed(ncclResult_t),
 }
 
 impl LoadError {
-    /// What was tried, in order.
+    /// Returns the attempts, in order.
     pub fn attempts(&self) -> &[Attempt] {
         &self.attempts
     }
@@ -57,7 +57,7 @@ impl Error for LoadError {}
 impl fmt::Display for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.reason {
-            // The loader's words mostly begin with the name.
+            // The loader's text mostly begins with the name.
             Reason::NotOpened(words) if words.starts_with(&self.name) => write!(f, "{words}"),
             Reason::NotOpened(words) => write!(f, "{}: {words}", self.name),
             Reason::NotNccl => write!(f, "{}: not NCCL, for it has no function ncclGetVersion", self.name),
@@ -66,7 +66,7 @@ impl fmt::Display for Attempt {
     }
 }
 
-/// The function that was called is not in the library that is loaded.
+/// The loaded library does not have the function that was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MissingSymbol {
     /// The name of the function.

@@ -1,10 +1,10 @@
-//! NCCL's functions: which release brought each, and how each becomes a method of [`Library`](crate::Library).
+//! NCCL's functions: the release that introduced each, and how each becomes a method of [`Library`](crate::Library).
 
 use crate::Version;
 
 /// Every function of `nccl.h` with the first public release whose header declares it.
 ///
-/// Releases 2.0 to 2.2 were never public as source, so what they brought is counted as of 2.3.5, the first after them.
+/// The source of releases 2.0 to 2.2 was never public, so their functions are listed under 2.3.5, the first after them.
 pub const FUNCTIONS: &[(&str, Version)] = &[
     ("ncclAllGather", Version::new(1, 2, 1)),
     ("ncclAllReduce", Version::new(1, 2, 1)),
@@ -81,7 +81,7 @@ pub const FUNCTIONS: &[(&str, Version)] = &[
     ("ncclSetEncryption", Version::new(2, 32, 3)),
 ];
 
-/// The first public release whose `nccl.h` declares `function`; `None` where no release known here does.
+/// Returns the first public release whose `nccl.h` declares `function`; `None` if no release known here does.
 pub const fn first_version(function: &str) -> Option<Version> {
     let mut index = 0;
     while index < FUNCTIONS.len() {
@@ -93,7 +93,7 @@ pub const fn first_version(function: &str) -> Option<Version> {
     None
 }
 
-/// As `a == b`, which cannot be asked yet while compiling.
+/// As `a == b`, which is not available at compile time yet.
 const fn equal(a: &[u8], b: &[u8]) -> bool {
     let mut index = 0;
     while index < a.len() && index < b.len() && a[index] == b[index] {
@@ -102,10 +102,10 @@ const fn equal(a: &[u8], b: &[u8]) -> bool {
     index == a.len() && index == b.len()
 }
 
-/// Makes of each declaration a slot for its address and a method of [`Library`](crate::Library).
+/// Turns each declaration into a slot for its address and a method of [`Library`](crate::Library).
 macro_rules! functions {
     ($($(#[$attribute:meta])* pub fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        /// Where the functions are, as far as they have been asked for.
+        /// The addresses of the functions that have been looked up.
         #[derive(Default)]
         pub(crate) struct Slots {
             $($name: $crate::library::Slot,)*
@@ -116,15 +116,16 @@ macro_rules! functions {
                 #[doc = concat!("`", stringify!($name), "` of NCCL.")]
                 ///
                 /// # Errors
-                /// [`MissingSymbol`](crate::MissingSymbol) where the loaded library does not have the function.
+                /// [`MissingSymbol`](crate::MissingSymbol) if the loaded library does not have the function.
                 ///
                 /// # Safety
-                /// What NCCL's documentation asks of the function's arguments and of the moment of the call.
+                /// The arguments, and the moment of the call, meet the requirements of NCCL's documentation.
                 #[inline]
                 pub unsafe fn $name(&self $(, $argument: $type)*) -> Result<returned!($($result)?), $crate::MissingSymbol> {
                     const SINCE: $crate::Version = $crate::first_version(stringify!($name)).expect("FUNCTIONS lacks a function");
                     let address = self.address(&self.slots.$name, stringify!($name), SINCE)?;
-                    // SAFETY: NCCL's function of this name has had these arguments in every release of NCCL 2; that the library is one is trusted.
+                    // SAFETY: NCCL's function of this name has had these arguments in every release of NCCL 2; that the
+                    // library is NCCL is trusted.
                     let function = unsafe {
                         ::core::mem::transmute::<*mut ::core::ffi::c_void, unsafe extern "C" fn($($type),*) $(-> $result)?>(address)
                     };
@@ -136,7 +137,7 @@ macro_rules! functions {
     };
 }
 
-/// What a C function returns, where nothing is written for nothing.
+/// The return type of a C function; a missing one becomes `()`.
 macro_rules! returned {
     () => {
         ()

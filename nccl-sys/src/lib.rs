@@ -1,7 +1,8 @@
 //! Raw bindings to [NCCL](https://docs.nvidia.com/deeplearning/nccl/), opened at run time and never linked.
 //!
-//! A program that uses this crate builds and starts on machines without NCCL, CUDA or a GPU, and runs with any NCCL 2: each function is
-//! looked up when it is first called, and one that the library at hand does not have is an error that names the release which brings it.
+//! A program that uses this crate builds and starts on machines without NCCL, CUDA or a GPU, and runs with any NCCL 2.
+//! Each function is looked up when it is first called. If the loaded library lacks it, the call returns an error that
+//! names the first release which has it.
 //!
 //! ```no_run
 //! use nccl_sys::{Library, ncclComm_t, ncclResult_t, ncclUniqueId};
@@ -22,9 +23,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Types, constants and signatures are those of the newest `nccl.h` known here, [`NCCL_VERSION_CODE`]. NCCL's structs only grow, and say how
-//! large and how new they are, so that older libraries accept them too. C's enums are integers with names: a newer library may return
-//! values that this crate has no name for. Streams and events are opaque pointers; those of any CUDA crate can be cast to them.
+//! Types, constants and signatures are those of the newest `nccl.h` known here, [`NCCL_VERSION_CODE`]. NCCL's structs
+//! only grow, and contain their size and version, so that older libraries accept them too. C's enums are integers with
+//! names: a newer library may return values that this crate has no name for. Streams and events are opaque pointers;
+//! those of any CUDA crate can be cast to them.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("NCCL is a library for Linux");

@@ -1,4 +1,4 @@
-//! Finds NCCL, opens it once and for ever, and looks functions up when they are first called.
+//! Finds NCCL, opens it once and permanently, and looks functions up when they are first called.
 
 #![expect(unsafe_code, reason = "the system's loader is C")]
 
@@ -15,21 +15,21 @@ use libloading::os::unix::{Library as Opened, RTLD_LAZY, RTLD_LOCAL};
 use crate::bindings::Slots;
 use crate::{Attempt, LoadError, MissingSymbol, Reason, Version, ncclResult_t};
 
-/// The names under which NCCL is installed; the second comes with packages for developers only.
+/// The names under which NCCL is installed; the second comes only with packages for developers.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// Linux's flag of `dlopen`: only a library that is in the process already.
+/// Linux's flag of `dlopen`: opens only a library that is already in the process.
 const RTLD_NOLOAD: c_int = 4;
 
-/// All that were opened, in that order. They stay: NCCL has threads that would not outlive their code.
+/// All libraries that were opened, in order. They are never closed: NCCL has threads that would not outlive their code.
 static OPEN: Mutex<Vec<&Library>> = Mutex::new(Vec::new());
 
 /// An NCCL in this process. Its methods with NCCL's names are NCCL's functions.
 ///
-/// A call costs one atomic load more than it does from C, and the first of each function a search for its name.
+/// A call costs one atomic load more than from C. The first call of each function also searches for its name.
 pub struct Library {
     opened: Opened,
-    /// The address of `ncclGetVersion`, which tells libraries apart.
+    /// The address of `ncclGetVersion`, which distinguishes libraries.
     identity: usize,
     version: Version,
     path: String,
@@ -39,31 +39,37 @@ pub struct Library {
 impl Library {
     /// Opens NCCL, or finds it open.
     ///
-    /// These are tried: the first that was opened here before; one that something else has brought into the process (PyTorch, say);
-    /// `libnccl.so.2` and `libnccl.so` where the system's loader finds them. A library is never unloaded.
+    /// These are tried, in order:
     ///
-    /// A library's initialisers run when it is opened. That a file of NCCL's name where the system's loader looks is NCCL is trusted, as by a
-    /// program that is linked with it: whoever decides where that is (packages, `LD_LIBRARY_PATH`) decides what the process runs.
+    /// - the first library that was opened here before;
+    /// - one that something else, such as PyTorch, has loaded into the process;
+    /// - `libnccl.so.2` and `libnccl.so` where the system's loader finds them.
+    ///
+    /// A library is never unloaded. Its initialisers run when it is opened. A file of NCCL's name where the system's
+    /// loader looks is trusted to be NCCL, as in a program linked with it. The packages and `LD_LIBRARY_PATH` that
+    /// determine this place determine what the process runs.
     ///
     /// # Errors
-    /// [`LoadError`] where no file can be opened that has an `ncclGetVersion` which succeeds.
+    /// [`LoadError`] if no file can be opened that has an `ncclGetVersion` which succeeds.
     pub fn open() -> Result<&'static Self, LoadError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = Vec::new();
         if let Some(first) = open.first() {
             return Ok(first);
         }
-        // SAFETY: what goes by NCCL's name in this process, or where the loader looks, is trusted to be NCCL, as said above.
+        // SAFETY: a library with NCCL's name in this process, or where the loader looks, is trusted to be NCCL, as
+        // stated above.
         let present = NAMES.iter().find_map(|name| unsafe { Self::load(OsStr::new(name), RTLD_NOLOAD) }.ok());
         // SAFETY: the same names, where the loader looks.
         let found = present.or_else(|| NAMES.iter().find_map(|name| unsafe { attempt(OsStr::new(name), &mut attempts) }));
         found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
     }
 
-    /// Opens this file and no other, or finds it open: the same file gives the same library. Two files may be open side by side.
+    /// Opens only this file, or finds it open: the same file gives the same library. Two files may be open side by
+    /// side.
     ///
     /// # Errors
-    /// [`LoadError`] where it cannot be opened, or has no `ncclGetVersion` which succeeds.
+    /// [`LoadError`] if it cannot be opened, or has no `ncclGetVersion` which succeeds.
     ///
     /// # Safety
     /// The file is an NCCL: its initialisers run when it is opened, and its functions are called by NCCL's signatures.
@@ -75,26 +81,27 @@ impl Library {
         found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
     }
 
-    /// The release of the loaded library, as it says itself.
+    /// Returns the release of the loaded library, as it reports itself.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// The file that is loaded, symbolic links followed.
+    /// Returns the path of the loaded file, with symbolic links resolved.
     pub fn path(&self) -> String {
         self.path.clone()
     }
 
-    /// Whether the loaded library has the function of this name, be it one that this crate knows or not. Searches each time.
+    /// Whether the loaded library has the function of this name, including names unknown to this crate. Searches each
+    /// time.
     pub fn has(&self, function: &str) -> bool {
         find(&self.opened, function).is_some()
     }
 
     /// # Safety
     ///
-    /// What the loader finds under this name is an NCCL.
+    /// The file that the loader finds under this name is an NCCL.
     unsafe fn load(name: &OsStr, flags: c_int) -> Result<Self, Reason> {
-        // SAFETY: the initialisers of NCCL ask for nothing, and the file is one: this function's contract.
+        // SAFETY: the initialisers of NCCL have no preconditions, and the file is one: this function's contract.
         let opened =
             unsafe { Opened::open(Some(name), RTLD_LAZY | RTLD_LOCAL | flags) }.map_err(|error| Reason::NotOpened(words(&error)))?;
         let found = find(&opened, "ncclGetVersion").ok_or(Reason::NotNccl).and_then(|address| Ok((address, version(address)?)));
@@ -103,17 +110,18 @@ impl Library {
                 Ok(Self { opened, identity: address.addr(), version, path: file_of(address, name), slots: Slots::default() })
             }
             Err(reason) => {
-                // What has run its initialisers may have left threads behind: it stays, though it is not used.
+                // Its initialisers have run and may have left threads behind: it remains loaded, but is not used.
                 std::mem::forget(opened);
                 Err(reason)
             }
         }
     }
 
-    /// Where the function is that `slot` is for.
+    /// Returns the address of the function that `slot` is for.
     #[inline]
     pub(crate) fn address(&self, slot: &Slot, symbol: &'static str, since: Version) -> Result<*mut c_void, MissingSymbol> {
-        // Whoever holds the library has synchronised with its opening, and the address itself is all that is published here.
+        // A thread that holds the library has synchronised with its opening, and only the address itself is published
+        // here.
         let address = slot.0.load(Ordering::Relaxed);
         let address = if address.is_null() { self.resolve(slot, symbol) } else { address };
         if address == ABSENT { Err(MissingSymbol { symbol, since, loaded: self.version }) } else { Ok(address) }
@@ -133,16 +141,16 @@ impl fmt::Debug for Library {
     }
 }
 
-/// The address of one function: null until it is asked for.
+/// The address of one function: null until it is first needed.
 #[derive(Default)]
 pub(crate) struct Slot(AtomicPtr<c_void>);
 
-/// The address of a function that the library does not have.
+/// Stands for the address of a function that the library does not have.
 const ABSENT: *mut c_void = without_provenance_mut(1);
 
 /// # Safety
 ///
-/// What the loader finds under this name is an NCCL.
+/// The file that the loader finds under this name is an NCCL.
 unsafe fn attempt(name: &OsStr, attempts: &mut Vec<Attempt>) -> Option<Library> {
     // SAFETY: this function's contract.
     match unsafe { Library::load(name, 0) } {
@@ -154,10 +162,10 @@ unsafe fn attempt(name: &OsStr, attempts: &mut Vec<Attempt>) -> Option<Library> 
     }
 }
 
-/// The library for good, or the one that is open already where it is the same.
+/// Keeps the library permanently, or returns the same library if it is already open.
 fn keep(library: Library, open: &mut Vec<&'static Library>) -> &'static Library {
     if let Some(known) = open.iter().find(|known| known.identity == library.identity) {
-        // Closing it here only takes back one of two openings.
+        // Closing it here only undoes one of two openings.
         return known;
     }
     let library = Box::leak(Box::new(library));
@@ -166,7 +174,7 @@ fn keep(library: Library, open: &mut Vec<&'static Library>) -> &'static Library 
 }
 
 fn find(opened: &Opened, symbol: &str) -> Option<*mut c_void> {
-    // SAFETY: the type says no more than that it is an address; whoever calls it gives it its own type.
+    // SAFETY: the type states only that it is an address; each caller gives it its own type.
     let address = unsafe { opened.get::<*mut c_void>(symbol) }.ok()?.into_raw();
     (!address.is_null()).then_some(address)
 }
@@ -182,7 +190,7 @@ fn version(address: *mut c_void) -> Result<Version, Reason> {
     }
 }
 
-/// The system loader's own words.
+/// Returns the system loader's own text.
 fn words(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -200,13 +208,13 @@ unsafe extern "C" {
     fn dladdr(address: *const c_void, place: *mut Place) -> c_int;
 }
 
-/// The file that `address` was loaded from, or `name` where the system does not say.
+/// Returns the file that `address` was loaded from, or `name` if the system does not report it.
 fn file_of(address: *mut c_void, name: &OsStr) -> String {
     let mut place = Place { file: null(), base: null_mut(), symbol: null(), address: null_mut() };
-    // SAFETY: any address may be asked for; the answer is written to a struct of C's layout.
+    // SAFETY: any address may be passed; the answer is written to a struct of C's layout.
     let known = unsafe { dladdr(address, &mut place) } != 0 && !place.file.is_null();
     let file = if known {
-        // SAFETY: the loader's string lives as long as the library, and that is in use.
+        // SAFETY: the loader's string lives as long as the library, which is in use.
         unsafe { CStr::from_ptr(place.file) }.to_string_lossy()
     } else {
         name.to_string_lossy()

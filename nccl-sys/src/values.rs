@@ -1,4 +1,4 @@
-//! What is a macro in `nccl.h` that bindings cannot be made from: initialisers, and the values that mean "unset".
+//! Macros of `nccl.h` that bindings cannot be generated from: initialisers, and the values that mean "unset".
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
@@ -8,21 +8,21 @@ use std::ptr::{null, null_mut};
 use crate::{NCCL_API_MAGIC, NCCL_VERSION_CODE};
 use crate::{ncclCollConfig_t, ncclComm_t, ncclConfig_t, ncclEncryptionConfig_t, ncclEncryptionMode_t, ncclSimInfo_t};
 
-/// A setting of a configuration that NCCL shall choose.
+/// A number in a configuration that NCCL chooses.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
-/// A string or list of a configuration that NCCL shall choose.
+/// A string or list in a configuration that NCCL chooses.
 pub const NCCL_CONFIG_UNDEF_PTR: *mut c_void = null_mut();
 /// A time that is not known yet.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
 /// No communicator.
 pub const NCCL_COMM_NULL: ncclComm_t = null_mut();
-/// What [`ncclSimInfo_t`] has in the place where other structs have [`NCCL_API_MAGIC`].
+/// The value that [`ncclSimInfo_t`] has in place of the [`NCCL_API_MAGIC`] of other structs.
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 
 const VERSION: c_uint = NCCL_VERSION_CODE as c_uint;
 
 impl ncclConfig_t {
-    /// `NCCL_CONFIG_INITIALIZER`: every setting is NCCL's choice.
+    /// Returns `NCCL_CONFIG_INITIALIZER`: every setting is NCCL's choice.
     pub const fn new() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -56,7 +56,7 @@ impl ncclConfig_t {
 }
 
 impl ncclCollConfig_t {
-    /// `NCCL_COLLCONFIG_INITIALIZER`: every setting of the one call is NCCL's choice.
+    /// Returns `NCCL_COLLCONFIG_INITIALIZER`: every setting of the one call is NCCL's choice.
     pub const fn new() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -77,14 +77,14 @@ impl ncclCollConfig_t {
 }
 
 impl ncclSimInfo_t {
-    /// `NCCL_SIM_INFO_INITIALIZER`: no time is estimated yet.
+    /// Returns `NCCL_SIM_INFO_INITIALIZER`: no time is estimated yet.
     pub const fn new() -> Self {
         Self { size: size_of::<Self>(), magic: NCCL_SIM_INFO_MAGIC, version: VERSION, estimatedTime: NCCL_UNDEF_FLOAT }
     }
 }
 
 impl ncclEncryptionConfig_t {
-    /// `NCCL_ENCRYPTION_CONFIG_INITIALIZER`: no encryption.
+    /// Returns `NCCL_ENCRYPTION_CONFIG_INITIALIZER`: no encryption.
     pub const fn new() -> Self {
         let mode = ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_NONE.0 as c_int;
         Self { size: size_of::<Self>(), magic: NCCL_API_MAGIC, version: VERSION, mode, psk: null() }

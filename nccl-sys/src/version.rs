@@ -5,40 +5,41 @@ use std::fmt;
 
 /// A version of NCCL, such as 2.28.9. Later ones compare as greater.
 ///
-/// NCCL packs a version into one integer, [`code`](Self::code): 2804 is 2.8.4, in the way of up to 2.8, and 20906 is 2.9.6, in that of
-/// all later ones.
+/// NCCL packs a version into one integer, [`code`](Self::code): up to 2.8 as in 2804 for 2.8.4, and later as in 20906
+/// for 2.9.6.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(c_int);
 
 impl Version {
-    /// The version major.minor.patch. Minor and patch are below 100 in all of NCCL's.
+    /// Creates the version major.minor.patch. Minor and patch are below 100 in all NCCL releases.
     pub const fn new(major: u16, minor: u8, patch: u8) -> Self {
         let (major, minor, patch) = (major as c_int, minor as c_int, patch as c_int);
         let old = major <= 2 && minor <= 8;
         Self(if old { major * 1000 } else { major * 10000 } + minor * 100 + patch)
     }
 
-    /// The version that `ncclGetVersion` or [`NCCL_VERSION_CODE`](crate::NCCL_VERSION_CODE) says as one number.
+    /// Creates a version from the number that `ncclGetVersion` returns and
+    /// [`NCCL_VERSION_CODE`](crate::NCCL_VERSION_CODE) holds.
     pub const fn from_code(code: c_int) -> Self {
         Self(code)
     }
 
-    /// The one number that NCCL writes for this version.
+    /// Returns NCCL's single number for this version.
     pub const fn code(self) -> c_int {
         self.0
     }
 
-    /// The first number.
+    /// Returns the first number.
     pub const fn major(self) -> c_int {
         if self.0 < 10000 { self.0 / 1000 } else { self.0 / 10000 }
     }
 
-    /// The second number.
+    /// Returns the second number.
     pub const fn minor(self) -> c_int {
         if self.0 < 10000 { self.0 / 100 % 10 } else { self.0 / 100 % 100 }
     }
 
-    /// The third number.
+    /// Returns the third number.
     pub const fn patch(self) -> c_int {
         self.0 % 100
     }

@@ -1,5 +1,5 @@
-//! Gives the library the name by which programs look for the real one: once a test has opened it by its path, every later look-up
-//! finds it, and nothing else ever does.
+//! Gives the library the name under which programs look for the real one. Once a test has opened it by its path, every
+//! later look-up finds it; without that, none does.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -11,22 +11,22 @@ use crate::library;
 pub struct DriverCalls(BTreeMap<String, [u64; 2]>);
 
 impl DriverCalls {
-    /// How many there are beside those that NCCL makes.
+    /// Returns the number of calls, without those that NCCL makes.
     pub fn beside_nccl(&self) -> u64 {
         self.0.values().map(|[outside, _]| outside).sum()
     }
 
-    /// How many NCCL makes.
+    /// Returns the number of calls that NCCL makes.
     pub fn inside_nccl(&self) -> u64 {
         self.0.values().map(|[_, inside]| inside).sum()
     }
 
-    /// The calls of one function beside those that NCCL makes.
+    /// Returns the calls of one function, without those that NCCL makes.
     pub fn of(&self, function: &str) -> u64 {
         self.0.get(function).map_or(0, |[outside, _]| *outside)
     }
 
-    /// The calls of one function, those that NCCL makes included.
+    /// Returns the calls of one function, including those that NCCL makes.
     pub fn with_nccl(&self, function: &str) -> u64 {
         self.0.get(function).map_or(0, |calls| calls.iter().sum())
     }
@@ -41,7 +41,7 @@ impl DriverCalls {
     }
 }
 
-/// What was called beside NCCL's own calls, such as `cuEventRecord 1, cuStreamWaitEvent 2`.
+/// Lists the calls not made by NCCL, such as `cuEventRecord 1, cuStreamWaitEvent 2`.
 impl fmt::Display for DriverCalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let outside = self.0.iter().filter(|(_, [outside, _])| *outside > 0);
@@ -51,12 +51,12 @@ impl fmt::Display for DriverCalls {
     }
 }
 
-/// The driver calls that this thread makes in `work`.
+/// Counts the driver calls that this thread makes in `work`.
 pub fn driver_calls_of_this_thread(work: impl FnOnce()) -> DriverCalls {
     counted(1, work)
 }
 
-/// The driver calls that anybody makes while `work` runs.
+/// Counts the driver calls that any thread makes while `work` runs.
 pub fn driver_calls(work: impl FnOnce()) -> DriverCalls {
     counted(0, work)
 }
@@ -70,14 +70,15 @@ fn counted(this_thread: u8, work: impl FnOnce()) -> DriverCalls {
 type Sink = unsafe extern "C" fn(*mut c_void, *const u8, usize, u64, u64);
 
 unsafe extern "C" fn sink(calls: *mut c_void, name: *const u8, length: usize, outside: u64, inside: u64) {
-    // SAFETY: `calls` is the value below, and there are `length` bytes of a name.
+    // SAFETY: `calls` points to the value below, and the name has `length` bytes.
     let (calls, name) = unsafe { (&mut *calls.cast::<DriverCalls>(), std::slice::from_raw_parts(name, length)) };
     calls.0.insert(String::from_utf8_lossy(name).into_owned(), [outside, inside]);
 }
 
 fn so_far(this_thread: u8) -> DriverCalls {
     let mut calls = DriverCalls::default();
-    // SAFETY: the function is of this workspace and has this signature; it calls `sink` with what it is given, before it returns.
+    // SAFETY: the function belongs to this workspace and has this signature; it calls `sink` with the given arguments,
+    // before it returns.
     let code = unsafe {
         let function = library::cuda().get::<unsafe extern "C" fn(u8, Sink, *mut c_void) -> u32>(b"simgpu_calls\0");
         function.unwrap_or_else(|error| panic!("the simulated driver has no simgpu_calls: {error}"))(

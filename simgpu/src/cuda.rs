@@ -1,4 +1,4 @@
-//! Steers the simulated driver.
+//! Controls the simulated driver.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,10 +7,10 @@ use fakecuda::{Access, Configuration, Counts};
 
 use crate::library;
 
-/// Calls a function of the simulated driver that gives a `CUresult`.
+/// Calls a function of the simulated driver that returns a `CUresult`.
 macro_rules! call {
     ($name:ident($($argument:expr => $kind:ty),*)) => {{
-        // SAFETY: the function is of this workspace and has this signature; it copies what it is given.
+        // SAFETY: the function belongs to this workspace and has this signature; it copies its arguments.
         let code = unsafe {
             let function = library::cuda().get::<unsafe extern "C" fn($($kind),*) -> u32>(concat!(stringify!($name), "\0").as_bytes());
             function.unwrap_or_else(|error| panic!("the simulated driver has no {}: {error}", stringify!($name)))($($argument),*)
@@ -27,21 +27,22 @@ fn c_text(text: &str) -> CString {
     CString::new(text).unwrap_or_else(|_| panic!("{text:?} has a NUL inside"))
 }
 
-/// Says what machine to simulate.
+/// Sets the machine to simulate.
 ///
 /// # Panics
 ///
-/// If the driver was initialised before.
+/// If the driver is already initialised.
 pub fn configure(configuration: Configuration) {
     expect("configuring; was it initialised before?", call!(simgpu_configure(&raw const configuration => *const Configuration)));
 }
 
-/// The `nth` call of `function` from now on, counted from 1, by whatever thread, returns the `CUresult` `code` and does nothing.
+/// Makes the `nth` call of `function` from now on (1 is the next), on any thread, return the `CUresult` `code` and do
+/// nothing.
 pub fn fail_call(function: &str, nth: u64, code: u32) {
     plant(function, nth, code, false);
 }
 
-/// As [`fail_call`], counting only what this thread calls.
+/// Does the same as [`fail_call`], but counts only the calls of this thread.
 pub fn fail_call_of_this_thread(function: &str, nth: u64, code: u32) {
     plant(function, nth, code, true);
 }
@@ -52,26 +53,26 @@ fn plant(function: &str, nth: u64, code: u32, this_thread: bool) {
     expect("planting", call!(simgpu_fail_call(name.as_ptr() => *const c_char, nth => u64, code => u32, this_thread => u8)));
 }
 
-/// Lets the memory of a device run out when `bytes` of it are in use.
+/// Makes the memory of a device run out when `bytes` of it are in use.
 ///
 /// # Panics
 ///
-/// If there is no such device, or the driver was not initialised.
+/// If there is no such device, or the driver is not initialised.
 pub fn limit_memory(device: i32, bytes: u64) {
     expect("limiting memory", call!(simgpu_limit_memory(device => c_int, bytes => u64)));
 }
 
-/// Takes back all that [`fail_call`] and [`limit_memory`] planted.
+/// Removes everything that [`fail_call`] and [`limit_memory`] planted.
 pub fn clear_faults() {
     expect("clearing faults", call!(simgpu_clear_faults()));
 }
 
-/// Loads PTX into the current context as the code of a library that knows nothing of the simulation: files, or folders of files, with
-/// colons between their names. Gives the `CUmodule`.
+/// Loads PTX into the current context as the code of a library that knows nothing of the simulation. `names` are
+/// files, or folders of files, separated by colons. Returns the `CUmodule`.
 ///
 /// # Errors
 ///
-/// The `CUresult`; what is wrong is in the reports.
+/// The `CUresult`; the cause is in the reports.
 pub fn load_library_kernels(names: &str) -> Result<*mut c_void, u32> {
     let names = c_text(names);
     let mut module = std::ptr::null_mut();
@@ -82,7 +83,8 @@ pub fn load_library_kernels(names: &str) -> Result<*mut c_void, u32> {
     }
 }
 
-/// Puts a job into `stream` that fails with the `CUresult` `code` when its turn comes, and breaks the context as a kernel would.
+/// Enqueues a job into `stream` that fails with the `CUresult` `code` when it runs, and breaks the context as a kernel
+/// would.
 ///
 /// # Panics
 ///
@@ -91,11 +93,12 @@ pub fn fail_stream(stream: *mut c_void, code: u32) {
     expect("planting a job that fails", call!(simgpu_fail_stream(stream => *mut c_void, code => u32)));
 }
 
-/// Puts a host function into `stream` that is known to read and write `accesses`. Gives the `CUresult`.
+/// Enqueues a host function into `stream` that is known to read and write `accesses`. Returns the `CUresult`.
 ///
 /// # Safety
 ///
-/// `function` may be called with `data` on another thread, once, or if the stream captures at every launch of the graph.
+/// `function` may be called with `data` on another thread: once, or, if the stream captures, at every launch of the
+/// graph.
 pub unsafe fn launch_host_function(
     stream: *mut c_void,
     function: unsafe extern "C" fn(*mut c_void),
@@ -108,13 +111,13 @@ pub unsafe fn launch_host_function(
     ))
 }
 
-/// While it lives, a stream begins no job: the host runs ahead as far as the test wants it to.
+/// A guard that keeps a stream from beginning any job, so that a test decides how far the host runs ahead.
 #[derive(Debug)]
 pub struct Gate {
     stream: *mut c_void,
 }
 
-// SAFETY: a stream may be named by any thread.
+// SAFETY: any thread may use a stream's handle.
 unsafe impl Send for Gate {}
 
 impl Gate {
@@ -128,18 +131,19 @@ impl Gate {
         Gate { stream }
     }
 
-    /// Opens it again, as dropping does.
+    /// Opens the gate again, as dropping does.
     pub fn open(self) {}
 }
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // A stream that is gone has no gate.
+        // A destroyed stream has no gate.
         call!(simgpu_set_gate(self.stream => *mut c_void, 0 => u8));
     }
 }
 
-/// What was found wrong since the last call: races, buffers freed while in use, faults of kernels. Empty is good.
+/// Takes the problems found since the last call: races, buffers freed while in use, faults of kernels. Empty if all is
+/// well.
 pub fn reports() -> Vec<String> {
     let mut text = Vec::<u8>::new();
     loop {
@@ -155,24 +159,24 @@ pub fn reports() -> Vec<String> {
     }
 }
 
-/// Adds a report of one's own.
+/// Adds a report of the test's own.
 pub fn report(text: &str) {
     let text = c_text(text);
     expect("reporting", call!(simgpu_report(text.as_ptr() => *const c_char)));
 }
 
-/// What is alive, for tests that look for leaks.
+/// Counts the objects that are alive, for tests that look for leaks.
 pub fn counts() -> Counts {
     let mut counts = Counts::default();
     expect("counting", call!(simgpu_counts(&raw mut counts => *mut Counts)));
     counts
 }
 
-/// A test that has the simulation for itself: reports, faults and counts are one for the whole process.
+/// A guard for exclusive use of the simulation: reports, faults and counts are shared by the whole process.
 #[derive(Debug)]
 pub struct Alone(#[allow(dead_code, reason = "held, never read")] MutexGuard<'static, ()>);
 
-/// Installs the simulation and waits until no other test has it for itself; without planted faults, without old reports.
+/// Installs the simulation, waits until no other test uses it exclusively, and clears planted faults and old reports.
 pub fn alone() -> Alone {
     static LOCK: Mutex<()> = Mutex::new(());
     library::install_cuda_only();

@@ -1,34 +1,35 @@
-//! Holds up functions of the simulated driver, and tells of calls that it has held up itself.
+//! Holds up functions of the simulated driver, and counts calls that the driver itself has held up.
 
 use std::ffi::CString;
 
 use crate::library;
 
-/// The control function of this name. They have no arguments but for a text.
+/// Finds the control function of this name. These functions take no arguments, or only a text.
 fn function<T: Copy>(name: &str) -> T {
-    // SAFETY: the driver is of this workspace, and the callers below name each function with its signature.
+    // SAFETY: the driver belongs to this workspace, and the callers below name each function with its signature.
     let found = unsafe { library::cuda().get::<T>(name.as_bytes()) };
     *found.unwrap_or_else(|error| panic!("the simulated driver has no {name}: {error}"))
 }
 
-/// How many calls of this process have waited for the lock of a context, which another one kept while the device worked.
+/// Counts the calls of this process that have waited for the lock of a context, held by another call while the device
+/// worked.
 pub fn waits_for_context() -> u64 {
-    // SAFETY: the function asks for nothing.
+    // SAFETY: the function takes no arguments.
     unsafe { function::<unsafe extern "C" fn() -> u64>("simgpu_waits_for_context")() }
 }
 
-/// How many calls of this process have waited for room in the queue of a stream.
+/// Counts the calls of this process that have waited for a free place in the queue of a stream.
 pub fn waits_for_room() -> u64 {
-    // SAFETY: the function asks for nothing.
+    // SAFETY: the function takes no arguments.
     unsafe { function::<unsafe extern "C" fn() -> u64>("simgpu_waits_for_room")() }
 }
 
-/// While it lives, other threads that call some functions of the driver stay there.
+/// A guard that blocks other threads inside some functions of the driver.
 #[derive(Debug)]
 pub struct HeldUp(());
 
 impl HeldUp {
-    /// Holds up these functions, but for calls of this thread.
+    /// Holds up these functions, except for calls of this thread.
     ///
     /// # Panics
     ///
@@ -43,16 +44,16 @@ impl HeldUp {
         Self(())
     }
 
-    /// How many threads are there now.
+    /// Returns the number of threads that are held up now.
     pub fn callers(&self) -> u64 {
-        // SAFETY: the function asks for nothing.
+        // SAFETY: the function takes no arguments.
         unsafe { function::<unsafe extern "C" fn() -> u64>("simgpu_held_up")() }
     }
 }
 
 impl Drop for HeldUp {
     fn drop(&mut self) {
-        // SAFETY: the function asks for nothing.
+        // SAFETY: the function takes no arguments.
         unsafe { function::<unsafe extern "C" fn() -> u32>("simgpu_let_go")() };
     }
 }

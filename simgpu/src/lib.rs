@@ -1,8 +1,8 @@
-//! The simulated GPU: puts it in place, plants faults, reads its reports.
+//! Controls the simulated GPU: installs it, plants faults, reads its reports.
 //!
-//! A test calls [`install`] (or [`alone`], which calls it) before anything looks for a driver. From then on the process has a CUDA driver
-//! and an NCCL over host memory, and nobody finds the real ones. Not a model of speed, and no proof that the real ones behave: what it
-//! proves is that our side is right.
+//! A test calls [`install`] (or [`alone`], which calls it) before any code looks for a driver. From then on the
+//! process has a CUDA driver and an NCCL over host memory, and the real ones are not found. The simulation is no model
+//! of speed, and does not prove that the real libraries behave like it. It tests our side of the interface.
 
 #![allow(unsafe_code, reason = "calls C functions of the simulated libraries")]
 

@@ -10,7 +10,8 @@ const CUDA: &str = "libfakecuda.so";
 const MANAGEMENT: &str = "libfakenvml.so";
 pub(crate) const NCCL: &str = "libfakenccl.so";
 
-/// Cargo puts them beside the tests, which lie in `target/…/deps`; programs lie above, examples beside that.
+/// Returns the path of a library. Cargo puts them beside the tests, which lie in `target/…/deps`; programs lie above,
+/// examples beside that.
 pub(crate) fn path(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap_or_else(|error| panic!("looking for {name}: where is this program? {error}"));
     let folders: Vec<PathBuf> = program.ancestors().skip(1).take(2).flat_map(|folder| [folder.into(), folder.join("deps")]).collect();
@@ -18,9 +19,9 @@ pub(crate) fn path(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is in none of {folders:?}; the packages beside this one make it"))
 }
 
-/// Opens a library for good. It gives its own name as that of the real one, so every later look-up by that name ends here.
+/// Opens a library permanently. It carries the name of the real one, so every later look-up by that name finds it.
 pub(crate) fn open(path: &Path) -> Library {
-    // SAFETY: the libraries are of this workspace; they do nothing when opened.
+    // SAFETY: the libraries belong to this workspace; they do nothing when opened.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.unwrap_or_else(|error| panic!("opening {}: {error}", path.display()))
 }
 
@@ -29,7 +30,7 @@ pub(crate) fn cuda() -> &'static Library {
     LIBRARY.get_or_init(|| open(&path(CUDA)))
 }
 
-/// Puts the simulated driver and the simulated NCCL in place for this process, or the real NCCL that the environment names
+/// Installs the simulated driver and the simulated NCCL for this process, or the real NCCL that the environment names
 /// ([`crate::real`]). Calls after the first do nothing.
 ///
 /// # Panics
@@ -44,7 +45,7 @@ pub fn install() {
     }
 }
 
-/// Puts only the driver in place: a machine that has no NCCL. What of NCCL the system has can then be found.
+/// Installs only the driver, as on a machine without NCCL. An NCCL that the system has can then be found.
 ///
 /// # Panics
 ///
@@ -57,12 +58,12 @@ fn runtime_path(release: u32) -> PathBuf {
     path(&format!("libfakecudart{release}.so"))
 }
 
-/// Puts the simulated CUDA runtime of a release, 12 or 13, and the management library in place for this process. It is what a library that
-/// was linked with `libcudart.so.12` or `.13` finds then. Calls after the first give the same library.
+/// Installs the simulated CUDA runtime of a release, 12 or 13, and the management library for this process. A library
+/// that was linked with `libcudart.so.12` or `.13` then finds them. Calls after the first return the same library.
 ///
 /// # Panics
 ///
-/// If that of the other release is in place, or they were not built, or cannot be opened.
+/// If the runtime of the other release is installed, or the libraries were not built or cannot be opened.
 pub fn runtime(release: u32) -> &'static Library {
     static LIBRARY: OnceLock<(u32, Library)> = OnceLock::new();
     let (installed, library) = LIBRARY.get_or_init(|| {
@@ -74,7 +75,7 @@ pub fn runtime(release: u32) -> &'static Library {
     library
 }
 
-/// Puts the simulated management library, `libnvidia-ml.so.1`, in place for this process.
+/// Installs the simulated management library, `libnvidia-ml.so.1`, for this process.
 ///
 /// # Panics
 ///
@@ -85,8 +86,8 @@ pub fn management() -> &'static Library {
     LIBRARY.get_or_init(|| open(&path(MANAGEMENT)))
 }
 
-/// The value of `LD_PRELOAD` with which a child process has the simulated driver, runtime and management library from its start, but no
-/// NCCL: a real one can then be used.
+/// Returns the value of `LD_PRELOAD` that gives a child process the simulated driver, runtime and management library
+/// from its start. It includes no NCCL, so a real one can be used.
 ///
 /// # Panics
 ///
@@ -100,7 +101,7 @@ pub fn preload_runtime(release: u32) -> OsString {
     paths
 }
 
-/// What a child process needs in its environment to have what [`install`] puts in place from its start.
+/// Returns the environment variables that give a child process, from its start, what [`install`] installs.
 ///
 /// # Panics
 ///

@@ -1,16 +1,19 @@
-//! A real NCCL in place of the simulated one, on the simulated driver: its host code as it was built, its kernels from their PTX.
+//! Runs a real NCCL in place of the simulated one, on the simulated driver: its host code as built, its kernels from
+//! their PTX.
 //!
-//! `COLLECTIVES_TEST_NCCL` names the library, and `COLLECTIVES_TEST_NCCL_KERNELS` the files with the PTX of its kernels, or folders of such
-//! files, with colons between. The library has to take the CUDA runtime as a shared library: one that has it inside asks the driver for
-//! tables that only NVIDIA's has. Nothing can be planted in a real NCCL, so tests that do are skipped ([`nccl`] says whether one is in place).
+//! `COLLECTIVES_TEST_NCCL` names the library. `COLLECTIVES_TEST_NCCL_KERNELS` names the files with the PTX of its
+//! kernels, or folders of such files, separated by colons. The library must use the CUDA runtime as a shared library:
+//! a built-in runtime asks the driver for tables that only NVIDIA's driver has. Nothing can be planted in a real NCCL,
+//! so tests that do so are skipped ([`nccl`] returns the real one, if any).
 //!
-//! Some settings are needed on the simulation, or spare time. Each is made where the environment says nothing of it:
+//! Some settings are needed on the simulation, or save time. Each applies unless the environment sets it:
 //!
-//! - `NCCL_MAX_CTAS=1`: a kernel of one block, since blocks of an interpreter only take longer.
+//! - `NCCL_MAX_CTAS=1`: a kernel of one block, because more blocks only make the interpreter slower.
 //! - `NCCL_PROTO=^LL128`: that protocol needs all threads of a warp to store at once.
 //! - `NCCL_NET=Socket`, `NCCL_IB_DISABLE=1`, `NCCL_SOCKET_IFNAME=lo`: all ranks are on this host.
 //!
-//! `NCCL_P2P_DISABLE` and `NCCL_SHM_DISABLE` choose the transport, as ever: memory of the other process, shared memory, or a network.
+//! `NCCL_P2P_DISABLE` and `NCCL_SHM_DISABLE` choose the transport as usual: memory of the other process, shared
+//! memory, or a network.
 
 use std::env;
 use std::ffi::OsString;
@@ -22,11 +25,11 @@ use libloading::os::unix::Library;
 
 use crate::library;
 
-/// Names the library.
+/// The variable that names the library.
 const LIBRARY: &str = "COLLECTIVES_TEST_NCCL";
-/// Names the PTX of its kernels.
+/// The variable that names the PTX of its kernels.
 const KERNELS: &str = "COLLECTIVES_TEST_NCCL_KERNELS";
-/// Where the simulated runtime looks for PTX.
+/// The variable in which the simulated runtime looks for PTX.
 const RUNTIME_KERNELS: &str = "SIMGPU_KERNELS";
 
 const SETTINGS: [(&str, &str); 5] =
@@ -37,15 +40,15 @@ const SETTINGS: [(&str, &str); 5] =
 pub struct RealNccl {
     path: PathBuf,
     kernels: OsString,
-    /// The release of the CUDA runtime that it takes.
+    /// The release of the CUDA runtime that it uses.
     release: u32,
 }
 
-/// The real NCCL that is to be used in place of the simulated one; `None` where the environment names none.
+/// Returns the real NCCL that replaces the simulated one, or `None` if the environment names none.
 ///
 /// # Panics
 ///
-/// If what it names cannot be used here.
+/// If the named library cannot be used here.
 pub fn nccl() -> Option<&'static RealNccl> {
     static NAMED: OnceLock<Option<RealNccl>> = OnceLock::new();
     let named = || {
@@ -62,13 +65,13 @@ pub fn nccl() -> Option<&'static RealNccl> {
 }
 
 impl RealNccl {
-    /// Puts it in place for this process, with the runtime that it takes.
+    /// Installs the library for this process, with the runtime that it uses.
     pub(crate) fn install(&self) {
         static OPENED: OnceLock<Library> = OnceLock::new();
         OPENED.get_or_init(|| {
             for (name, value) in self.settings() {
-                // SAFETY: the standard library keeps its own readers of the environment apart from this. C code that reads it is NCCL and
-                // what it brings, which is opened after this, once.
+                // SAFETY: the standard library keeps its own readers of the environment apart from this. The C code
+                // that reads it is NCCL and the libraries it loads, which are opened after this, once.
                 unsafe { env::set_var(name, value) };
             }
             library::runtime(self.release);
@@ -76,7 +79,7 @@ impl RealNccl {
         });
     }
 
-    /// What a child process needs in its environment to have it from its start.
+    /// Returns the environment variables that give a child process this library from its start.
     pub(crate) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut preload = library::preload_runtime(self.release);
         preload.push(":");
@@ -96,13 +99,13 @@ fn runtime_release(needed: &[String]) -> Option<u32> {
     needed.iter().find_map(|name| name.strip_prefix("libcudart.so.")?.parse().ok()).filter(|release| [12, 13].contains(release))
 }
 
-/// The shared libraries that one asks for (`DT_NEEDED`), by their names.
+/// Returns the names of the shared libraries that this one needs (`DT_NEEDED`).
 fn needed(path: &Path) -> io::Result<Vec<String>> {
     let file = std::fs::read(path)?;
     needed_of(&file).ok_or_else(|| io::Error::other("it is no shared library of a 64-bit little-endian machine"))
 }
 
-/// A number of 2, 4 or 8 bytes in a file, so many bytes after a place.
+/// Reads a number of 2, 4 or 8 bytes in a file, `offset` bytes after `start`.
 fn number(file: &[u8], start: usize, offset: usize, bytes: usize) -> Option<usize> {
     let (mut all, at) = ([0; 8], start.checked_add(offset)?);
     all[..bytes].copy_from_slice(file.get(at..at.checked_add(bytes)?)?);
@@ -119,7 +122,7 @@ fn needed_of(file: &[u8]) -> Option<Vec<String>> {
         return None;
     }
     let (table, size, count) = (number(file, 0, 32, 8)?, number(file, 0, 54, 2)?, number(file, 0, 56, 2)?);
-    // Kind, place in the file, address, size in the file.
+    // Kind, offset in the file, address, size in the file.
     let segment = |index: usize| {
         let at = table.checked_add(size * index)?;
         Some([number(file, at, 0, 4)?, number(file, at, 8, 8)?, number(file, at, 16, 8)?, number(file, at, 32, 8)?])
@@ -159,7 +162,7 @@ mod tests {
         let whole = std::fs::read("/proc/self/exe").unwrap();
         assert!(needed_of(&whole).is_some());
         for length in (0..4096).chain([whole.len() / 2]) {
-            // No panic; what is left may do.
+            // It must not panic; the part that is left may suffice.
             needed_of(&whole[..length]);
         }
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,7 +1,8 @@
-//! Which connections may be there before they have proven anything: how many, for how long, and which make room for others.
+//! Limits on connections that have not completed their proof: how many, for how long, and which are dropped for new
+//! ones.
 //!
-//! One policy for all that listens: a store's server, a rank's listener, and the server that hands out shared memory. No sockets and no
-//! clock: the time is given, and so is what accepts.
+//! All listeners share this policy: a store's server, a rank's listener, and the server that passes on shared memory.
+//! No sockets and no clock: the caller supplies the time and the function that accepts.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -13,16 +14,17 @@ use crate::base::tuning::admission::{BATCH, Limits, PATIENCE, REPORTED, STARVED}
 #[derive(Debug)]
 pub(crate) struct Admission<C> {
     limits: Limits,
-    /// Oldest first.
+    /// The unproven connections, oldest first.
     unproven: VecDeque<Waiting<C>>,
-    /// Until when nothing is accepted.
+    /// The end of the pause in which nothing is accepted.
     resting: Option<Instant>,
-    /// Whether the listener is watched.
+    /// Whether the caller polls the listener.
     watched: bool,
     refused: u64,
-    /// Since when the system has had no descriptor or memory for who has come, and no unproven connection was there to make room.
+    /// Since when the system has lacked a descriptor or memory for a new connection while no unproven connection
+    /// could be dropped, and the error.
     starving: Option<(Instant, io::Error)>,
-    /// When somebody was last found who could not be let in.
+    /// The last time at which a connection could not be accepted for lack of resources.
     lacked: Option<Instant>,
 }
 
@@ -40,22 +42,23 @@ impl<C> Waiting<C> {
 }
 
 impl<C> Admission<C> {
-    /// None yet.
+    /// Creates an admission without connections.
     pub(crate) fn new(limits: Limits) -> Self {
         Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0, starving: None, lacked: None }
     }
 
-    /// What keeps everybody out, where the limits of this process do: unproven connections could be made to leave, and there are none.
+    /// Returns the error that prevents all connections, if the cause is this process's limits. Dropping unproven
+    /// connections would free resources, but there are none.
     pub(crate) fn starved(&self, now: Instant) -> Option<&io::Error> {
         self.starving.as_ref().filter(|(since, _)| now.saturating_duration_since(*since) >= STARVED).map(|(_, error)| error)
     }
 
-    /// Whether somebody who came could not be let in at `now` for such a lack.
+    /// Whether a connection could not be accepted at `now` for such a lack.
     pub(crate) fn lacks(&self, now: Instant) -> bool {
         self.lacked == Some(now) && self.starved(now).is_some()
     }
 
-    /// Remembers whether who came could be let in.
+    /// Records whether the last connection could be accepted.
     fn remember(&mut self, now: Instant, lack: Option<io::Error>) {
         self.lacked = lack.is_some().then_some(now);
         self.starving = match (self.starving.take(), lack.filter(|_| self.unproven.is_empty())) {
@@ -65,12 +68,12 @@ impl<C> Admission<C> {
         };
     }
 
-    /// Whether nothing is accepted for a while: the listener is not to be watched then.
+    /// Whether accepting is paused: the caller must not poll the listener then.
     pub(crate) fn is_resting(&self) -> bool {
         self.resting.is_some()
     }
 
-    /// Whether the listener is to be watched from now on, where that has changed since this was last asked.
+    /// Returns whether to poll the listener from now on, if that has changed since the last call.
     pub(crate) fn watch_change(&mut self) -> Option<bool> {
         let watched = !self.is_resting();
         (std::mem::replace(&mut self.watched, watched) != watched).then_some(watched)
@@ -80,7 +83,8 @@ impl<C> Admission<C> {
         self.resting.is_some_and(|until| now < until)
     }
 
-    /// Takes out those that make room, where there is none: the oldest that have been there for longer than the grace. They may try again.
+    /// If all slots are taken, removes the oldest connections that have exceeded the grace period. They may connect
+    /// again.
     pub(crate) fn make_room(&mut self, now: Instant) -> Vec<C> {
         if self.unproven.len() < self.limits.most || self.rests_at(now) {
             return Vec::new();
@@ -90,8 +94,9 @@ impl<C> Admission<C> {
         self.unproven.drain(..late).map(|waiting| waiting.connection).collect()
     }
 
-    /// Accepts who has come, as far as there is room; nobody during a rest. Rests where there is no room, and where the system has no
-    /// descriptor or memory: the connection stays where it is, and would end every wait at once.
+    /// Accepts pending connections as far as there are free slots; none during a pause. Pauses if all slots are
+    /// taken, or if the system lacks a descriptor or memory. In that case the connection stays in the queue and would
+    /// end every wait at once.
     pub(crate) fn accept<S>(&mut self, now: Instant, mut accept: impl FnMut() -> io::Result<S>) -> Vec<S> {
         let mut accepted = Vec::new();
         if self.rests_at(now) {
@@ -104,7 +109,7 @@ impl<C> Admission<C> {
             match accept() {
                 Ok(stream) => accepted.push(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // The connection broke before it was accepted, or a signal came: the next one may be well.
+                // The connection broke before it was accepted, or a signal arrived: the next one may succeed.
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(error) => {
                     let pause = self.limits.rest;
@@ -124,41 +129,44 @@ impl<C> Admission<C> {
         self.unproven.push_back(Waiting { connection, since: now });
     }
 
-    /// Takes all of them out, oldest first, to listen to them. Those that have not said all go back by [`Admission::put_back`].
+    /// Removes all connections, oldest first, to read from them. The caller returns those with an incomplete proof by
+    /// [`Admission::put_back`].
     pub(crate) fn take(&mut self) -> VecDeque<Waiting<C>> {
         std::mem::take(&mut self.unproven)
     }
 
-    /// Puts one back, behind those that were put back before.
+    /// Adds a connection back, after those added back before.
     pub(crate) fn put_back(&mut self, waiting: Waiting<C>) {
         self.unproven.push_back(waiting);
     }
 
-    /// Forgets those of which this is false.
+    /// Removes the connections for which `is_unproven` returns `false`.
     pub(crate) fn retain(&mut self, mut is_unproven: impl FnMut(&C) -> bool) {
         self.unproven.retain(|waiting| is_unproven(&waiting.connection));
     }
 
-    /// Takes out those that have taken too long.
+    /// Removes the connections that have exceeded their time, and returns them.
     pub(crate) fn overdue(&mut self, now: Instant) -> Vec<C> {
         let late = self.unproven.iter().take_while(|waiting| waiting.age(now) >= PATIENCE).count();
         self.unproven.drain(..late).map(|waiting| waiting.connection).collect()
     }
 
-    /// How long a wait may take in which nobody comes and nobody says anything: until a rest ends, or somebody's time. `None` for ever.
+    /// Returns how long the caller may wait if nothing arrives: until the pause or the oldest connection's time ends.
+    /// `None` means without limit.
     pub(crate) fn patience(&self, now: Instant) -> Option<Duration> {
         let rest = self.resting.map(|until| until.saturating_duration_since(now));
         let oldest = self.unproven.front().map(|oldest| PATIENCE.saturating_sub(oldest.age(now)));
         [rest, oldest].into_iter().flatten().min()
     }
 
-    /// Counts a connection that was refused. Its number, where it is to be reported: in a flood that becomes ever rarer.
+    /// Counts a refused connection. Returns its number if it should be reported: the more refusals, the fewer
+    /// reports.
     pub(crate) fn refuse(&mut self) -> Option<u64> {
         self.refused += 1;
         (self.refused <= REPORTED || self.refused.is_power_of_two()).then_some(self.refused)
     }
 
-    /// The unproven connections, oldest first.
+    /// Returns the unproven connections, oldest first.
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &C> {
         self.unproven.iter().map(|waiting| &waiting.connection)
     }
@@ -170,13 +178,13 @@ mod tests {
 
     const LIMITS: Limits = Limits { most: 100, grace: Duration::from_millis(100), rest: Duration::from_millis(50) };
 
-    /// What accepts connections with growing numbers, so many of them.
+    /// Accepts connections with these numbers, in order.
     fn accepting(numbers: std::ops::Range<u32>) -> impl FnMut() -> io::Result<u32> {
         let mut numbers = numbers;
         move || numbers.next().ok_or_else(|| ErrorKind::WouldBlock.into())
     }
 
-    /// A hundred connections that have come at `now`, the first of them 0.
+    /// Creates an admission with a hundred connections, numbered from 0, that came at `now`.
     fn full(now: Instant) -> Admission<u32> {
         let mut admission = Admission::new(LIMITS);
         for numbers in [0..BATCH as u32, BATCH as u32..200] {
@@ -246,7 +254,7 @@ mod tests {
         assert!(!admission.lacks(begun + STARVED), "who comes now may be let in");
         admission.accept(begun + STARVED, lack);
         assert!(admission.lacks(begun + STARVED) && !admission.lacks(begun + STARVED * 2));
-        // It has passed.
+        // The lack has passed.
         assert_eq!(admission.accept(begun + STARVED * 2, accepting(0..1)), [0]);
         assert!(admission.starved(begun + STARVED * 9).is_none());
     }

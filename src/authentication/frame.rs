@@ -1,4 +1,5 @@
-//! The frame of every reply of a proof (magic, version, kind, reason and one word), and why a proof came to nothing: on the wire, in words.
+//! The frame of every reply of a proof (magic, version, kind, reason and one word), and the reasons why a proof
+//! failed.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use std::fmt;
 pub(super) const REPLY_MAGIC: [u8; 8] = *b"colproof";
 /// The version of the protocol.
 pub(super) const VERSION: u8 = 1;
-/// The length of an opening without its context, and of a reply.
+/// The length of an opening without its context, and of a reply, in bytes.
 pub(super) const FRAME_BYTES: usize = 44;
 /// The kinds of replies: a challenge, a proof, a refusal.
 pub(super) const CHALLENGE: u8 = 1;
@@ -16,11 +17,11 @@ pub(super) const REFUSED: u8 = 3;
 /// A random number, or an HMAC.
 pub(super) type Word = [u8; 32];
 
-/// The last byte before the word: whether a handshake for encryption takes the place of HMACs.
+/// The last byte before the word: whether a handshake for encryption replaces the HMACs.
 pub(super) const PLAIN: u8 = 0;
 pub(super) const ENCRYPTED: u8 = 1;
 
-/// A reply.
+/// Creates a reply.
 pub(super) fn reply(kind: u8, mode: u8, word: &Word) -> [u8; FRAME_BYTES] {
     let mut bytes = [0; FRAME_BYTES];
     bytes[..8].copy_from_slice(&REPLY_MAGIC);
@@ -29,14 +30,14 @@ pub(super) fn reply(kind: u8, mode: u8, word: &Word) -> [u8; FRAME_BYTES] {
     bytes
 }
 
-/// The three bytes behind the version of a frame, and its word.
+/// Returns the three bytes after the version of a frame, and its word.
 pub(super) fn split(frame: &[u8; FRAME_BYTES]) -> ([u8; 3], Word) {
     let mut word = [0; 32];
     word.copy_from_slice(&frame[12..]);
     ([frame[9], frame[10], frame[11]], word)
 }
 
-/// Why a proof came to nothing, as it goes over the wire.
+/// Why a proof failed, as a code on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// The responder has no secret.
@@ -45,17 +46,17 @@ pub(crate) enum Reason {
     Wanted,
     /// The HMAC is not the expected one.
     Wrong,
-    /// Another version, another purpose, or no proof at all.
+    /// A different version, a different purpose, or no proof at all.
     Malformed,
-    /// The responder has too many others to attend to: worth another try.
+    /// The responder has too many other connections. Another attempt may succeed.
     Busy,
     /// The responder encrypts its connections, and the initiator does not.
     Plain,
-    /// The other way round.
+    /// The initiator encrypts its connections, and the responder does not.
     Encrypted,
     /// The responder's process has no descriptor or memory for one more connection.
     Starved,
-    /// A reason of a later version.
+    /// A reason that a later version defines.
     Other(u8),
 }
 
@@ -81,13 +82,13 @@ impl Reason {
         Self::KNOWN.into_iter().find(|reason| reason.code() == code).unwrap_or(Self::Other(code))
     }
 
-    /// The reason that a refusal gives, from the bytes behind the first four of its reply.
+    /// Returns the reason of a refusal, from the bytes after the first four of its reply.
     pub(crate) fn of_refusal(tail: &[u8]) -> Option<Self> {
         let [_, _, _, _, _, kind, code, ..] = tail else { return None };
         (*kind == REFUSED).then(|| Self::from_code(*code))
     }
 
-    /// The reply that refuses for this reason.
+    /// Creates the reply that refuses for this reason.
     pub(crate) fn to_reply(self) -> [u8; FRAME_BYTES] {
         let mut bytes = reply(REFUSED, PLAIN, &[0; 32]);
         bytes[10] = self.code();
@@ -98,16 +99,16 @@ impl Reason {
 /// Why the other end is not trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AuthenticationError {
-    /// It refused this end.
+    /// The other end refused this one.
     Refused(Reason),
-    /// This end refuses it.
+    /// This end refuses the other.
     Found(Reason),
-    /// What it sent is none of this; the words say what it is instead.
+    /// The other end sent something that is not part of a proof; the text describes it.
     Junk(String),
 }
 
 impl AuthenticationError {
-    /// What the responder tells the other end of it.
+    /// Creates the responder's reply for this error.
     pub(crate) fn to_reply(&self) -> [u8; FRAME_BYTES] {
         match self {
             Self::Refused(reason) | Self::Found(reason) => reason.to_reply(),
@@ -116,7 +117,7 @@ impl AuthenticationError {
     }
 }
 
-/// What to do where one end encrypts and the other does not.
+/// The advice if one end encrypts and the other does not.
 const ENCRYPT_ALIKE: &str = "set COLLECTIVES_ENCRYPT=1 (or Config::encrypt) for all ranks and for whoever serves their store, or for none";
 
 impl fmt::Display for AuthenticationError {

@@ -1,11 +1,11 @@
-//! What must hold for any bytes at either end of a handshake for encryption, and in the records behind it.
+//! Properties that must hold for any bytes at either end of an encrypted handshake, and in the records after it.
 
 use super::noise::Cipher;
 use super::record::{self, RECORD_BYTES, Records};
 use super::{Initiator, Purpose, Responder, Secret, Step};
 
 const CONTEXT: &[u8] = b"fuzz";
-/// What an honest end says, in this order.
+/// What an honest end sends, in this order.
 const CONTENTS: [&[u8]; 4] = [b"one", b"two, which is longer", &[7; 200], b"four"];
 
 fn secret() -> Secret {
@@ -20,7 +20,7 @@ fn responder() -> Responder {
     Responder::new(&secret(), Purpose::Link, CONTEXT.len())
 }
 
-/// The keys of two honest ends.
+/// Returns the keys of two honest ends.
 pub(crate) fn connected() -> [Cipher; 2] {
     let (mut initiator, mut responder) = (initiator(), responder());
     let mut said = initiator.opening();
@@ -42,7 +42,8 @@ pub(crate) fn connected() -> [Cipher; 2] {
     }
 }
 
-/// Any bytes at an end of a handshake, in parts of any size: neither is convinced. The first byte says to whom, and how long the parts are.
+/// Any bytes at an end of a handshake, in parts of any size, convince neither end. The first byte selects the end and
+/// the size of the parts.
 pub fn handshake(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else { return };
     let step = usize::from(kind >> 2) + 1;
@@ -56,7 +57,7 @@ pub fn handshake(data: &[u8]) {
         assert!(responder.proven().is_none() && responder.take_cipher().is_none(), "convinced without the secret");
         return;
     }
-    // Where the second bit is set, after an honest challenge.
+    // If the second bit is set, the bytes follow an honest challenge.
     let mut initiator = initiator();
     if kind & 2 != 0 {
         let reply = responder().receive(&initiator.opening()).ok().flatten().expect("an honest opening");
@@ -75,7 +76,8 @@ pub fn handshake(data: &[u8]) {
     }
 }
 
-/// Records of an honest end that were changed as the input says, or any bytes for them: what is opened is what was sent, from the beginning on.
+/// Records of an honest end, changed as the input specifies, or any bytes in their place. What is opened is a prefix
+/// of what was sent.
 pub fn records(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else { return };
     let [mut near, far] = connected();
@@ -105,7 +107,7 @@ pub fn records(data: &[u8]) {
     }
 }
 
-/// Flips, drops, repeats or adds bytes: the kind, the place (2 bytes), and a number.
+/// Flips, drops, repeats or adds bytes. The edit is its kind, the place (2 bytes), and a number.
 fn change(bytes: &mut Vec<u8>, edit: &[u8]) {
     let &[kind, high, low, number] = edit else { return };
     let at = usize::from(u16::from_be_bytes([high, low])) % (bytes.len() + 1);
@@ -122,7 +124,7 @@ fn change(bytes: &mut Vec<u8>, edit: &[u8]) {
     }
 }
 
-/// Inputs to begin with: honest words whose keys are zeros, and changes of each kind.
+/// Returns initial inputs: honest messages with zeros as keys, and changes of each kind.
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let opening = [b"colprove\x01\x02\x04\x01".as_slice(), &[0; 32], CONTEXT, &[0; 16]].concat();
     let challenge = [b"colproof\x01\x01\0\x01".as_slice(), &[0; 48]].concat();

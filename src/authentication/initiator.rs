@@ -22,28 +22,28 @@ pub(crate) struct Initiator {
     heard: Vec<u8>,
 }
 
-/// By which means it proves itself, and how far it is.
+/// The mechanism of the proof, and how far it has come.
 pub(super) enum Stage {
     /// HMACs over both nonces: its own, and the responder's once it is known.
     Hmac { nonce: Word, challenge: Option<Word> },
-    /// A handshake, whose first message is the opening.
+    /// A handshake whose first message is the opening.
     Handshake(Handshake),
-    /// The handshake is over, and the responder is to show that it has the keys.
+    /// The handshake is complete, and the responder must show that it has the keys.
     Keys(Cipher),
-    /// Both have them.
+    /// Both ends have the keys.
     Sealed(Cipher),
-    /// Nothing more is to be said: without keys both are proven, or one is not.
+    /// The proof has ended: without encryption both ends are proven, or the proof has failed.
     Over,
 }
 
 /// What the initiator does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Listen on.
+    /// Receive more.
     Listen,
-    /// Send this, then listen on.
+    /// Send this, then receive more.
     Send(Word),
-    /// Both are proven.
+    /// Both ends are proven.
     Done,
 }
 
@@ -63,23 +63,23 @@ impl Initiator {
         Ok(Self { secret: secret.clone(), purpose, context: context.to_vec(), opening, stage, heard: Vec::new() })
     }
 
-    /// What is to be sent first.
+    /// Returns the bytes to send first.
     pub(crate) fn opening(&self) -> Vec<u8> {
         self.opening.clone()
     }
 
-    /// How many bytes the next [`Initiator::receive`] may be given. Those behind them are no part of the proof.
+    /// Returns how many bytes the next [`Initiator::receive`] may take. Bytes after those are not part of the proof.
     pub(crate) fn wants(&self) -> usize {
         self.reply_bytes() - self.heard.len()
     }
 
-    /// The length of the reply that is coming in, as far as it can be told.
+    /// Returns the length of the incoming reply, as far as it is known.
     fn reply_bytes(&self) -> usize {
         let has_tag = matches!(self.stage, Stage::Handshake(_)) && self.heard.get(9) == Some(&CHALLENGE);
         if has_tag { FRAME_BYTES + TAG_BYTES } else { FRAME_BYTES }
     }
 
-    /// Takes in what the responder sent.
+    /// Takes in bytes from the responder.
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Step, AuthenticationError> {
         if bytes.len() > self.wants() {
             return Err(AuthenticationError::Junk(format!("it sent {} bytes more than a reply has", bytes.len() - self.wants())));
@@ -122,7 +122,7 @@ impl Initiator {
         }
     }
 
-    /// The keys of what follows, once both are proven; `None` where nothing is encrypted.
+    /// Returns the keys for later bytes, once both ends are proven; `None` if the connection is not encrypted.
     pub(crate) fn into_cipher(self) -> Option<Cipher> {
         match self.stage {
             Stage::Sealed(cipher) => Some(cipher),

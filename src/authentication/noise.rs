@@ -1,12 +1,14 @@
 //! The Noise protocol by [`snow`], `Noise_NNpsk0_25519_AESGCM_SHA256`, with the primitives of `ring` and `sha2`.
 //!
-//! NN: neither end has a key of its own, both make one for each connection, so recorded traffic stays closed to whoever learns the secret
-//! later. psk0: the secret is part of the very first key, so the first message of either end is worth nothing without it. AES-GCM, since with
-//! the processor's instructions it is twice as fast as ChaCha20-Poly1305 (`benches/record/2026-11-24-encryption.md`).
+//! - NN: neither end has a permanent key. Both make one for each connection, so learning the secret later does not
+//!   decrypt recorded traffic.
+//! - psk0: the secret is part of the very first key, so the first message of either end is worthless without it.
+//! - AES-GCM: with the processor's instructions it is twice as fast as ChaCha20-Poly1305
+//!   (`benches/record/encryption.md`).
 //!
-//! Each direction has a key and counts its messages, so a message that was changed, dropped, repeated or moved is not opened. The counter has 64
-//! bits and cannot run out. But AES-GCM grows weaker with what one key has encrypted, so a direction's key is replaced after so many
-//! messages, by Noise's own `REKEY` ([`MESSAGES_PER_KEY`]).
+//! Each direction has a key and counts its messages, so a message that was changed, dropped, repeated or moved does
+//! not decrypt. The counter has 64 bits and cannot run out. But AES-GCM grows weaker with the amount that one key has
+//! encrypted. So each direction's key is replaced after [`MESSAGES_PER_KEY`] messages, by Noise's own `REKEY`.
 
 use std::fmt;
 use std::io;
@@ -24,26 +26,27 @@ use super::frame::Word;
 
 /// Whether this build can encrypt.
 pub(super) const IS_HERE: bool = true;
-/// What it is called.
+/// The protocol's name.
 const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
-/// The length of a public key, and of a tag.
+/// The length of a public key and of a tag, in bytes.
 const PUBLIC_BYTES: usize = 32;
 pub(crate) const TAG_BYTES: usize = 16;
-/// Either message of the handshake: a public key and a tag.
+/// The length of either message of the handshake: a public key and a tag.
 pub(super) const HANDSHAKE_BYTES: usize = PUBLIC_BYTES + TAG_BYTES;
 /// The longest message, with its tag.
 pub(crate) const MESSAGE_BYTES: usize = 65_535;
-/// How many messages one key encrypts: at most 4 GiB, or 2^28 blocks. Who sees them can tell them from noise with an advantage of 2^-73.
+/// The number of messages that one key encrypts: at most 4 GiB, or 2^28 blocks. An observer can distinguish them from
+/// noise with an advantage of 2^-73.
 const MESSAGES_PER_KEY: u64 = 1 << 16;
 
 /// A message of the handshake.
 pub(super) type HandshakeMessage = [u8; HANDSHAKE_BYTES];
 
-/// The initiator's end of a handshake, whose first message is on its way.
+/// The initiator's end of a handshake that has begun.
 pub(super) struct Handshake(Box<HandshakeState>);
 
 impl Handshake {
-    /// Begins one. Both ends must say the same in `prologue`.
+    /// Begins a handshake and returns its first message. Both ends must use the same `prologue`.
     pub(super) fn begin(key: &Word, prologue: &[u8]) -> io::Result<(Self, HandshakeMessage)> {
         let builder = builder(key, prologue).and_then(Builder::build_initiator);
         let mut state = builder.map_err(|error| io::Error::other(format!("beginning a Noise handshake: {error}")))?;
@@ -54,13 +57,15 @@ impl Handshake {
         }
     }
 
-    /// Takes the other end's message; `None` where it does not know the key, or something was changed on its way.
+    /// Completes the handshake with the other end's message. Returns `None` if that end does not know the key, or if
+    /// bytes were changed on the way.
     pub(super) fn finish(mut self, message: &HandshakeMessage) -> Option<Cipher> {
         self.0.read_message(message, &mut [0; HANDSHAKE_BYTES]).ok()?;
         Cipher::of(*self.0)
     }
 
-    /// The responder's end, from the first message: its answer, and the keys. `None` as for [`Handshake::finish`].
+    /// Answers the first message as the responder, and returns the keys and the answer. Returns `None` as
+    /// [`Handshake::finish`] does.
     pub(super) fn answer(key: &Word, prologue: &[u8], message: &HandshakeMessage) -> Option<(Cipher, HandshakeMessage)> {
         let mut state = builder(key, prologue).and_then(Builder::build_responder).ok()?;
         state.read_message(message, &mut [0; HANDSHAKE_BYTES]).ok()?;
@@ -74,10 +79,10 @@ fn builder<'a>(key: &'a Word, prologue: &'a [u8]) -> Result<Builder<'a>, snow::E
     Builder::with_resolver(PATTERN.parse()?, Box::new(Primitives)).psk(0, key)?.prologue(prologue)
 }
 
-/// The keys of a connection: what is sealed by one end is opened by the other, in order and once.
+/// The keys of a connection. What one end seals, the other opens, in order and once.
 pub(crate) struct Cipher {
     state: TransportState,
-    /// Something could not be opened: nothing behind it is.
+    /// A message could not be opened, so later ones are not opened either.
     is_broken: bool,
 }
 
@@ -86,7 +91,8 @@ impl Cipher {
         Some(Self { state: state.into_transport_mode().ok()?, is_broken: false })
     }
 
-    /// Encrypts a message of at most [`MESSAGE_BYTES`] less the tag; `into` has the length of both.
+    /// Encrypts a message of at most [`MESSAGE_BYTES`] less the tag. `into` has the length of the message and the
+    /// tag.
     pub(crate) fn seal(&mut self, plain: &[u8], into: &mut [u8]) -> io::Result<()> {
         if is_time_to_rekey(self.state.sending_nonce()) {
             self.state.rekey_outgoing();
@@ -97,8 +103,9 @@ impl Cipher {
         }
     }
 
-    /// Decrypts a message; `into` has at least its length. Returns the length of what is there now. `None` where it is not the next that the other
-    /// end sealed: nothing of it is in `into` then, and no other is opened.
+    /// Decrypts a message and returns the length of the plain text. `into` has at least the message's length. Returns
+    /// `None` if it is not the next message that the other end sealed. Then `into` contains nothing of it, and no
+    /// later message is opened.
     pub(crate) fn open(&mut self, sealed: &[u8], into: &mut [u8]) -> Option<usize> {
         if !self.is_broken && is_time_to_rekey(self.state.receiving_nonce()) {
             self.state.rekey_incoming();
@@ -119,7 +126,7 @@ impl fmt::Debug for Cipher {
     }
 }
 
-/// Where snow gets its primitives from.
+/// The source of snow's primitives.
 struct Primitives;
 
 impl CryptoResolver for Primitives {
@@ -148,7 +155,7 @@ impl types::Random for SystemRandomness {
     }
 }
 
-/// A private key that is good for one exchange, which is all that NN has.
+/// A private key for a single exchange, which is all that NN needs.
 #[derive(Default)]
 struct OneExchange {
     private: Mutex<Option<EphemeralPrivateKey>>,
@@ -168,7 +175,7 @@ impl types::Dh for OneExchange {
         PUBLIC_BYTES
     }
 
-    /// For keys that last, which NN has none of.
+    /// Does nothing: it is for permanent keys, and NN has none.
     fn set(&mut self, _: &[u8]) {}
 
     fn generate(&mut self, _: &mut dyn types::Random) -> Result<(), snow::Error> {
@@ -183,7 +190,7 @@ impl types::Dh for OneExchange {
         &self.public
     }
 
-    /// Ring does not give it out, and nobody asks where no key lasts.
+    /// Returns nothing: ring does not expose it, and without permanent keys snow does not ask for it.
     fn privkey(&self) -> &[u8] {
         &[]
     }
@@ -226,10 +233,10 @@ impl types::Hash for Hash {
     }
 }
 
-/// AES-256-GCM; without a key it encrypts and opens nothing.
+/// AES-256-GCM. Without a key it neither encrypts nor decrypts.
 struct AesGcm(Option<LessSafeKey>);
 
-/// Noise's nonce: four zeros, and the counter, its highest byte first.
+/// Returns Noise's nonce: four zero bytes, then the counter in big-endian order.
 fn nonce(counter: u64) -> Nonce {
     let mut bytes = [0; 12];
     bytes[4..].copy_from_slice(&counter.to_be_bytes());
@@ -245,7 +252,7 @@ impl types::Cipher for AesGcm {
         self.0 = UnboundKey::new(&AES_256_GCM, key).ok().map(LessSafeKey::new);
     }
 
-    /// The length of what is in `out`; 0, and nothing there, where it cannot be.
+    /// Returns the length written to `out`; 0, and `out` empty or zeroed, if encryption fails.
     fn encrypt(&self, counter: u64, authtext: &[u8], plaintext: &[u8], out: &mut [u8]) -> usize {
         let sealed = plaintext.len() + TAG_BYTES;
         let (Some(key), Some(out)) = (&self.0, out.get_mut(..sealed)) else { return 0 };

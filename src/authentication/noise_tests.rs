@@ -1,4 +1,5 @@
-//! The handshake and what it seals: against the primitives of others, and under every attack that needs no secret.
+//! Tests of the handshake and its records: against other implementations of the primitives, and against every attack
+//! that needs no secret.
 
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::{Builder, HandshakeState};
@@ -27,7 +28,7 @@ fn answer(responder: &mut Responder, bytes: &[u8]) -> Vec<u8> {
     responder.receive(bytes).unwrap().unwrap()
 }
 
-/// What the initiator makes of a reply, of which it takes as much at a time as it asks for.
+/// Returns the initiator's result for a reply, of which it takes as much at a time as it asks for.
 fn hear(initiator: &mut Initiator, reply: &[u8]) -> Result<Step, AuthenticationError> {
     let (now, rest) = reply.split_at(initiator.wants().min(reply.len()));
     match initiator.receive(now)? {
@@ -43,7 +44,7 @@ fn tag(initiator: &mut Initiator, challenge: &[u8]) -> Word {
     }
 }
 
-/// The keys of both ends of an honest connection, and all that they sent for them.
+/// Returns the keys of both ends of an honest connection, and all that they sent for them.
 fn connected(mut initiator: Initiator, mut responder: Responder) -> (Cipher, Cipher, [Vec<u8>; 4]) {
     let opening = initiator.opening();
     let challenge = answer(&mut responder, &opening);
@@ -92,7 +93,7 @@ fn another_secret_is_found_by_the_responder_first_and_told_in_the_usual_words() 
     let told = initiator.receive(&refused.to_reply()).unwrap_err();
     assert_eq!(told, AuthenticationError::Refused(Reason::Wrong));
     assert!(told.to_string().contains("another secret"), "{told}");
-    // One that only pretends.
+    // A responder that only pretends to know the secret.
     let (mut initiator, mut pretender) = (self::initiator(1), self::responder(2));
     let other = answer(&mut pretender, &self::initiator(2).opening());
     assert_eq!(hear(&mut initiator, &other), Err(AuthenticationError::Found(Reason::Wrong)));
@@ -177,7 +178,7 @@ fn a_handshake_for_one_thing_is_none_for_another() {
     for wrong in [(Purpose::Store, CONTEXT), (Purpose::Link, b"what it is abouT")] {
         let opening = Initiator::new(&secret(1), wrong.0, wrong.1).unwrap().opening();
         let mut relabelled = initiator(1).opening();
-        // The other's keys under this one's head and context.
+        // The other opening's keys under this one's header and context.
         relabelled[12..44].copy_from_slice(&opening[12..44]);
         let end = relabelled.len() - TAG_BYTES;
         relabelled[end..].copy_from_slice(&opening[opening.len() - TAG_BYTES..]);
@@ -198,7 +199,7 @@ fn truncated_messages_prove_nothing_and_trailing_bytes_are_refused() {
     assert!(matches!(initiator(1).receive(&[0; 61]), Err(AuthenticationError::Junk(_))));
 }
 
-/// A handshake's other end with the primitives of RustCrypto and dalek.
+/// The other end of a handshake, with the primitives of RustCrypto and dalek.
 fn others(key: &Word, prologue: &[u8], begins: bool) -> HandshakeState {
     struct Others(DefaultResolver);
     impl CryptoResolver for Others {
@@ -277,7 +278,7 @@ fn what_is_sealed_is_opened_however_it_is_cut() {
     }
 }
 
-/// Opens all of it at once: what was authenticated before trouble, and whether there was any.
+/// Opens all bytes at once. Returns what was authenticated before an error, and whether there was one.
 fn opened(cipher: Cipher, bytes: &[u8]) -> (Vec<u8>, bool) {
     let mut records = Records::new(cipher);
     let mut plain = Vec::new();
@@ -309,7 +310,7 @@ fn records_that_were_changed_dropped_repeated_swapped_or_sent_back_are_not_opene
         let mut bytes = sealed.concat();
         bytes[bit / 8] ^= 1 << (bit % 8);
         let (plain, is_error) = opened(far, &bytes);
-        // A length that became longer waits for bytes that do not come, and opens nothing meanwhile.
+        // A length that increased waits for bytes that do not come, and opens nothing meanwhile.
         let is_length =
             [0, 1].iter().any(|at| [0, sealed[0].len(), sealed[0].len() + sealed[1].len()].contains(&(bit / 8).wrapping_sub(*at)));
         assert!(is_error || is_length, "bit {bit}");

@@ -1,19 +1,20 @@
-//! An encrypted stream is cut into records: two bytes with the length of what follows, and a message of the [`Cipher`]. Pure bytes.
+//! The records of an encrypted stream: two bytes with the length of what follows, and a message of the [`Cipher`].
+//! Bytes in, bytes out.
 //!
-//! The length is not encrypted, and need not be protected: a message of another length is not opened. A record without content is never sent,
-//! and refused.
+//! The length is not encrypted and needs no protection: a message of a different length does not decrypt. An empty
+//! record is never sent, and is refused.
 
 use std::io;
 
 use super::noise::{Cipher, MESSAGE_BYTES, TAG_BYTES};
 
-/// The most content of one record.
+/// The largest content of one record, in bytes.
 pub(crate) const CONTENT_BYTES: usize = MESSAGE_BYTES - TAG_BYTES;
-/// The length of a record of that size.
+/// The length of a record with that content.
 pub(crate) const RECORD_BYTES: usize = LENGTH_BYTES + MESSAGE_BYTES;
 const LENGTH_BYTES: usize = 2;
 
-/// Appends `plain` in as few records as hold it.
+/// Appends `plain` in as few records as possible.
 pub(crate) fn seal(cipher: &mut Cipher, plain: &[u8], into: &mut Vec<u8>) -> io::Result<()> {
     for content in plain.chunks(CONTENT_BYTES) {
         let message = content.len() + TAG_BYTES;
@@ -25,7 +26,7 @@ pub(crate) fn seal(cipher: &mut Cipher, plain: &[u8], into: &mut Vec<u8>) -> io:
     Ok(())
 }
 
-/// The message of the record that `bytes` begin with, and the record's length; `None` where it is not whole yet.
+/// Returns the message of the first record in `bytes`, and the record's length; `None` if it is incomplete.
 pub(crate) fn front(bytes: &[u8]) -> io::Result<Option<(&[u8], usize)>> {
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let length = usize::from(u16::from_be_bytes(*length));
@@ -35,17 +36,17 @@ pub(crate) fn front(bytes: &[u8]) -> io::Result<Option<(&[u8], usize)>> {
     Ok(rest.get(..length).map(|message| (message, LENGTH_BYTES + length)))
 }
 
-/// What a stream fails with whose bytes are not those that the other end sent.
+/// Makes the error of a stream whose bytes are not those that the other end sent.
 pub(crate) fn forged() -> io::Error {
     let words = "what came is not what was sent: bytes were changed, lost, repeated or added on their way, or are not the other end's";
     io::Error::new(io::ErrorKind::InvalidData, words)
 }
 
-/// Both directions of an encrypted stream, for bytes that come and go in buffers of their own.
+/// Both directions of an encrypted stream, for callers with their own buffers.
 #[derive(Debug)]
 pub(crate) struct Records {
     cipher: Cipher,
-    /// The beginning of a record; never more than one.
+    /// The beginning of an incomplete record; never more than one.
     begun: Vec<u8>,
 }
 
@@ -54,18 +55,18 @@ impl Records {
         Self { cipher, begun: Vec::new() }
     }
 
-    /// How much has come of a record that is not whole.
+    /// Returns how many bytes of an incomplete record have arrived.
     #[cfg(all(feature = "__internals", feature = "encryption"))]
     pub(crate) fn begun(&self) -> usize {
         self.begun.len()
     }
 
-    /// Appends `plain`, sealed.
+    /// Appends `plain` as records.
     pub(crate) fn seal(&mut self, plain: &[u8], into: &mut Vec<u8>) -> io::Result<()> {
         seal(&mut self.cipher, plain, into)
     }
 
-    /// Takes in what came, and appends the content of whole records. After an error nothing more is opened.
+    /// Takes in received bytes, and appends the content of complete records. After an error nothing more is opened.
     pub(crate) fn open(&mut self, bytes: &[u8], plain: &mut Vec<u8>) -> io::Result<()> {
         self.begun.extend_from_slice(bytes);
         let mut used = 0;

@@ -13,44 +13,44 @@ use super::{CONTEXT_BYTES, OPENING_MAGIC, Purpose, Side, check_begin, confirm, h
 pub(crate) struct Responder {
     secret: Secret,
     purpose: Purpose,
-    /// How long the context has to be.
+    /// The required length of the context, in bytes.
     context_bytes: usize,
     heard: Vec<u8>,
     stage: Stage,
 }
 
-/// How far a responder is.
+/// How far the proof has come.
 enum Stage {
     Opening,
-    /// What is to be proven, and the context.
+    /// Waiting for the initiator's proof, with the context.
     Challenged(Challenge, Vec<u8>),
-    /// With the keys of what follows, where it is encrypted.
+    /// Proven, with the keys for later bytes if the connection is encrypted.
     Done(Option<Cipher>, Vec<u8>),
-    /// It failed.
+    /// The proof has failed.
     Over,
 }
 
-/// What an initiator has to show.
+/// What the initiator must prove.
 enum Challenge {
     /// An HMAC over both nonces.
     Hmac([Word; 2]),
-    /// That it has the handshake's keys: a recorded opening is one that anybody can send.
+    /// That it has the handshake's keys: anyone can replay a recorded opening.
     Keys(Cipher),
 }
 
 impl Responder {
-    /// Waits for an opening with a context of so many bytes.
+    /// Waits for an opening with a context of `context_bytes` bytes.
     pub(crate) fn new(secret: &Secret, purpose: Purpose, context_bytes: usize) -> Self {
         debug_assert!(context_bytes <= CONTEXT_BYTES);
         Self { secret: secret.clone(), purpose, context_bytes, heard: Vec::new(), stage: Stage::Opening }
     }
 
-    /// Whether a handshake takes the place of HMACs.
+    /// Whether a handshake replaces the HMACs.
     fn encrypts(&self) -> bool {
         self.purpose.encrypts(&self.secret)
     }
 
-    /// Takes in what the initiator sent, and says what to send in return, if it is complete.
+    /// Takes in bytes from the initiator. Returns the reply to send once they are complete.
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, AuthenticationError> {
         let tag_bytes = if self.encrypts() { TAG_BYTES } else { 0 };
         let wanted = match self.stage {
@@ -81,7 +81,7 @@ impl Responder {
         }
     }
 
-    /// What the connection is about, once both ends are proven.
+    /// Returns the context, once both ends are proven.
     pub(crate) fn proven(&self) -> Option<&[u8]> {
         match &self.stage {
             Stage::Done(_, context) => Some(context),
@@ -89,7 +89,7 @@ impl Responder {
         }
     }
 
-    /// The keys of what follows, once both ends are proven; `None` where nothing is encrypted.
+    /// Returns the keys for later bytes, once both ends are proven; `None` if the connection is not encrypted.
     pub(crate) fn take_cipher(&mut self) -> Option<Cipher> {
         match &mut self.stage {
             Stage::Done(cipher, _) => cipher.take(),
@@ -120,7 +120,7 @@ impl Responder {
         }
     }
 
-    /// The answer to a complete opening.
+    /// Returns the answer to a complete opening.
     fn challenge(&mut self, opening: &[u8]) -> Result<Vec<u8>, AuthenticationError> {
         let (frame, rest) =
             opening.split_first_chunk::<FRAME_BYTES>().ok_or_else(|| AuthenticationError::Junk("half an opening".to_owned()))?;
@@ -143,7 +143,7 @@ impl Responder {
         Ok([&reply(CHALLENGE, ENCRYPTED, &key), &answer[32..]].concat())
     }
 
-    /// The answer to a tag.
+    /// Returns the answer to a tag.
     fn judge(&mut self, tag: &[u8], nonces: [Word; 2], context: Vec<u8>) -> Result<Vec<u8>, AuthenticationError> {
         let mac = |side| mac(&self.secret, side, self.purpose, [&nonces[0], &nonces[1]], &context);
         mac(Side::Initiator).verify_slice(tag).map_err(|_| AuthenticationError::Found(Reason::Wrong))?;
@@ -152,7 +152,7 @@ impl Responder {
         Ok(proof.to_vec())
     }
 
-    /// The answer to what shows that the initiator has the keys.
+    /// Returns the answer to the initiator's confirmation that it has the keys.
     fn judge_keys(&mut self, confirmation: &[u8], mut cipher: Cipher, context: Vec<u8>) -> Result<Vec<u8>, AuthenticationError> {
         if !is_confirmed(&mut cipher, confirmation) {
             return Err(AuthenticationError::Found(Reason::Wrong));

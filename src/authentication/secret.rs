@@ -13,20 +13,23 @@ use super::random;
 use crate::base::regular_file;
 use crate::error::{Error, Result};
 
-/// The fewest bytes. A peer can try guesses against a recorded proof, so a password will not do.
+/// The shortest secret, in bytes. A peer can test guesses against a recorded proof, so a password is not enough.
 const FEWEST: usize = 16;
-/// The most bytes.
+/// The longest secret, in bytes.
 const MOST: usize = 1024;
 
-/// What the processes of a job know and nobody else does.
+/// A secret that only the processes of a job know.
 ///
-/// Every connection then begins with a proof, by both ends, that they know it: to the store, between ranks, and where shared memory is
-/// handed over. Whoever cannot prove it is refused. Give the same secret to all ranks and to whoever serves their
-/// store, by `COLLECTIVES_SECRET` or `COLLECTIVES_SECRET_FILE`, or by [`Config::secret`](crate::Config::secret). What follows is encrypted
-/// where that is asked for: `COLLECTIVES_ENCRYPT=1`, [`Config::encrypt`](crate::Config::encrypt), or [`Secret::encrypting`].
+/// With a secret, every connection begins with a proof by both ends that they know it: to the store, between ranks,
+/// and for shared memory. A peer that cannot prove it is refused. Give the same secret to all ranks and to the
+/// process that serves their store: by `COLLECTIVES_SECRET`, `COLLECTIVES_SECRET_FILE`, or
+/// [`Config::secret`](crate::Config::secret).
 ///
-/// A secret has 16 to 1024 bytes, which should come from a source of random numbers: `openssl rand -hex 32`, or [`Secret::random`]. It is
-/// never printed, and its memory is overwritten when the last clone is dropped.
+/// The bytes after the proof are encrypted only on request: by `COLLECTIVES_ENCRYPT=1`,
+/// [`Config::encrypt`](crate::Config::encrypt), or [`Secret::encrypting`].
+///
+/// A secret has 16 to 1024 bytes, which should come from a source of random numbers: `openssl rand -hex 32`, or
+/// [`Secret::random`]. It is never printed, and its memory is overwritten when the last clone is dropped.
 ///
 /// ```
 /// use collectives::Secret;
@@ -42,12 +45,12 @@ const MOST: usize = 1024;
 #[derive(Clone)]
 pub struct Secret {
     bytes: Arc<Zeroizing<Vec<u8>>>,
-    /// Whether connections of those who know it are encrypted.
+    /// Whether connections with this secret are encrypted.
     encrypts: bool,
 }
 
 impl Secret {
-    /// These bytes.
+    /// Creates a secret from these bytes.
     ///
     /// # Errors
     ///
@@ -61,27 +64,28 @@ impl Secret {
         Ok(Self { bytes: Arc::new(bytes), encrypts: false })
     }
 
-    /// A new one: 256 random bits, as 64 hexadecimal digits.
+    /// Creates a new secret: 256 random bits, as 64 hexadecimal digits.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where the system has no random numbers.
+    /// [`Error::Io`] if the system provides no random numbers.
     pub fn random() -> Result<Self> {
         let bits = Zeroizing::new(random().map_err(|error| Error::io("making a secret", error))?);
         let digit = |value: u8| char::from_digit(value.into(), 16).map_or(0, |digit| digit as u8);
         Self::new(bits.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect::<Vec<u8>>())
     }
 
-    /// What the file at `path` holds, without the end of its last line. The file must be this user's or root's, and nobody else may have
-    /// access to it.
+    /// Reads a secret from the file at `path`, without trailing line breaks. The file must belong to this user or to
+    /// root, and no other user may have access to it.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] where others may read the file, or where it is no secret; [`Error::Io`] where it cannot be read.
+    /// [`Error::Config`] if other users have access to the file or its content is not a valid secret; [`Error::Io`]
+    /// if it cannot be read.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let what = format!("the secret in {:?}", path.as_ref());
         let io = |error| Error::io(format!("reading {what}"), error);
-        // Of the opened file, not of its name: that can be another file by then.
+        // Checks the opened file, not its name, which can refer to another file by then.
         let (file, facts) = regular_file::opened(path.as_ref(), File::options().read(true)).map_err(|error| match error.kind() {
             ErrorKind::InvalidData => Error::config(what.clone(), error.to_string()),
             _ => io(error),
@@ -92,7 +96,7 @@ impl Secret {
         if facts.uid() != 0 && !is_own(&file, facts.uid()) {
             return Err(Error::config(what, "belongs to another user"));
         }
-        // Room for all that is read, so that no half-grown copy is left in memory.
+        // Capacity for all that is read, so that no reallocation leaves a copy in memory.
         let mut bytes = Zeroizing::new(Vec::with_capacity(MOST + 4));
         file.take(MOST as u64 + 3).read_to_end(&mut bytes).map_err(io)?;
         let end = bytes.iter().rposition(|byte| !matches!(byte, b'\r' | b'\n')).map_or(0, |last| last + 1);
@@ -102,16 +106,17 @@ impl Secret {
         })
     }
 
-    /// The same secret, with which connections over TCP are encrypted as well, by the Noise protocol: no byte that is read, changed, dropped,
-    /// repeated or added on its way goes unnoticed. Both ends must want it; one that does and one that does not refuse each other.
+    /// Returns the same secret with encryption: connections over TCP are then encrypted by the Noise protocol. Bytes
+    /// on the network cannot be read, and changed, dropped, repeated or added bytes are detected. Both ends must
+    /// encrypt: if only one does, they refuse each other.
     ///
-    /// [`Config::encrypt`](crate::Config::encrypt) does this for a job. Here it is for stores of one's own:
+    /// [`Config::encrypt`](crate::Config::encrypt) does this for a job. Call this method for your own stores:
     /// [`TcpStoreServer::bind_with_secret`](crate::store::TcpStoreServer::bind_with_secret) and
     /// [`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret).
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where this crate was built without its feature `encryption`.
+    /// [`Error::Unsupported`] if this crate was built without its feature `encryption`.
     pub fn encrypting(self) -> Result<Self> {
         if !super::noise::IS_HERE {
             let reason = "this build of the crate collectives lacks it; build with its feature `encryption`, or unset COLLECTIVES_ENCRYPT";
@@ -120,20 +125,20 @@ impl Secret {
         Ok(Self { encrypts: true, ..self })
     }
 
-    /// Whether connections of those who know it are encrypted.
+    /// Whether connections with this secret are encrypted.
     pub(crate) fn encrypts(&self) -> bool {
         self.encrypts
     }
 
-    /// The bytes, for handing them on to a process that is to know them.
+    /// Returns the bytes, for passing them to a process that needs to know them.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// Whether an open file of the user `owner` is this user's. All users whom a namespace does not know have one number there, this one may be among
-/// them; but only to a file's owner does the system grant that reading it leaves no trace.
+/// Whether an open file of the user `owner` belongs to this user. In a user namespace, all unmapped users share one
+/// number, possibly this user's too. But the system lets only a file's owner set `O_NOATIME`.
 fn is_own(file: &File, owner: u32) -> bool {
     let flags = rustix::fs::fcntl_getfl(file);
     let is_granted = |flags| rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NOATIME).is_ok();

@@ -1,4 +1,4 @@
-//! A descriptor that a listener keeps for telling who comes that there is no other.
+//! A descriptor that a listener reserves, to refuse a connection with a reason when no other descriptor is left.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,14 +10,15 @@ use rustix::event::{EventfdFlags, eventfd};
 pub(crate) struct Spare(Option<OwnedFd>);
 
 impl Spare {
-    /// One more descriptor of this process.
+    /// Reserves one descriptor of this process.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(Some(eventfd(0, EventfdFlags::CLOEXEC)?)))
     }
 
-    /// Gives the descriptor up for who has come, to be told why and dropped; `None` where nobody has, or another thread was faster.
+    /// Frees the descriptor and accepts a connection with it, to be refused and dropped. Returns `None` if none is
+    /// pending or another thread took the descriptor.
     pub(crate) fn accept<S>(&mut self, accept: impl FnOnce() -> io::Result<S>) -> Option<S> {
-        // The last one's is free by now.
+        // The descriptor of the previous connection is free by now.
         self.0 = self.0.take().or_else(|| eventfd(0, EventfdFlags::CLOEXEC).ok());
         drop(self.0.take()?);
         accept().ok()

@@ -1,4 +1,4 @@
-//! Vectors computed elsewhere, and every attack on a proof that needs no secret.
+//! Tests against vectors computed elsewhere, and against every attack on a proof that needs no secret.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -28,12 +28,12 @@ fn nonce(initiator: &Initiator) -> Word {
     }
 }
 
-/// The responder's answer to complete bytes.
+/// Returns the responder's answer to complete bytes.
 fn answer(responder: &mut Responder, bytes: &[u8]) -> Vec<u8> {
     responder.receive(bytes).unwrap().unwrap()
 }
 
-/// The initiator's tag for a challenge.
+/// Returns the initiator's tag for a challenge.
 fn tag(initiator: &mut Initiator, challenge: &[u8]) -> Word {
     match initiator.receive(challenge) {
         Ok(Step::Send(tag)) => tag,
@@ -41,7 +41,7 @@ fn tag(initiator: &mut Initiator, challenge: &[u8]) -> Word {
     }
 }
 
-/// All that the two ends of an honest connection send, in order.
+/// Returns all that the two ends of an honest connection send, in order.
 fn transcript(initiator: &mut Initiator, responder: &mut Responder) -> [Vec<u8>; 4] {
     let opening = initiator.opening();
     let challenge = answer(responder, &opening);
@@ -56,7 +56,7 @@ fn hex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
-/// Test cases 1, 3 and 6 of RFC 4231: those whose keys are long enough for a secret.
+/// Test cases 1, 3 and 6 of RFC 4231, whose keys are long enough for a secret.
 #[test]
 fn the_hmac_is_that_of_rfc_4231() {
     let cases = [
@@ -76,7 +76,7 @@ fn the_hmac_is_that_of_rfc_4231() {
     }
 }
 
-/// Computed with Python's hmac module from the layout at the module's head.
+/// Computed with Python's hmac module from the layout at the head of the module.
 #[test]
 fn what_is_proven_is_laid_out_as_documented() {
     let secret = Secret::new((0..32).collect::<Vec<u8>>()).unwrap();
@@ -159,7 +159,7 @@ fn nobody_is_taken_in_by_an_own_message_sent_back() {
 
 #[test]
 fn the_two_sides_cannot_be_swapped() {
-    // Even with equal nonces and one secret, what one side proves is not what the other does.
+    // Even with equal nonces and one secret, one side's proof is not the other's.
     let (mut initiator, mut responder) = (initiator(1), responder(1));
     let challenge = answer(&mut responder, &initiator.opening());
     tag(&mut initiator, &challenge);
@@ -176,7 +176,7 @@ fn a_proof_for_one_thing_is_none_for_another() {
     {
         assert!(matches!(responder(1).receive(&wrong), Err(AuthenticationError::Junk(_))));
     }
-    // A context changed on the way, which the responder then believes.
+    // A context changed on the way, which the responder takes for the initiator's until the tag.
     let (mut initiator, mut responder) = (initiator(1), responder(1));
     let mut opening = initiator.opening();
     *opening.last_mut().unwrap() ^= 1;

@@ -1,5 +1,5 @@
-//! In the place of `noise.rs` where this build cannot encrypt: types without values. Whoever asks for encryption is told before
-//! ([`super::Secret::encrypting`]).
+//! Replaces `noise.rs` in a build that cannot encrypt, with types that have no values. A request for encryption fails
+//! before they are needed ([`super::Secret::encrypting`]).
 
 use std::io;
 
@@ -12,7 +12,7 @@ pub(crate) const MESSAGE_BYTES: usize = 65_535;
 
 pub(super) type HandshakeMessage = [u8; HANDSHAKE_BYTES];
 
-/// None can be begun.
+/// A handshake, which cannot begin.
 pub(super) enum Handshake {}
 
 impl Handshake {
@@ -29,7 +29,7 @@ impl Handshake {
     }
 }
 
-/// There is none.
+/// Keys, which cannot exist.
 #[derive(Debug)]
 pub(crate) enum Cipher {}
 

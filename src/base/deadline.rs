@@ -1,56 +1,56 @@
-//! When a wait began and when it must end.
+//! The time at which a wait began and must end.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A limit on a wait, from when it began.
+/// A limit on a wait, counted from its beginning.
 #[derive(Debug, Clone)]
 pub(crate) struct Deadline {
     limit: Duration,
-    /// Set when somebody asks.
+    /// Set at the first query.
     began: OnceLock<Instant>,
 }
 
 impl Deadline {
-    /// A deadline `limit` from now.
+    /// Creates a deadline `limit` from now.
     pub(crate) fn after(limit: Duration) -> Self {
         Self { limit, began: OnceLock::from(now()) }
     }
 
-    /// A deadline `limit` from when it is first asked anything: for waits that mostly end before it is worth reading a clock.
+    /// Creates a deadline `limit` from the first query. For waits that mostly end before reading a clock is worth it.
     #[inline]
     pub(crate) fn lazily(limit: Duration) -> Self {
         Self { limit, began: OnceLock::new() }
     }
 
-    /// The same wait, which may take longer by so much.
+    /// Returns a deadline for the same wait, extended by `by`.
     pub(crate) fn later(&self, by: Duration) -> Self {
         Self { limit: self.limit.saturating_add(by), began: self.began.clone() }
     }
 
-    /// How long the wait may take in all.
+    /// Returns how long the wait may take in all.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// How long it has been since the wait began.
+    /// Returns the time since the wait began.
     pub(crate) fn elapsed(&self) -> Duration {
         let now = now();
         now.saturating_duration_since(*self.began.get_or_init(|| now))
     }
 
-    /// What is left; zero once it has passed.
+    /// Returns the time that is left; zero once the deadline has passed.
     pub(crate) fn remaining(&self) -> Duration {
         self.limit.saturating_sub(self.elapsed())
     }
 
-    /// Whether it has passed.
+    /// Returns whether it has passed.
     pub(crate) fn has_passed(&self) -> bool {
         self.elapsed() >= self.limit
     }
 }
 
-/// The time: the system's, or what a test that simulates one has set for its thread.
+/// Returns the system's time, or the time that a test has simulated for its thread.
 #[inline]
 fn now() -> Instant {
     #[cfg(test)]
@@ -60,16 +60,17 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// The bits of a packed time that are nanoseconds. A number of nanoseconds alone would be divided at every call, for 3 ns.
+/// The bits of a packed time that are nanoseconds. Nanoseconds alone would need a division at every call, which costs 3
+/// ns.
 const NANOSECOND_BITS: u32 = 30;
 
-/// Gives a time as seconds and nanoseconds in one word; more than 500 years are that.
+/// Packs a time as seconds and nanoseconds into one word. This covers more than 500 years.
 #[inline]
 pub(crate) fn packed(time: Duration) -> u64 {
     time.as_secs().min(u64::MAX >> NANOSECOND_BITS) << NANOSECOND_BITS | u64::from(time.subsec_nanos())
 }
 
-/// The reverse of [`packed`].
+/// Reverses [`packed`].
 #[inline]
 pub(crate) fn unpacked(word: u64) -> Duration {
     Duration::new(word >> NANOSECOND_BITS, (word & ((1 << NANOSECOND_BITS) - 1)) as u32)
@@ -81,7 +82,7 @@ pub(crate) mod simulated {
     use std::time::Instant;
 
     thread_local! {
-        /// The time by which deadlines of this thread go; the system's where it is not set.
+        /// The simulated time for deadlines of this thread; the system's time if it is not set.
         pub(crate) static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
     }
 }

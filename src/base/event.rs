@@ -1,14 +1,15 @@
 //! How this crate calls its listeners.
 //!
-//! A listener is the program's code: a subscriber of `tracing`, an observer, the drop of a buffer. It may panic, and it may call this crate.
-//! So two things hold for every call of one:
+//! A listener is the program's code: a subscriber of `tracing`, an observer, the drop of a buffer. It may panic, and it
+//! may call this crate. So two rules hold for every call of a listener:
 //!
 //! - **A panic ends nothing here.** It is caught and reported; see [`caught`].
-//! - **No lock is held.** Locks under which listeners might be told of something are taken with [`lock`]. What a thread tells while it holds
-//!   one waits: the same thread tells it when it has released the last. So events own what they say.
+//! - **No lock is held.** Locks under which listeners might be notified are taken with [`lock`]. A notification made
+//!   while a thread holds such a lock waits, and the same thread delivers it when it has released the last lock. So
+//!   events own their data.
 //!
-//! `tests/layers` fails where an event is sent to `tracing` from anywhere else. The cost is a counter of the thread for each lock, and an
-//! allocation for each event that waits.
+//! `tests/structure` fails if an event is sent to `tracing` from anywhere else. The cost is a counter of the thread for
+//! each lock, and an allocation for each event that waits.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -24,20 +25,21 @@ use rustix::pipe::PIPE_BUF;
 use tracing::dispatcher::get_default;
 use tracing::subscriber::NoSubscriber;
 
-/// What waits to be told.
+/// A notification that waits.
 type Telling = Box<dyn FnOnce()>;
 
-/// The bit of `LOCKS` that says that something waits.
+/// The bit of `LOCKS` that is set while notifications wait.
 const WAITING: usize = 1 << (usize::BITS - 1);
 
 thread_local! {
-    /// How many locks this thread holds under which nothing may be told, and whether something waits.
+    /// How many locks this thread holds under which no listener may be called, and whether notifications wait.
     static LOCKS: Cell<usize> = const { Cell::new(0) };
-    /// Empty where nothing waits. It has no destructor, so it is there for those of other thread locals, too: they may be the program's code.
+    /// Empty if nothing waits. It has no destructor, so it is also available to the destructors of other thread locals,
+    /// which may be the program's code.
     static QUEUE: RefCell<ManuallyDrop<Vec<Telling>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
-/// Runs what is not this crate's: now, or once this thread holds no lock. A panic in it is caught.
+/// Runs a listener's code: now, or once this thread holds no lock. A panic in it is caught.
 pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
     if LOCKS.get() == 0 {
         caught(who, telling);
@@ -50,23 +52,23 @@ pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
     LOCKS.set(LOCKS.get() | WAITING);
 }
 
-/// Tells what has waited for the last lock to be released.
+/// Delivers what has waited for the release of the last lock.
 #[cold]
 fn tell_waiting() {
     LOCKS.set(0);
-    // What is told may take locks, and so tell of more.
+    // A listener may take locks, and so add more.
     let waiting = QUEUE.with_borrow_mut(|queue| std::mem::take(&mut **queue));
     waiting.into_iter().for_each(|telling| telling());
 }
 
-/// Runs what is not this crate's at once; `None` where it panicked, which is reported. For what is called without a lock.
+/// Runs a listener's code at once. Returns `None` if it panicked, which is reported. For callers that hold no lock.
 pub(crate) fn caught<R>(who: &str, run: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => Some(result),
         Err(panic) => {
             let_go(panic);
             let say = || tracing::error!(target: "collectives::call", "{who} panicked; its message is on standard error");
-            // A subscriber that panics at every event does so at this one too.
+            // A subscriber that panics at every event also panics at this one.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(say)) {
                 let_go(panic);
             }
@@ -75,15 +77,15 @@ pub(crate) fn caught<R>(who: &str, run: impl FnOnce() -> R) -> Option<R> {
     }
 }
 
-/// Frees what a panic said, except when it is a type of the program's: its drop would be the program's code once more.
+/// Frees a panic's payload, unless it is a type of the program: its drop would be the program's code again.
 fn let_go(panic: Box<dyn Any + Send>) {
     if !panic.is::<&str>() && !panic.is::<String>() {
         std::mem::forget(panic);
     }
 }
 
-/// Tells what a program that hangs cannot do without: `otherwise` does so where there is a subscriber of `tracing`, also one that does not want to hear
-/// of it; else the line goes to standard error, if there is one.
+/// Reports what the user of a hanging program must know. If there is a subscriber of `tracing`, `otherwise` reports it,
+/// even if the subscriber filters it out. Else the line goes to standard error, if there is one.
 pub(crate) fn tell_aloud(line: Option<String>, otherwise: impl FnOnce() + 'static) {
     tell(SUBSCRIBER, move || {
         if !get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
@@ -94,21 +96,22 @@ pub(crate) fn tell_aloud(line: Option<String>, otherwise: impl FnOnce() + 'stati
     });
 }
 
-/// Writes a line if there is room for it: who does not read holds up nothing here, nor does a thread that has the lock of the standard library.
+/// Writes a line if there is room for it. A reader that does not read does not block this, nor does a thread that has
+/// the standard library's lock.
 fn write_to_standard_error(line: &str) {
     let error = std::io::stderr();
     let mut watched = [PollFd::new(&error, PollFlags::OUT)];
     let has_room = rustix::event::poll(&mut watched, Some(&Timespec::default())).is_ok() && watched[0].revents() == PollFlags::OUT;
     if has_room {
         let bytes = line.as_bytes();
-        // Nobody is left to be told if that fails. So much goes into a pipe that has room at all.
+        // If that fails, there is nowhere else to report it. A pipe that has any room takes this many bytes.
         let _ = rustix::io::write(error.as_fd(), &bytes[..bytes.len().min(PIPE_BUF)]);
     }
 }
 
-/// As long as it lives, nothing is told on this thread.
+/// While it lives, no listener is called on this thread.
 pub(crate) struct Quiet {
-    /// It belongs to its thread.
+    /// Binds the value to its thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -131,7 +134,7 @@ impl Drop for Quiet {
     }
 }
 
-/// A lock that is held. It is released first, then what waited is told.
+/// A held lock. On drop it is released first, then waiting notifications are delivered.
 pub(crate) struct Locked<'a, T> {
     guard: MutexGuard<'a, T>,
     _quiet: Quiet,
@@ -153,13 +156,14 @@ impl<T> DerefMut for Locked<'_, T> {
     }
 }
 
-/// Takes a lock, also one whose holder panicked: what is under these locks is consistent between any two statements that may panic.
+/// Takes a lock, even if its holder panicked: the data under these locks is consistent between any two statements that
+/// may panic.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Locked<'_, T> {
     Locked { guard: mutex.lock().unwrap_or_else(PoisonError::into_inner), _quiet: Quiet::new() }
 }
 
-/// The same; `None` where somebody has it.
+/// Takes a lock if it is free; else returns `None`.
 #[inline]
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<Locked<'_, T>> {
     let guard = match mutex.try_lock() {
@@ -170,7 +174,7 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<Locked<'_, T>> {
     Some(Locked { guard, _quiet: Quiet::new() })
 }
 
-/// Makes a field's value one that an event can own until it is told.
+/// Turns a field's value into one that an event can own until it is delivered.
 pub(crate) trait Own {
     type Owned: tracing::Value + 'static;
 
@@ -216,7 +220,8 @@ macro_rules! owned {
 
 owned!(String, bool, u16, u32, u64, usize, i32, i64, f64);
 
-/// An event, as `tracing::event!` takes it, but for the level, which comes first and bare, and for names of fields, which have no dots.
+/// Sends an event. Takes the same arguments as `tracing::event!`, except that the level comes first and bare, and field
+/// names have no dots.
 macro_rules! event {
     ($level:ident, target: $target:expr, $($rest:tt)+) => { $crate::base::event::event!(@ $level, $target, [], $($rest)+) };
     (@ $level:ident, $target:expr, [$($field:tt)*], % $name:ident, $($rest:tt)+) => {
@@ -267,7 +272,7 @@ macro_rules! debug {
 
 pub(crate) use {debug, error, event, info, warning as warn};
 
-/// Who receives spans and events, to be named where it panicked.
+/// The receiver of spans and events, as named in reports of its panics.
 pub(crate) const SUBSCRIBER: &str = "the subscriber of tracing";
 
 #[cfg(test)]
@@ -348,7 +353,7 @@ mod tests {
         let (sender, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             LATE.with(|late| late.0.replace(Some(sender)));
-            // The thread's queue is first used after that: what has a destructor would be gone by then.
+            // The thread's queue is first used after that. A value with a destructor would be gone by then.
             let mutex = Mutex::new(());
             let held = lock(&mutex);
             tell("a test", || ());

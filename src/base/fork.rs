@@ -1,7 +1,8 @@
-//! Tells a process from those that were forked from it.
+//! Distinguishes a process from those that were forked from it.
 //!
-//! A child has its parent's shared memory and sockets, and none of its threads. A call in the child would speak in the parent's name, and a
-//! drop would tell peers that the parent leaves. So calls in a child are refused, and drops there say nothing to anyone.
+//! A child has its parent's shared memory and sockets, but none of its threads. A call in the child would send in the
+//! parent's name, and a drop would notify peers that the parent leaves. So calls in a child are refused, and drops
+//! there send nothing.
 
 #![expect(unsafe_code, reason = "a page that the kernel wipes in children is mapped by hand")]
 
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-/// A number that differs from process to process, and is 0 where nobody has asked yet.
+/// A number that differs from process to process, and is 0 until it is first requested.
 #[derive(Debug, Clone, Copy)]
 struct Mark(NonNull<AtomicU64>);
 
@@ -22,7 +23,7 @@ unsafe impl Sync for Mark {}
 
 static MARK: OnceLock<Option<Mark>> = OnceLock::new();
 
-/// How many numbers this process has given out, those of the processes that it was forked from included.
+/// The count of numbers that this process, and those that it was forked from, have given out.
 static GIVEN: AtomicU64 = AtomicU64::new(0);
 
 /// The process in which something was made.
@@ -36,7 +37,7 @@ impl Default for Process {
 }
 
 impl Process {
-    /// This one. Where the kernel cannot tell children (before Linux 4.14), all are one.
+    /// Returns the current process. If the kernel cannot distinguish children (before Linux 4.14), all are the same.
     pub(crate) fn this() -> Self {
         let Some(number) = mark() else { return Self(0) };
         match number.load(Ordering::Relaxed) {
@@ -49,14 +50,14 @@ impl Process {
         }
     }
 
-    /// Whether it is not this one, which was forked from it.
+    /// Returns whether this is another process than the current one, which was forked from it.
     #[inline]
     pub(crate) fn is_foreign(self) -> bool {
         mark().is_some_and(|number| number.load(Ordering::Relaxed) != self.0)
     }
 }
 
-/// The number, in a page that the kernel wipes in children.
+/// Returns the number, which is in a page that the kernel wipes in children.
 #[inline]
 fn mark() -> Option<&'static AtomicU64> {
     let mark = (*MARK.get_or_init(map))?;
@@ -71,7 +72,7 @@ fn map() -> Option<Mark> {
     let page = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.ok()?;
     // Miri has no children, nor such pages.
     if cfg!(not(miri)) {
-        // SAFETY: the advice is for that page alone, which nobody else uses.
+        // SAFETY: the advice is for that page alone, which no other code uses.
         unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.ok()?;
     }
     Some(Mark(NonNull::new(page.cast())?))

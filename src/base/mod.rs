@@ -1,4 +1,4 @@
-//! Deadlines, events, threads, locks and numbers that every other module stands on.
+//! Deadlines, events, threads, locks and numbers that every other module builds on.
 
 pub(crate) mod deadline;
 pub(crate) mod event;

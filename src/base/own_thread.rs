@@ -1,8 +1,9 @@
-//! Threads of this crate's own on which the program's code runs: custom ops, callbacks, subscribers of `tracing`, drops of buffers.
+//! Threads of this crate on which the program's code runs: custom ops, callbacks, subscribers of `tracing`, drops of
+//! buffers.
 //!
-//! What the program does there may take for ever, so nobody waits for the end of such a thread without a limit. And none of them waits for another
-//! at all: two would wait for each other where each drops the last handle of what the other works for. One that is not waited for ends by itself, when it has
-//! done what it was given.
+//! The program's code may run for ever, so every wait for the end of such a thread has a limit. And such a thread never
+//! waits for another one: two would deadlock if each dropped the last handle of what the other works for. A thread that
+//! is not waited for ends by itself when its work is done.
 
 use std::cell::Cell;
 use std::io;
@@ -17,19 +18,19 @@ thread_local! {
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the current thread is one of these.
+/// Returns whether the current thread is one of these.
 pub(crate) fn is_own() -> bool {
     IS_OWN.get()
 }
 
-/// A thread, for those who wait for its end.
+/// A handle for waiting for a thread's end.
 #[derive(Debug)]
 pub(crate) struct OwnThread {
     thread: Thread,
     run: Arc<Run>,
 }
 
-/// How far the thread is.
+/// The state of the thread.
 #[derive(Debug, Default)]
 struct Run {
     /// Its key while it runs; 0 before and after.
@@ -38,7 +39,7 @@ struct Run {
     ended: Condvar,
 }
 
-/// Tells the end when it is dropped, also by a panic.
+/// Reports the end when it is dropped, also by a panic.
 struct End(Arc<Run>);
 
 impl Drop for End {
@@ -50,12 +51,12 @@ impl Drop for End {
 }
 
 impl OwnThread {
-    /// Starts one.
+    /// Starts a thread that runs `work`.
     pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let run = Arc::new(Run::default());
         let end = End(Arc::clone(&run));
         let handle = Builder::new().name(name).spawn(move || {
-            // Dropped when all that the work has held is gone.
+            // Dropped when everything that the work has held is dropped.
             let end = end;
             end.0.key.store(thread_key(), Ordering::Relaxed);
             IS_OWN.set(true);
@@ -64,18 +65,18 @@ impl OwnThread {
         Ok(Self { thread: handle.thread().clone(), run })
     }
 
-    /// Whether it is the current thread.
+    /// Returns whether it is the current thread.
     pub(crate) fn is_current(&self) -> bool {
-        // A thread sees what it stored itself; no other stores this thread's key.
+        // A thread sees what it stored itself. No other thread stores this thread's key.
         self.run.key.load(Ordering::Relaxed) == thread_key()
     }
 
-    /// Wakes it where it is parked.
+    /// Wakes it if it is parked.
     pub(crate) fn unpark(&self) {
         self.thread.unpark();
     }
 
-    /// Waits for its end, for at most `limit`; whether it has ended. A thread of the crate's own does not wait.
+    /// Waits at most `limit` for its end. Returns whether it has ended. On a thread of this crate it does not wait.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let has_ended = self.run.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = if is_own() { Duration::ZERO } else { limit };
@@ -99,7 +100,7 @@ mod tests {
         assert!(!thread.wait(Duration::from_millis(1)) && !thread.is_current());
         drop(go);
         assert!(thread.wait(LONG) && thread.wait(Duration::ZERO));
-        // Past the hook, which would print it.
+        // Bypasses the hook, which would print it.
         let panics = OwnThread::spawn("panics".to_owned(), || std::panic::resume_unwind(Box::new("as wanted"))).unwrap();
         assert!(panics.wait(LONG));
     }

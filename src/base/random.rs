@@ -1,7 +1,7 @@
-//! Numbers that look random and that a seed brings back: SplitMix64 (Steele, Lea, Flood 2014). No secrets are made of them.
+//! Reproducible pseudo-random numbers: SplitMix64 (Steele, Lea, Flood 2014). They are not used for secrets.
 //!
-//! PowerSGD, in `train/`, which links to this file, draws its first matrices with it, and all tests and fuzz targets draw their cases; those of
-//! other packages include this file by its path.
+//! PowerSGD, in `train/`, which links to this file, draws its first matrices with it. All tests and fuzz targets draw
+//! their cases with it; those of other packages include this file by its path.
 
 #![allow(dead_code, reason = "each package that includes this file uses a part of it")]
 
@@ -17,12 +17,12 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A number less than `end`; 0 where there is none.
+    /// Returns a number less than `end`, or 0 if there is none.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
 
-    /// A number from -1 to 1, of which 1 is never drawn.
+    /// Returns a number from -1 to 1, excluding 1.
     pub(crate) fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1_u32 << 23) as f32 - 1.0
     }

@@ -1,6 +1,7 @@
-//! Files by a name from outside: opened without waiting, refused if they are pipes or devices, and read within a limit.
+//! Files with names from outside: opened without blocking, refused if they are pipes or devices, and read within a
+//! limit.
 //!
-//! Opening a named pipe waits for its other end, and a device may never end. Neither may stop a program that only wanted to look.
+//! Opening a named pipe waits for its other end, and reading a device may never end. Neither may block a program.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -16,13 +17,13 @@ pub fn open(path: &Path) -> io::Result<File> {
     opened(path, OpenOptions::new().read(true)).map(|(file, _)| file)
 }
 
-/// Opens a regular file to write, which is made if it is absent and emptied if it is there.
+/// Opens a regular file for writing. Creates it if it does not exist, and truncates it if it does.
 ///
 /// # Errors
 ///
-/// As [`open`].
+/// Those of [`open`].
 pub fn create(path: &Path) -> io::Result<File> {
-    // Emptied once it is known to be a file.
+    // Truncated only once it is known to be a regular file.
     let (file, _) = opened(path, OpenOptions::new().write(true).create(true).truncate(false))?;
     file.set_len(0)?;
     Ok(file)
@@ -32,12 +33,12 @@ pub fn create(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 ///
-/// As [`open`]; `InvalidData` if it has more bytes.
+/// Those of [`open`]; `InvalidData` if it has more bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     whole(opened(path, OpenOptions::new().read(true))?, most)
 }
 
-/// The bytes of a file that was opened, if they are no more than `most`.
+/// Returns the bytes of an opened file, if they are no more than `most`.
 pub(crate) fn whole((file, facts): (File, Metadata), most: u64) -> io::Result<Vec<u8>> {
     within(facts.len(), most)?;
     let mut bytes = Vec::new();
@@ -47,12 +48,12 @@ pub(crate) fn whole((file, facts): (File, Metadata), most: u64) -> io::Result<Ve
     Ok(bytes)
 }
 
-/// Opens as `options` say, without waiting for the other end of a pipe.
+/// Opens with `options`, without waiting for the other end of a pipe.
 pub(crate) fn opened(path: &Path, options: &mut OpenOptions) -> io::Result<(File, Metadata)> {
     checked(options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?)
 }
 
-/// A file that is a regular one.
+/// Returns the file if it is a regular one.
 fn checked(file: File) -> io::Result<(File, Metadata)> {
     let facts = file.metadata()?;
     if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("it is {}, not a regular file", kind(&facts)))) }
@@ -95,7 +96,7 @@ mod tests {
                 assert!(error.to_string().contains(words), "{error}");
             }
         }
-        // Nobody reads from the pipe; then somebody does.
+        // First without a reader of the pipe, then with one.
         assert!(create(&pipe).is_err());
         let _reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         assert!(create(&pipe).unwrap_err().to_string().contains("a pipe"));
@@ -108,7 +109,7 @@ mod tests {
         std::fs::write(&path, "four").unwrap();
         assert_eq!(read(&path, 4).unwrap(), b"four");
         assert!(read(&path, 3).unwrap_err().to_string().contains("3 are the most"));
-        // Its length is not known before.
+        // Its length is not known in advance.
         assert!(read(Path::new("/proc/self/status"), 3).is_err());
         drop(create(&path).unwrap());
         assert_eq!(read(&path, 0).unwrap(), b"");

@@ -1,7 +1,7 @@
-//! What lock-free code is made of: std's and the kernel's, or loom's where it is model-checked (`COLLECTIVES_LOOM`).
+//! The primitives of lock-free code: std's and the kernel's, or loom's when it is model-checked (`COLLECTIVES_LOOM`).
 //!
-//! The flags, abort reasons and sleepers of shared memory use it, the rings of bytes and of the flight recorder, and the ticket
-//! lock.
+//! Used by the flags, abort reasons and sleepers of shared memory, the rings of bytes and of the flight recorder, and
+//! the ticket lock.
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -17,7 +17,7 @@ pub(crate) use std::{
 
 use std::time::Duration;
 
-/// std's cell with loom's way in, which sees how long it is used.
+/// std's cell with loom's interface, which sees how long it is used.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -34,12 +34,12 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A number that no other living thread has, and that is not 0: the address of a variable of its own.
+/// Returns a number that no other living thread has, and that is not 0: the address of a thread-local variable.
 #[inline]
 pub(crate) fn thread_key() -> usize {
     #[cfg(not(loom))]
     std::thread_local! { static KEY: u8 = const { 0 } }
-    // loom runs all threads on one of the system's.
+    // loom runs all threads on one system thread.
     #[cfg(loom)]
     loom::thread_local! { static KEY: Box<u8> = Box::new(0) }
     #[cfg(not(loom))]
@@ -55,7 +55,7 @@ pub(crate) fn doze<'a, T>(condition: &Condvar, _: &'a Mutex<T>, guard: MutexGuar
     condition.wait_timeout(guard, limit).unwrap_or_else(std::sync::PoisonError::into_inner).0
 }
 
-/// loom knows no time: here every sleep is over before it is notified.
+/// loom has no time: here every sleep is over before it is notified.
 #[cfg(loom)]
 pub(crate) fn doze<'a, T>(_: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>, _: Duration) -> MutexGuard<'a, T> {
     drop(guard);
@@ -63,19 +63,19 @@ pub(crate) fn doze<'a, T>(_: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A word that the kernel lets ranks sleep on until it changes. 0 at first.
+/// A word on which ranks can sleep until it changes. 0 at first.
 #[cfg(not(loom))]
 #[repr(transparent)]
 pub(crate) struct Futex(AtomicU32);
 
 #[cfg(not(loom))]
 impl Futex {
-    /// The word as it is now.
+    /// Returns the current value of the word.
     pub(crate) fn read(&self) -> u32 {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Changes the word and wakes everyone who sleeps on it.
+    /// Changes the word and wakes every thread that sleeps on it.
     pub(crate) fn change(&self) {
         use rustix::thread::futex;
         self.0.fetch_add(1, Ordering::SeqCst);
@@ -86,12 +86,12 @@ impl Futex {
     pub(crate) fn wait(&self, read: u32, limit: Duration) {
         use rustix::thread::futex;
         let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-        // Woken, interrupted, timed out or too late: the caller looks again in any case.
+        // Woken, interrupted, timed out or too late: the caller checks again in any case.
         let _ = futex::wait(&self.0, futex::Flags::empty(), read, Some(&limit));
     }
 }
 
-/// The same as the kernel does it: it compares and falls asleep in one go.
+/// The same behaviour as the kernel's: it compares and falls asleep atomically.
 #[cfg(loom)]
 pub(crate) struct Futex {
     word: AtomicU32,
@@ -114,7 +114,7 @@ impl Futex {
         self.queue.1.notify_all();
     }
 
-    /// Without a limit: whoever is not woken sleeps for ever, which loom reports.
+    /// Waits without a limit. A thread that is not woken sleeps for ever, which loom reports.
     pub(crate) fn wait(&self, read: u32, _limit: Duration) {
         let queue = self.queue.0.lock().expect("no thread of the model has panicked");
         if self.word.load(Ordering::SeqCst) == read {

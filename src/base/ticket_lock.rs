@@ -1,16 +1,17 @@
-//! A lock that is given to whoever came first: tickets are drawn, and served one after the other.
+//! A lock that is granted in the order of requests: tickets are drawn, and served one after the other.
 //!
 //! # Design
 //!
-//! A communicator's calls run in the order in which its threads make them, and a call that was started has its place in that order before
-//! the thread that runs it has come to it: so a ticket can be drawn now and used later, by another thread. Taking the lock where nobody
-//! has it is one atomic addition, leaving it one store: about 5 ns together, where a mutex takes two locked instructions.
+//! A communicator's calls run in the order in which its threads make them. A started call has its place in that order
+//! before the thread that runs it gets to it. So a ticket can be drawn now and used later, by another thread. Taking a
+//! free lock is one atomic addition, leaving it one store: about 5 ns together. A mutex needs two locked instructions.
 //!
-//! A thread that holds a turn ([`TicketLock::enter`]) may use the value in it as often as it likes, one use after the other: calls that consist
-//! of several collectives do so, and no other thread's call comes in between.
+//! A thread that holds a turn ([`TicketLock::enter`]) may use the value as often as it likes, one use after the other.
+//! Calls that consist of several collectives do so, and no other thread's call comes in between.
 //!
-//! Leaving does not wait for the store to be seen before it looks for sleepers, so it can miss one that is just falling asleep. The first
-//! nap is short for that reason. Who gives up leaves its ticket behind, and the next who waits passes over it.
+//! Leaving does not wait until the store is visible before it checks for sleepers, so it can miss one that is just
+//! falling asleep. That is why the first nap is short. A thread that gives up leaves its ticket behind, and the next
+//! waiter passes over it.
 
 #![expect(unsafe_code, reason = "exclusive access is passed on by a counter instead of a mutex")]
 
@@ -23,49 +24,50 @@ use crate::base::fork::Process;
 use crate::base::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, UnsafeCell, doze, thread_key};
 use crate::base::tuning::ticket_lock::{FIRST_NAP, LOOKS, NAP};
 
-/// Set beside a thread's key while it uses the value.
+/// The flag that is set beside a thread's key while the thread uses the value.
 const USED: usize = 1;
 
-/// Why somebody did not get the lock.
+/// Why a thread did not get the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoTurn {
-    /// This thread has it already, and uses the value: it would wait for itself.
+    /// This thread has it already and uses the value: it would wait for itself.
     Inside,
     /// The limit passed before its turn came.
     Late,
-    /// Whoever has it is in the process that this one was forked from.
+    /// The holder is in the process that this one was forked from.
     Forked,
 }
 
-/// A place in the order. It is used once, or given up; the lock waits for it otherwise.
+/// A place in the order. It must be used or given up; otherwise the lock waits for it for ever.
 #[derive(Debug)]
 #[must_use = "those behind it wait until it was used or given up"]
 pub(crate) struct Ticket(usize);
 
-/// See the module.
+/// The lock; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct TicketLock<T> {
     value: UnsafeCell<T>,
-    /// The ticket of whoever comes next.
+    /// The next ticket to be drawn.
     next: AtomicUsize,
     /// The ticket whose turn it is.
     serving: AtomicUsize,
-    /// Twice the key of the thread that has the lock, and one more while it uses the value; 0 for none.
+    /// Twice the key of the thread that has the lock, plus one while it uses the value; 0 for none.
     inside: AtomicUsize,
-    /// How many sleep.
+    /// The number of sleeping threads.
     sleepers: AtomicUsize,
-    /// Tickets that nobody will use.
+    /// Tickets that will not be used.
     given_up: Mutex<BTreeSet<usize>>,
-    /// Told when the turn has passed on while somebody sleeps.
+    /// Notified when the turn has passed on while a thread sleeps.
     passed: Condvar,
-    /// The process of its threads.
+    /// The process of the lock's threads.
     process: Process,
 }
 
-// SAFETY: the value is reached by one thread at a time, the one whose ticket is served, and it is `Send`; everything else is `Sync`.
+// SAFETY: only one thread at a time accesses the value, the one whose ticket is served, and the value is `Send`;
+// everything else is `Sync`.
 unsafe impl<T: Send> Sync for TicketLock<T> {}
 
-/// A turn that is taken. Passes it on when it is dropped, also by a panic. It belongs to its thread.
+/// A held turn. Passes on when it is dropped, also by a panic. It belongs to its thread.
 #[must_use = "the turn passes on when this is dropped"]
 pub(crate) struct Turn<'a, T> {
     lock: &'a TicketLock<T>,
@@ -96,7 +98,7 @@ impl<T> Drop for Turn<'_, T> {
 }
 
 impl<T> TicketLock<T> {
-    /// A lock that nobody has.
+    /// Creates a free lock.
     pub(crate) fn new(value: T) -> Self {
         Self {
             value: UnsafeCell::new(value),
@@ -110,10 +112,11 @@ impl<T> TicketLock<T> {
         }
     }
 
-    /// Runs `work` when its turn comes, behind everyone who has drawn a ticket before; at once in a turn that this thread holds.
+    /// Runs `work` when its turn comes, after all tickets drawn before. Runs it at once in a turn that this thread
+    /// holds.
     #[inline]
     pub(crate) fn with<R>(&self, limit: Duration, work: impl FnOnce(&mut T) -> R) -> Result<R, NoTurn> {
-        // A thread sees what it stored itself; no other stores this thread's key.
+        // A thread sees what it stored itself. No other thread stores this thread's key.
         match self.inside.load(Ordering::Relaxed) {
             inside if inside >> 1 != thread_key() => self.with_ticket(self.draw(), limit, work),
             inside if inside & USED == 0 => Ok(self.used(work)),
@@ -121,12 +124,12 @@ impl<T> TicketLock<T> {
         }
     }
 
-    /// Takes the next turn, for as long as the value lives.
+    /// Takes the next turn, and holds it as long as the returned value lives.
     pub(crate) fn enter(&self, limit: Duration) -> Result<Turn<'_, T>, NoTurn> {
         if self.is_inside() { Err(NoTurn::Inside) } else { self.take(self.draw(), limit) }
     }
 
-    /// Draws a ticket, to be used by any thread later.
+    /// Draws a ticket, which any thread can use later.
     #[inline]
     pub(crate) fn draw(&self) -> Ticket {
         Ticket(self.next.fetch_add(1, Ordering::Relaxed))
@@ -139,15 +142,17 @@ impl<T> TicketLock<T> {
         Ok(self.used(work))
     }
 
-    /// Uses the value in a turn that this thread holds, and in which it does not use it yet.
+    /// Uses the value in a turn that this thread holds and in which it does not use the value yet.
     #[inline]
     fn used<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         self.inside.store(thread_key() << 1 | USED, Ordering::Relaxed);
         let _use = Use(self);
-        // SAFETY: - no other thread has the value: the ticket of this thread's turn was drawn once and used up once, it is being served, and it
-        //   is served until the turn is dropped, which is on this thread and after this function;
-        // - this thread has it once: `inside` says that it is used until `_use` is dropped, and whoever finds that is refused;
-        // - what the one before did is seen: it stored `serving` with Release, and `take` loaded it with Acquire.
+        // SAFETY: - no other thread has the value: the ticket of this thread's turn was drawn once and used up once, it
+        // is being served, and it is served until the turn is dropped, which is on this thread and after this function;
+        // - this thread has it once: `inside` marks it as used until `_use` is dropped, and a caller that finds that is
+        //   refused;
+        // - the effects of the previous turn are visible: it stored `serving` with Release, and `take` loaded it with
+        //   Acquire.
         self.value.with_mut(|value| work(unsafe { &mut *value }))
     }
 
@@ -160,25 +165,25 @@ impl<T> TicketLock<T> {
         Ok(Turn { lock: self, ticket: ticket.0, thread: PhantomData })
     }
 
-    /// Lets those behind a ticket pass.
+    /// Lets the tickets behind this one pass.
     pub(crate) fn give_up(&self, ticket: Ticket) {
         let mut given_up = self.given_up();
         given_up.insert(ticket.0);
         self.pass_over(&mut given_up);
     }
 
-    /// Whether this thread has the lock.
+    /// Returns whether this thread has the lock.
     #[inline]
     pub(crate) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::Relaxed) >> 1 == thread_key()
     }
 
-    /// Whether this thread has the lock and uses the value: it is in a call, which has called the program.
+    /// Returns whether this thread has the lock and uses the value: it is in a call, which has called the program.
     pub(crate) fn is_used_here(&self) -> bool {
         self.inside.load(Ordering::Relaxed) == thread_key() << 1 | USED
     }
 
-    /// Waits for the turn of a ticket; one whose limit passes is given up.
+    /// Waits for a ticket's turn. If the limit passes, the ticket is given up.
     #[cold]
     fn wait(&self, ticket: &Ticket, limit: Duration) -> Result<(), NoTurn> {
         if self.process.is_foreign() {
@@ -211,7 +216,7 @@ impl<T> TicketLock<T> {
         outcome
     }
 
-    /// Passes over the tickets whose turn it is and that nobody will use. Nobody but the holder of the mutex passes over these.
+    /// Passes over the given-up tickets whose turn it is. Only the holder of the mutex does so.
     fn pass_over(&self, given_up: &mut BTreeSet<usize>) {
         let mut serving = self.serving.load(Ordering::Acquire);
         while given_up.remove(&serving) {
@@ -223,7 +228,7 @@ impl<T> TicketLock<T> {
 
     #[cold]
     fn wake(&self) {
-        // With the mutex: a sleeper that has looked sleeps before this can go on.
+        // With the mutex: a sleeper that has checked is asleep before this can continue.
         let _given_up = self.given_up();
         self.passed.notify_all();
     }
@@ -248,7 +253,7 @@ mod tests {
         for round in 0..100 {
             let work = |done: &mut Vec<u32>| {
                 done.push(round);
-                // Past the hook, which would print each.
+                // Bypasses the hook, which would print each.
                 resume_unwind(Box::new("inside"));
             };
             assert!(catch_unwind(AssertUnwindSafe(|| lock.with(LONG, work))).is_err());

@@ -1,4 +1,4 @@
-//! How a collective is done, by name, and which algorithm a program asks for at which size: `doubling:0-16K,ring:16K-`.
+//! The algorithms of collectives, by name, and which one a program requests at which size: `doubling:0-16K,ring:16K-`.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -6,38 +6,39 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// How a collective is done; [`Communicator::algorithm`](crate::Communicator::algorithm) says which one a call takes.
+/// The algorithm of a collective. [`Communicator::algorithm`](crate::Communicator::algorithm) returns the one that a
+/// call uses.
 ///
-/// The first six are those of calls between hosts, and under [`Transport::Tcp`](crate::Transport::Tcp); [`AlgorithmRanges`] can ask for them.
-/// The others say which way data goes where there is nothing to ask for.
+/// Calls between hosts, and under [`Transport::Tcp`](crate::Transport::Tcp), use the first six; [`AlgorithmRanges`] can
+/// request them. The others describe how data moves when there is nothing to choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// `doubling`: distances 1, 2, 4 …: everyone has heard everyone after log₂ n exchanges.
+    /// `doubling`: distances 1, 2, 4 …: every rank has data from all others after log₂ n exchanges.
     Doubling,
     /// `binomial`: a tree of log₂ n levels.
     Binomial,
-    /// `ring`: from neighbour to neighbour, both ways round, in segments.
+    /// `ring`: from neighbour to neighbour, in both directions, in segments.
     Ring,
     /// `chain`: from the root to its neighbour and on, in segments.
     Chain,
-    /// `scatter_gather`: a ring brings every rank a complete share; the shares then go to the root.
+    /// `scatter_gather`: a ring gives every rank a complete share; the shares then go to the root.
     ScatterGather,
-    /// `direct`: everyone talks to everyone; folds take all ranks' contributions at once, in rank order.
+    /// `direct`: every rank exchanges with every other. Folds take all ranks' contributions at once, in rank order.
     Direct,
-    /// `flags`, in shared memory: no data, so flags alone.
+    /// `flags`, in shared memory: only flags, for calls without data.
     Flags,
-    /// `mailboxes`, in shared memory: small data lies beside the flags.
+    /// `mailboxes`, in shared memory: small data next to the flags.
     Mailboxes,
     /// `slots`, in shared memory: through the ranks' larger areas, in steps.
     Slots,
-    /// `shares`, in shared memory: as `slots`, each rank folding its share for all.
+    /// `shares`, in shared memory: like `slots`, and each rank folds its share for all.
     Shares,
     /// `links`, in shared memory: messages between pairs of ranks, as between hosts.
     Links,
-    /// `copy`: there is one rank.
+    /// `copy`: there is only one rank.
     Copy,
-    /// `hierarchical`: in shared memory inside hosts of several ranks each, and between these hosts.
+    /// `hierarchical`: in shared memory inside hosts of several ranks each, and over links between these hosts.
     Hierarchical,
 }
 
@@ -59,11 +60,11 @@ impl Algorithm {
         Algorithm::Hierarchical,
     ];
 
-    /// Those that calls between hosts have, so that they can be asked for.
+    /// The algorithms for calls between hosts, which can be requested.
     pub(crate) const BETWEEN_HOSTS: [Algorithm; 6] =
         [Algorithm::Doubling, Algorithm::Binomial, Algorithm::Ring, Algorithm::Chain, Algorithm::ScatterGather, Algorithm::Direct];
 
-    /// The name used in [`AlgorithmRanges`], in reports and in messages: `scatter_gather`.
+    /// Returns the name used in [`AlgorithmRanges`], in reports and in messages: `scatter_gather`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -93,7 +94,7 @@ impl fmt::Display for Algorithm {
 impl FromStr for Algorithm {
     type Err = Error;
 
-    /// Understands the name.
+    /// Parses the name.
     fn from_str(text: &str) -> Result<Self> {
         named(text, &Algorithm::ALL).ok_or_else(|| {
             let known = Algorithm::ALL.map(Algorithm::name).join(", ");
@@ -111,12 +112,12 @@ fn named(name: &str, among: &[Algorithm]) -> Option<Algorithm> {
 struct Rule {
     algorithm: Algorithm,
     from: usize,
-    /// The first size that is too large; `None` where there is none.
+    /// The first size that is too large; `None` if there is no limit.
     to: Option<usize>,
 }
 
 impl Rule {
-    /// Errors say what is wrong with it.
+    /// Creates a rule, or returns what is wrong with it.
     fn new(algorithm: Algorithm, from: usize, to: Option<usize>) -> std::result::Result<Self, String> {
         if !Algorithm::BETWEEN_HOSTS.contains(&algorithm) {
             let known = Algorithm::BETWEEN_HOSTS.map(Algorithm::name).join(", ");
@@ -128,7 +129,7 @@ impl Rule {
         }
     }
 
-    /// Understands `name:from-to`.
+    /// Parses `name:from-to`.
     fn parse(part: &str) -> std::result::Result<Self, String> {
         let expected = "expected NAME:FROM-TO or NAME:FROM-, for example ring:16K-";
         let (name, range) = part.split_once(':').ok_or(expected)?;
@@ -143,11 +144,12 @@ impl Rule {
     }
 }
 
-/// Which algorithms a program asks for, each for a range of sizes: [`Config::algorithms`](crate::Config::algorithms). Sizes are bytes of the
-/// whole vector. Of ranges that overlap the one that was given first counts. What no range covers is chosen by estimated time.
+/// The algorithms that a program requests, each for a range of sizes:
+/// [`Config::algorithms`](crate::Config::algorithms). Sizes are bytes of the whole vector. If ranges overlap, the first
+/// one counts. For sizes that no range covers, the algorithm is chosen by estimated time.
 ///
-/// As text, `name:from-to` parts separated by commas: `from` belongs to the range, `to` does not, and a `to` left out means any size; both may
-/// have one binary suffix, K, M or G.
+/// The text form is a list of `name:from-to` parts separated by commas. `from` belongs to the range, `to` does not.
+/// Without `to` there is no upper limit. Both may have one binary suffix, K, M or G.
 ///
 /// ```
 /// # use collectives::{Algorithm, AlgorithmRanges};
@@ -162,18 +164,18 @@ pub struct AlgorithmRanges {
 }
 
 impl AlgorithmRanges {
-    /// None: every size is left to estimated time.
+    /// Creates an empty list: every size is left to estimated time.
     #[must_use]
     pub const fn new() -> Self {
         Self { rules: Vec::new() }
     }
 
-    /// Adds a range of sizes in bytes, behind those that are there.
+    /// Adds a range of sizes in bytes, after those already present.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts do not have: one that shared memory alone has,
-    /// `copy` and `hierarchical`.
+    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts do not have: those of shared
+    /// memory, `copy` and `hierarchical`.
     pub fn with(mut self, algorithm: Algorithm, sizes: impl RangeBounds<usize>) -> Result<Self> {
         let refused = |reason: String| Error::argument("AlgorithmRanges::with", reason);
         let too_large = || refused(format!("{algorithm} for sizes above {}: no size is", usize::MAX));
@@ -191,19 +193,19 @@ impl AlgorithmRanges {
         Ok(self)
     }
 
-    /// Whether nothing is asked for.
+    /// Returns whether no algorithm is requested.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// The algorithm asked for at this size, among those that the collective knows.
+    /// Returns the algorithm requested at this size, among those that the collective has.
     pub(crate) fn find(&self, bytes: usize, candidates: &[Algorithm]) -> Option<Algorithm> {
         let fits = |rule: &&Rule| rule.from <= bytes && rule.to.is_none_or(|to| bytes < to) && candidates.contains(&rule.algorithm);
         self.rules.iter().find(fits).map(|rule| rule.algorithm)
     }
 
-    /// Every size at which a range begins or ends.
+    /// Returns every size at which a range begins or ends.
     pub(crate) fn borders(&self) -> impl Iterator<Item = usize> {
         self.rules.iter().flat_map(|rule| [Some(rule.from), rule.to]).flatten()
     }
@@ -212,7 +214,7 @@ impl AlgorithmRanges {
 impl FromStr for AlgorithmRanges {
     type Err = Error;
 
-    /// Understands `doubling:0-16K,ring:16K-`; the error, a `Config`, quotes every part that cannot be understood.
+    /// Parses `doubling:0-16K,ring:16K-`. The error, a `Config`, quotes every part that cannot be understood.
     fn from_str(text: &str) -> Result<Self> {
         let (mut rules, mut complaints) = (Vec::new(), Vec::new());
         for part in text.split(',').map(str::trim) {
@@ -226,7 +228,7 @@ impl FromStr for AlgorithmRanges {
 }
 
 impl fmt::Display for AlgorithmRanges {
-    /// As it would be written; nothing where nothing is asked for.
+    /// Prints the text form; nothing if no algorithm is requested.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, rule) in self.rules.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
@@ -246,10 +248,10 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// A number of bytes, written with the largest suffix that leaves it whole.
+/// A number of bytes, written with the largest suffix that leaves it an integer.
 pub(crate) struct Size(pub(crate) usize);
 
-/// The suffixes and the bits that they stand for.
+/// The suffixes and the number of bits that each shifts.
 const SUFFIXES: [(char, u32); 3] = [('G', 30), ('M', 20), ('K', 10)];
 
 impl fmt::Display for Size {
@@ -261,7 +263,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// A number of bytes with an optional binary suffix.
+/// Parses a number of bytes with an optional binary suffix.
 fn parse_size(text: &str) -> std::result::Result<usize, String> {
     let suffix = SUFFIXES.iter().find_map(|(suffix, bits)| {
         let digits = text.strip_suffix(*suffix).or_else(|| text.strip_suffix(suffix.to_ascii_lowercase()))?;

@@ -1,4 +1,4 @@
-//! Element types: what can be moved, and what can be reduced.
+//! Element types: types that can be moved, and types that can be reduced.
 
 #![expect(unsafe_code, reason = "Data and Element are unsafe traits: they promise what bytes mean")]
 
@@ -11,7 +11,7 @@ use crate::call::float8::narrow_to_odd;
 pub use crate::call::float8::{F8E4M3, F8E5M2};
 use crate::error::Error;
 
-/// The element types that reductions know.
+/// The element types that reductions support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -68,7 +68,7 @@ impl DType {
         DType::Bool,
     ];
 
-    /// The size of one element in bytes.
+    /// Returns the size of one element in bytes.
     #[must_use]
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -79,13 +79,14 @@ impl DType {
         }
     }
 
-    /// Whether it is one of the six float types.
+    /// Returns whether it is one of the six float types.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2)
     }
 
-    /// The number of this float type that is nearest to a value, ties to even: rounded once, not by way of `f32`. For other types the value.
+    /// Returns the number of this float type nearest to a value, ties to even: rounded once, not via `f32`. For other
+    /// types returns the value.
     pub(crate) fn nearest(self, value: f64) -> f64 {
         match self {
             DType::F32 => f64::from(value as f32),
@@ -97,7 +98,7 @@ impl DType {
         }
     }
 
-    /// The name used in messages and on command lines: `f32`, `bf16`, `f8e4m3`, `u8`, `bool` …
+    /// Returns the name used in messages and on command lines: `f32`, `bf16`, `f8e4m3`, `u8`, `bool` …
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -119,7 +120,7 @@ impl DType {
         }
     }
 
-    /// The type with this number, as it travels in a fingerprint.
+    /// Returns the type with this number in a fingerprint.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }
@@ -134,7 +135,7 @@ impl fmt::Display for DType {
 impl FromStr for DType {
     type Err = Error;
 
-    /// Understands the crate's names and those of nccl-tests (`float`, `half`, `bfloat16`, `int8`, `uint64` …).
+    /// Parses the crate's names and those of nccl-tests (`float`, `half`, `bfloat16`, `int8`, `uint64` …).
     fn from_str(text: &str) -> Result<Self, Error> {
         let alias = match text {
             "float" | "float32" => "f32",
@@ -158,79 +159,83 @@ impl FromStr for DType {
     }
 }
 
-/// Plain data: what broadcasts, gathers and sends can move.
+/// Plain data, which broadcasts, gathers and sends can move.
 ///
-/// Implemented for every [`Element`] and for arrays of plain data. Implement it for your own `#[repr(C)]` structs to move
-/// them, and to reduce them with a [`CustomOp`](crate::CustomOp).
+/// Implemented for every [`Element`] and for arrays of plain data. Implement it for your own `#[repr(C)]` structs to
+/// move them, and to reduce them with a [`CustomOp`](crate::CustomOp).
 ///
 /// # Safety
 ///
-/// - Every byte of a value is initialised: no padding, no `MaybeUninit`, no references or pointers that mean something in
-///   one process only.
-/// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types of the same size, not
-///   the same type.
-/// - The constants are left at their defaults by every implementation outside this crate, but for those of [`element!`](macro@crate::call::element).
+/// - Every byte of a value is initialised: no padding, no `MaybeUninit`, no references or pointers, which have a
+///   meaning in one process only.
+/// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types
+///   of the same size, not the same type.
+/// - Every implementation outside this crate leaves the constants at their defaults, except those of
+///   [`element!`](macro@crate::element).
 pub unsafe trait Data: Copy + Send + Sync + 'static {
-    /// Names the element type, where reductions know it.
+    /// The element type, if reductions support it.
     const DTYPE: Option<DType> = None;
-    /// The element type that an array (of arrays) is made of, where it is one; for an element type itself.
+    /// The innermost element type of an array (of arrays); for an element type itself.
     #[doc(hidden)]
     const INNERMOST: Option<DType> = Self::DTYPE;
-    /// Whether memory of it carries the type of its elements.
+    /// Whether memory of this type carries the type of its elements.
     #[doc(hidden)]
     const KNOWN_AT_RUN_TIME: bool = false;
 }
 
-// SAFETY: an array is its elements side by side, without padding, and each obeys the contract. Arrays of `bool` do not: `INNERMOST`
-// tells them apart from all else, and whoever writes bytes of others to them makes 0 or 1 of each (`host::bools`).
+// SAFETY: an array is its elements side by side, without padding, and each obeys the contract. Arrays of `bool` do not:
+// `INNERMOST` tells them apart from everything else, and code that writes foreign bytes to them turns each into 0 or 1
+// (`host::bools`).
 unsafe impl<T: Data, const N: usize> Data for [T; N] {
     const INNERMOST: Option<DType> = T::INNERMOST;
 }
 
-/// The elements of buffers whose type is known at run time: a marker, of one byte. See [`TypedBytes`](crate::TypedBytes).
+/// The element of buffers whose type is known at run time: a marker of one byte. See [`TypedBytes`](crate::TypedBytes).
 ///
-/// A [`ReduceOp`](crate::ReduceOp) is a reduction of it, and so is a [`CustomOp`](crate::CustomOp) of any [`Element`]: whether they fit is
-/// checked when the call is made. Where such bytes come without a type they are plain data of one byte.
+/// Any [`ReduceOp`](crate::ReduceOp), and a [`CustomOp`](crate::CustomOp) of any [`Element`], can reduce it. The call
+/// checks whether they match. Such bytes without a type are plain data of one byte.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct AnyElement(u8);
 
-// SAFETY: a transparent wrapper of a byte, of which any is one. The constant is for this crate to set.
+// SAFETY: a transparent wrapper of a byte; any byte is a value. This crate may set the constant.
 unsafe impl Data for AnyElement {
     const KNOWN_AT_RUN_TIME: bool = true;
 }
 
 impl AnyElement {
-    /// Bytes as such.
+    /// Views bytes as elements.
     pub(crate) fn of(bytes: &[u8]) -> &[Self] {
-        // SAFETY: a transparent wrapper of a byte: one layout, and any byte is a value of both.
+        // SAFETY: a transparent wrapper of a byte: same layout, and any byte is a value of both.
         unsafe { &*(std::ptr::from_ref(bytes) as *const [Self]) }
     }
 
-    /// Bytes as such, to be written.
+    /// Views bytes as elements, to be written.
     pub(crate) fn of_mut(bytes: &mut [u8]) -> &mut [Self] {
-        // SAFETY: a transparent wrapper of a byte: one layout, and any byte is a value of both; the borrow is the same.
+        // SAFETY: a transparent wrapper of a byte: same layout, and any byte is a value of both; the borrow is the
+        // same.
         unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [Self]) }
     }
 }
 
-/// The element types that the built-in reductions work on, and wrappers of them: [`element!`](macro@crate::call::element) makes your own struct one, in
-/// safe code. With the feature `float8` those of the crate of that name are, too.
+/// An element type that the built-in reductions support, or a wrapper of one. [`element!`](macro@crate::element)
+/// implements it for your own struct, in safe code. With the feature `float8`, the types of the crate `float8`
+/// implement it too.
 ///
 /// # Safety
 ///
-/// `ELEMENT_TYPE`, and `DTYPE` in [`Data`], name one type, and this one has its size, its alignment, and its layout: any bytes that are a
-/// value of that type are one of this.
+/// `ELEMENT_TYPE`, and `DTYPE` in [`Data`], name one type. This type has that type's size, alignment and layout: any
+/// bytes that are a value of that type are a value of this one.
 pub unsafe trait Element: Data + PartialEq + fmt::Debug + Default {
-    /// The element type's name at run time.
+    /// The element type at run time.
     const ELEMENT_TYPE: DType;
 }
 
 macro_rules! elements {
     ($($rust:ty => $dtype:ident),* $(,)?) => {$(
-        // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes are one. `bool` is the exception: `DTYPE` tells
-        // it apart from all else, and whoever writes bytes of others to a destination of it makes 0 or 1 of each (`host::bools`; on
-        // devices the kernels and what checks tensors).
+        // SAFETY: a primitive or a transparent wrapper of one: no padding, and any bytes are a value. `bool` is the
+        // exception: `DTYPE` tells it apart from everything else, and code that writes foreign bytes to a destination
+        // of it turns each into 0 or 1 (`host::bools`; on devices, the kernels and the code that checks tensors).
         unsafe impl Data for $rust {
             const DTYPE: Option<DType> = Some(DType::$dtype);
         }
@@ -260,23 +265,23 @@ elements! {
     bool => Bool,
 }
 
-// Bytes as ours are: OCP's E4M3 without infinities, and E5M2 (`tests/elements.rs` compares all of them).
+// The same bytes as our types: OCP's E4M3 without infinities, and E5M2 (`tests/host/elements.rs` compares all).
 #[cfg(feature = "float8")]
 elements! {
     ::float8::F8E4M3 => F8E4M3,
     ::float8::F8E5M2 => F8E5M2,
 }
 
-/// What the elements of a call are, as its fingerprint says it.
+/// The type of a call's elements, as in its fingerprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TypeTag {
-    /// One of the fifteen.
+    /// One of the fifteen element types.
     Scalar(DType),
-    /// An array, or array of arrays, of one of the fifteen, of this many bytes.
+    /// An array, or array of arrays, of an element type, of this many bytes in all.
     Array(DType, u32),
     /// Other plain data of this many bytes.
     Plain(u32),
-    /// The bytes of a serialised object, which fit no buffer of elements.
+    /// The bytes of a serialised object, which match no buffer of elements.
     Object,
 }
 
@@ -284,15 +289,15 @@ impl TypeTag {
     /// The largest element that has a tag.
     pub(crate) const MAX_BYTES: usize = Self::SIZE_MASK as usize;
 
-    /// Set in a code that carries a size.
+    /// The bit that is set in a code that carries a size.
     const SIZED: u32 = 1 << 31;
-    /// Where the number of an array's element type begins. It is 31 for other plain data.
+    /// The position of the number of an array's element type. The number is 31 for other plain data.
     const KIND_AT: u32 = 26;
     const PLAIN: u32 = 31;
     const OBJECT: u32 = 30;
     const SIZE_MASK: u32 = (1 << Self::KIND_AT) - 1;
 
-    /// The tag of `T`, which is no larger than [`TypeTag::MAX_BYTES`].
+    /// Returns the tag of `T`, which is no larger than [`TypeTag::MAX_BYTES`].
     pub(crate) const fn of<T: Data>() -> Self {
         match (T::DTYPE, T::INNERMOST) {
             (Some(dtype), _) => TypeTag::Scalar(dtype),
@@ -301,7 +306,7 @@ impl TypeTag {
         }
     }
 
-    /// The tag of the elements in memory of `T`, which says at run time what they are where `T` does not.
+    /// Returns the tag of elements in memory of `T`. `dtype` gives their type if it is only known at run time.
     #[inline]
     pub(crate) const fn held<T: Data>(dtype: Option<DType>) -> Self {
         match dtype {
@@ -310,7 +315,7 @@ impl TypeTag {
         }
     }
 
-    /// The size of one of them.
+    /// Returns the size of one of them.
     #[inline]
     pub(crate) const fn held_bytes<T: Data>(dtype: Option<DType>) -> usize {
         match dtype {
@@ -319,18 +324,19 @@ impl TypeTag {
         }
     }
 
-    /// What is wrong with a buffer that lies where such elements cannot.
+    /// Returns the error text for a buffer that is misaligned for such elements.
     pub(crate) fn misplaced(self, what: &str, address: u64) -> String {
         format!("{what} lies at {address:#x}, and elements of {self} lie at multiples of {} B", self.size_bytes())
     }
 
-    /// Whether elements are `bool` or arrays of it: of these alone not every byte is a value.
+    /// Returns whether elements are `bool` or arrays of it. These are the only ones for which not every byte is a
+    /// value.
     #[inline]
     pub(crate) const fn is_bool(self) -> bool {
         matches!(self, TypeTag::Scalar(DType::Bool) | TypeTag::Array(DType::Bool, _))
     }
 
-    /// The size of one element.
+    /// Returns the size of one element.
     pub(crate) const fn size_bytes(self) -> usize {
         match self {
             TypeTag::Scalar(dtype) => dtype.size_bytes(),
@@ -339,7 +345,7 @@ impl TypeTag {
         }
     }
 
-    /// As it travels: the type's number; or the size, with the type's number above it, and the top bit set.
+    /// Encodes the tag: the type's number; or the size, with the type's number above it and the top bit set.
     pub(crate) const fn to_code(self) -> u32 {
         match self {
             TypeTag::Scalar(dtype) => dtype as u32,
@@ -349,7 +355,7 @@ impl TypeTag {
         }
     }
 
-    /// The reverse of [`TypeTag::to_code`]; `None` for a number that no version of this crate sends.
+    /// Reverses [`TypeTag::to_code`]. Returns `None` for a number that no version of this crate sends.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
         if code & Self::SIZED == 0 {
             return DType::from_code(u8::try_from(code).ok()?).map(TypeTag::Scalar);

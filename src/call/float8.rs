@@ -1,12 +1,13 @@
-//! The two 8-bit float formats of OCP (OFP8, revision 1.0): bits in, bits out, exact conversions.
+//! The two 8-bit float formats of OCP (OFP8, revision 1.0), by their bits, with exact conversions.
 //!
-//! The arithmetic is written once for any float of up to 16 bits, without branches, so that loops over it vectorise. The folds use it for
-//! `f16` too, where the processor does not convert that itself.
+//! The arithmetic is generic over floats of up to 16 bits and has no branches, so that loops over it vectorise. The
+//! folds use it for `f16` too, if the processor cannot convert that type.
 
 use std::cmp::Ordering;
 use std::fmt;
 
-/// `f32` bits of the magnitude `bits` of a float with `E` exponent and `M` mantissa bits, infinities and NaN aside.
+/// Returns the `f32` bits of the magnitude `bits` of a float with `E` exponent and `M` mantissa bits. Infinities and
+/// NaN are not handled.
 #[inline(always)]
 const fn expand_finite<const E: u32, const M: u32>(bits: u32) -> u32 {
     let shift = const { 23 - M };
@@ -19,8 +20,8 @@ const fn expand_finite<const E: u32, const M: u32>(bits: u32) -> u32 {
     if bits < const { 1 << M } { subnormal } else { shifted + rebias }
 }
 
-/// The magnitude nearest to the `f32` magnitude `bits`, ties to even. What lies above the format's largest number comes out above its
-/// pattern. The caller clamps it, and handles NaN.
+/// Returns the magnitude nearest to the `f32` magnitude `bits`, ties to even. A value above the format's largest number
+/// results in a value above its pattern. The caller clamps it, and handles NaN.
 #[inline(always)]
 const fn round_finite<const E: u32, const M: u32>(bits: u32) -> u32 {
     let shift = const { 23 - M };
@@ -34,7 +35,7 @@ const fn round_finite<const E: u32, const M: u32>(bits: u32) -> u32 {
     if bits < least { subnormal } else { normal }
 }
 
-/// `f32` of a float with infinities: `E` exponent and `M` mantissa bits, the sign at bit `E + M`.
+/// Converts a float with infinities to `f32`: `E` exponent and `M` mantissa bits, the sign at bit `E + M`.
 #[inline(always)]
 pub(crate) const fn expand<const E: u32, const M: u32>(bits: u32) -> f32 {
     let sign = (bits >> const { E + M }) << 31;
@@ -44,7 +45,7 @@ pub(crate) const fn expand<const E: u32, const M: u32>(bits: u32) -> f32 {
     f32::from_bits(sign | if is_special { special } else { expand_finite::<E, M>(magnitude) })
 }
 
-/// The reverse of [`expand`]: nearest, ties to even, overflow to infinity; NaN becomes the quiet one with its sign kept.
+/// Reverses [`expand`]: nearest, ties to even, overflow to infinity. NaN becomes the quiet NaN with its sign kept.
 #[inline(always)]
 pub(crate) const fn round<const E: u32, const M: u32>(value: f32) -> u32 {
     let infinity = const { ((1 << E) - 1) << M };
@@ -56,8 +57,8 @@ pub(crate) const fn round<const E: u32, const M: u32>(value: f32) -> u32 {
     sign | if magnitude > 0x7f80_0000 { quiet } else { clamped }
 }
 
-/// `value` as an `f32` that any narrower format rounds as it would round `value` itself: cut off, with the last bit set where something was
-/// cut (rounding to odd).
+/// Converts `value` to an `f32` that any narrower format rounds as it would round `value` itself: truncated, with the
+/// last bit set if bits were lost (rounding to odd).
 #[inline]
 pub(crate) const fn narrow_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -119,7 +120,8 @@ impl F8E4M3 {
     /// Not a number.
     pub const NAN: Self = Self(0x7f);
 
-    /// The nearest value, ties to even. What rounds to more than 448, and infinities, become NaN, with the sign kept.
+    /// Returns the nearest value, ties to even. Values that round to more than 448, and infinities, become NaN, with
+    /// the sign kept.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
@@ -130,7 +132,7 @@ impl F8E4M3 {
         Self((sign | clamped) as u8)
     }
 
-    /// The same value.
+    /// Returns the same value as `f32`.
     #[inline(always)]
     #[must_use]
     pub const fn to_f32(self) -> f32 {
@@ -139,7 +141,7 @@ impl F8E4M3 {
         f32::from_bits(((self.0 >> 7) as u32) << 31 | bits)
     }
 
-    /// Whether it is NaN.
+    /// Returns whether it is NaN.
     #[must_use]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7f == 0x7f
@@ -158,21 +160,22 @@ impl F8E5M2 {
     /// Not a number.
     pub const NAN: Self = Self(0x7e);
 
-    /// The nearest value, ties to even. What rounds to more than 57344 becomes infinity; a NaN stays one, with its sign.
+    /// Returns the nearest value, ties to even. Values that round to more than 57344 become infinity. NaN stays NaN,
+    /// with its sign.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
         Self(round::<5, 2>(value) as u8)
     }
 
-    /// The same value.
+    /// Returns the same value as `f32`.
     #[inline(always)]
     #[must_use]
     pub const fn to_f32(self) -> f32 {
         expand::<5, 2>(self.0 as u32)
     }
 
-    /// Whether it is NaN.
+    /// Returns whether it is NaN.
     #[must_use]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7f > 0x7c
@@ -182,27 +185,27 @@ impl F8E5M2 {
 macro_rules! common {
     ($($float:ident),*) => {$(
         impl $float {
-            /// The value with these bits. Every pattern is one.
+            /// Returns the value with these bits. Every pattern is a value.
             #[inline(always)]
             #[must_use]
             pub const fn from_bits(bits: u8) -> Self {
                 Self(bits)
             }
 
-            /// Its bits.
+            /// Returns its bits.
             #[inline(always)]
             #[must_use]
             pub const fn to_bits(self) -> u8 {
                 self.0
             }
 
-            /// The nearest value, ties to even: rounded once, not by way of `f32`.
+            /// Returns the nearest value, ties to even: rounded once, not via `f32`.
             #[must_use]
             pub const fn from_f64(value: f64) -> Self {
                 Self::from_f32(narrow_to_odd(value))
             }
 
-            /// The same value.
+            /// Returns the same value as `f64`.
             #[must_use]
             pub const fn to_f64(self) -> f64 {
                 self.to_f32() as f64
@@ -262,18 +265,19 @@ mod tests {
 
     use super::*;
 
-    /// What the formats' definition says a pattern is worth: no shared code with the conversions.
+    /// Returns the value of a pattern by the format's definition. Shares no code with the conversions.
     fn worth(bits: u8, mantissa_bits: u32, bias: i32) -> f64 {
         let magnitude = i32::from(bits & 0x7f);
         let exponent = magnitude >> mantissa_bits;
         let mantissa = f64::from(magnitude & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
-        // A power of two by its bits: exact, which `powi` need not be.
+        // A power of two by its bits, which is exact; `powi` need not be.
         let power = |exponent: i32| f64::from_bits(((1023 + exponent) as u64) << 52);
         let absolute = if exponent == 0 { mantissa * power(1 - bias) } else { (1.0 + mantissa) * power(exponent - bias) };
         if bits >= 0x80 { -absolute } else { absolute }
     }
 
-    /// A format as tables: the finite magnitudes in order, the pattern after the last, and what overflow and NaN become.
+    /// A format as a table: the finite magnitudes in order, the pattern after the last, and the results of overflow and
+    /// NaN.
     struct Format {
         magnitudes: Vec<f64>,
         overflow: u8,
@@ -288,7 +292,7 @@ mod tests {
         Format { magnitudes: (0..0x7c).map(|bits| worth(bits, 2, 15)).collect(), overflow: 0x7c, nan: 0x7e }
     }
 
-    /// The nearest of the table, ties to the even pattern; overflow stands one step above the largest.
+    /// Returns the nearest value of the table, ties to the even pattern. Overflow counts as one step above the largest.
     fn nearest(format: &Format, value: f64) -> u8 {
         let sign = if value.is_sign_negative() { 0x80 } else { 0 };
         if value.is_nan() {
@@ -309,7 +313,8 @@ mod tests {
         sign | if best == ladder.len() - 1 { format.overflow } else { best as u8 }
     }
 
-    /// Every magnitude and every midpoint, with the `f32` neighbours of each, in both signs, and special values.
+    /// Returns every magnitude and every midpoint, with the `f32` neighbours of each, in both signs, and special
+    /// values.
     fn probes(format: &Format) -> Vec<f32> {
         let mut ladder = format.magnitudes.clone();
         let top = ladder[ladder.len() - 1];
@@ -323,7 +328,7 @@ mod tests {
                 probes.extend((1..16).map(|part| pair[0] as f32 + (pair[1] - pair[0]) as f32 * part as f32 / 16.0));
             }
         }
-        // Any pattern at all, evenly over the exponents.
+        // Arbitrary patterns, evenly over the exponents.
         probes.extend((0..=u32::MAX).step_by(if cfg!(miri) { 399_999_959 } else { 3_999_971 }).map(f32::from_bits));
         let negated: Vec<f32> = probes.iter().map(|probe| -probe).collect();
         probes.extend(negated);
@@ -358,7 +363,7 @@ mod tests {
             [(e4m3(), (|x| F8E4M3::from_f32(x).to_bits()) as fn(f32) -> u8), (e5m2(), |x| F8E5M2::from_f32(x).to_bits())]
         {
             for probe in probes(&format) {
-                // A NaN may lose its sign where it is made wider.
+                // A NaN may lose its sign when it is widened.
                 let sign = if probe.is_sign_negative() { -1.0 } else { 1.0 };
                 let expected = nearest(&format, f64::from(probe).copysign(sign));
                 assert_eq!(convert(probe), expected, "{probe:e} ({:#010x})", probe.to_bits());
@@ -368,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_double_is_rounded_once() {
-        // Just above and just below the tie between 1 and the next number, by less than an f32 can tell.
+        // Just above and just below the tie between 1 and the next number, by less than an f32 can represent.
         for step in [1e-12, 1e-16 * 4.0] {
             assert_eq!(F8E4M3::from_f64(1.0625 + step).to_f32(), 1.125);
             assert_eq!(F8E4M3::from_f64(1.0625 - step).to_f32(), 1.0);

@@ -1,5 +1,5 @@
-//! One checked collective with its buffers, ready for the backend on whose memory they are. The backends name buffers in different ways, and
-//! fold in different ways; the rest is the same for both.
+//! One checked collective with its buffers, ready for the backend that their memory belongs to. The backends address
+//! and fold buffers in different ways; everything else is common.
 
 #![expect(unsafe_code, reason = "a job is sent to the thread that runs it, with the addresses of its buffers")]
 
@@ -7,9 +7,9 @@ use std::fmt;
 
 use crate::call::{BlockLayout, Call, Collective};
 
-/// How a backend names memory.
+/// How a backend addresses memory.
 pub(crate) trait Address: Copy + fmt::Debug {
-    /// The address so many bytes further on.
+    /// Returns the address this many bytes further on.
     fn advanced(self, bytes: usize) -> Self;
 }
 
@@ -25,62 +25,63 @@ impl Address for *mut u8 {
     }
 }
 
-/// In the memory of a device.
+/// An address in the memory of a device.
 impl Address for u64 {
     fn advanced(self, bytes: usize) -> Self {
         self.wrapping_add(bytes as u64)
     }
 }
 
-/// The caller's two buffers, in bytes; they may be the same memory. One that is not there has length 0.
+/// The caller's two buffers, in bytes; they may be the same memory. An absent buffer has length 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Operands<S, D> {
-    /// What is read.
+    /// The memory that is read.
     pub(crate) source: S,
     pub(crate) source_len: usize,
-    /// What is written.
+    /// The memory that is written.
     pub(crate) destination: D,
     pub(crate) destination_len: usize,
 }
 
-// SAFETY: they are addresses, which are not followed here. Whoever runs a job follows them, while its caller borrows the buffers (a blocking
-// call) or the call owns them beside the job (a started one); what is in them is `Send` (`Data: Send`).
+// SAFETY: they are addresses, which are not dereferenced here. The backend that runs a job dereferences them, while its
+// caller borrows the buffers (a blocking call) or the call owns them beside the job (a started one); their contents are
+// `Send` (`Data: Send`).
 unsafe impl<S: Address, D: Address> Send for Operands<S, D> {}
 
-/// A buffer that is a list of blocks, one for each rank, each of which lies somewhere else. Offsets count as if they lay side by side, in the
-/// order of ranks.
+/// A buffer that is a list of separate blocks, one for each rank. Offsets count as if the blocks were contiguous, in
+/// the order of ranks.
 #[derive(Debug)]
 pub(crate) struct List<A> {
-    /// Where each begins, as an offset; how many bytes it has, and its address. There is at least one.
+    /// Each block's offset, its number of bytes, and its address. There is at least one.
     blocks: Vec<(usize, usize, A)>,
 }
 
 impl<A: Address> List<A> {
-    /// Of each rank's address and bytes.
+    /// Creates a list from each rank's address and bytes.
     pub(crate) fn new(given: impl Iterator<Item = (A, usize)>) -> Self {
         let place = |start: &mut usize, (address, len)| Some((std::mem::replace(start, *start + len), len, address));
         Self { blocks: given.scan(0, place).collect() }
     }
 
-    /// The block that has the byte at an offset.
+    /// Returns the block that has the byte at an offset.
     fn of(&self, offset: usize) -> &(usize, usize, A) {
-        // Of blocks that begin there the last: the others are empty. The first begins at 0.
+        // The last of the blocks that begin there: the others are empty. The first begins at 0.
         &self.blocks[self.blocks.partition_point(|(start, ..)| *start <= offset) - 1]
     }
 
-    /// The address of the byte at an offset.
+    /// Returns the address of the byte at an offset.
     pub(crate) fn at(&self, offset: usize) -> A {
         let (start, _, address) = self.of(offset);
         address.advanced(offset - start)
     }
 
-    /// Whether a range lies in one block.
+    /// Returns whether a range lies in one block.
     pub(crate) fn holds(&self, offset: usize, len: usize) -> bool {
         let (start, block, _) = self.of(offset);
         len == 0 || offset - start <= *block && len <= *block - (offset - start)
     }
 
-    /// Every block's address and bytes.
+    /// Returns every block's address and bytes.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (A, usize)> {
         self.blocks.iter().map(|(_, len, address)| (*address, *len))
     }
@@ -93,33 +94,33 @@ pub(crate) struct Lists<S, D> {
     pub(crate) destination: Option<List<D>>,
 }
 
-// SAFETY: as `Operands`: addresses, which are not followed here. Whoever runs the job follows them, while its caller borrows the blocks or the
-// call owns them beside it; what is in them is `Send` (`Data: Send`).
+// SAFETY: as for `Operands`: addresses, which are not dereferenced here. The backend that runs the job dereferences
+// them, while its caller borrows the blocks or the call owns them beside it; their contents are `Send` (`Data: Send`).
 unsafe impl<S: Address, D: Address> Send for Lists<S, D> {}
 
 /// A checked collective, whose elements are folded by an `R`.
 #[derive(Debug)]
 pub(crate) struct Job<S, D, R> {
-    /// What the ranks must agree on. The backend sets the sequence number.
+    /// The values that the ranks must agree on. The backend sets the sequence number.
     pub(crate) call: Call,
     /// The caller's buffers.
     pub(crate) memory: Operands<S, D>,
-    /// How they are shared out between the ranks.
+    /// How they are divided between the ranks.
     pub(crate) layout: BlockLayout,
     /// How elements are folded, for calls that reduce.
     pub(crate) reduction: Option<R>,
     /// The size of one element in bytes.
     pub(crate) element_bytes: usize,
-    /// Whether the caller gave one buffer for both: then `memory` has the whole of it twice, unless the contribution was multiplied first
-    /// and so lies elsewhere.
+    /// Whether the caller gave one buffer for both. Then both parts of `memory` are the whole of it, unless the
+    /// contribution was multiplied first and so is in other memory.
     pub(crate) in_place: bool,
-    /// Which of the two buffers are lists: of those `memory` has the length and no address. Only of `gather_v`, `scatter_v` and
-    /// `all_to_all_v`, and never in place.
+    /// The buffers that are lists. For those, `memory` has the length and no address. Only for `gather_v`, `scatter_v`
+    /// and `all_to_all_v`, and never in place.
     pub(crate) lists: Option<Box<Lists<S, D>>>,
 }
 
 impl<S: Address, D: Address, R> Job<S, D, R> {
-    /// The buffers as backends want them: where a block of one buffer is the other, that block alone.
+    /// Returns the buffers as backends expect them: if the other buffer is one block of this one, only that block.
     pub(crate) fn narrowed(&self, rank: usize) -> Operands<S, D> {
         let mut memory = self.memory;
         match self.call.kind {
@@ -137,7 +138,7 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         memory
     }
 
-    /// Where a part of the source begins, for calls that are not in place.
+    /// Returns the address of a part of the source, for calls that are not in place.
     pub(crate) fn source_at(&self, offset: usize) -> S {
         match self.lists.as_deref() {
             Some(Lists { source: Some(list), .. }) => list.at(offset),
@@ -145,7 +146,7 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         }
     }
 
-    /// Where a part of the destination begins, for calls that are not in place.
+    /// Returns the address of a part of the destination, for calls that are not in place.
     pub(crate) fn destination_at(&self, offset: usize) -> D {
         match self.lists.as_deref() {
             Some(Lists { destination: Some(list), .. }) => list.at(offset),
@@ -153,13 +154,13 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         }
     }
 
-    /// The destination, where it is a list.
+    /// Returns the destination if it is a list.
     pub(crate) fn listed_destination(&self) -> Option<&List<D>> {
         self.lists.as_deref().and_then(|lists| lists.destination.as_ref())
     }
 
-    /// What this rank sends to `peer`, and what it expects from it, in bytes, for calls whose counts pairs of ranks know. To itself a rank sends
-    /// what it was checked to expect.
+    /// Returns the bytes that this rank sends to `peer` and expects from it, for calls whose counts only pairs of ranks
+    /// know. A rank sends to itself what it was checked to expect.
     pub(crate) fn pair(&self, me: usize, peer: usize) -> [u64; 2] {
         let is_root = |rank: usize| self.call.root == Some(rank as u32);
         let bytes = match (self.call.kind, &self.layout) {
@@ -173,19 +174,19 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         bytes.map(|bytes| bytes as u64)
     }
 
-    /// The root, for calls that have one.
+    /// Returns the root, for calls that have one.
     #[cfg(feature = "cuda")]
     pub(crate) fn root(&self) -> usize {
         self.call.root.unwrap_or_default() as usize
     }
 
-    /// How many bytes it moves, as those who listen are told.
+    /// Returns the number of bytes it moves, as reported to listeners.
     #[cfg(feature = "cuda")]
     pub(crate) fn bytes(&self) -> usize {
         self.memory.source_len.max(self.memory.destination_len)
     }
 
-    /// A call in words, with this rank's own elements where the call itself has no count, or a digest.
+    /// Describes a call in words, with this rank's own elements if the call itself has no count, or a digest.
     pub(crate) fn in_words(&self, call: &Call) -> String {
         let elements = |bytes: usize| bytes / self.element_bytes.max(1);
         let sum = |blocks: &[usize]| elements(blocks.iter().sum());

@@ -1,4 +1,4 @@
-//! One checked call, how its buffers are shared out, and the 32 bytes by which ranks agree that they make the same one.
+//! One checked call, how its buffers are divided, and the 32 bytes by which ranks agree that they make the same call.
 
 pub(crate) mod algorithm;
 pub(crate) mod buffer;
@@ -16,8 +16,8 @@ use crate::call::element::TypeTag;
 use crate::call::op::ReduceOp;
 use crate::error::{Error, Result};
 
-/// A collective. Its forms (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) are one; `gather_list` is `GatherV`, `scatter_list` `ScatterV`,
-/// `all_to_all_list` `AllToAllV`.
+/// A collective. Its forms (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) are one value. `gather_list` is
+/// `GatherV`, `scatter_list` is `ScatterV`, and `all_to_all_list` is `AllToAllV`.
 ///
 /// ```
 /// # use collectives::Collective;
@@ -78,7 +78,7 @@ impl Collective {
         Collective::AllToAllV,
     ];
 
-    /// As the method is named: `all_reduce`.
+    /// Returns the method's name: `all_reduce`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -99,20 +99,20 @@ impl Collective {
         }
     }
 
-    /// Whether it folds: `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_v`.
+    /// Returns whether it folds: `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_v`.
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV)
     }
 
-    /// Whether it takes a root: `broadcast`, `reduce`, `gather`, `gather_v`, `scatter`, `scatter_v`.
+    /// Returns whether it takes a root: `broadcast`, `reduce`, `gather`, `gather_v`, `scatter`, `scatter_v`.
     #[must_use]
     pub const fn is_rooted(self) -> bool {
         use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
         matches!(self, Broadcast | Reduce | Gather | GatherV | Scatter | ScatterV)
     }
 
-    /// The name of the call on several buffers, where there is one.
+    /// Returns the name of the call on several buffers, if there is one.
     pub(crate) const fn name_of_many(self) -> Option<&'static str> {
         match self {
             Collective::Broadcast => Some("broadcast_many"),
@@ -123,12 +123,12 @@ impl Collective {
         }
     }
 
-    /// Whether every rank passes the counts of all ranks, so that all of these must be the same.
+    /// Returns whether every rank passes the counts of all ranks, so that these must be the same everywhere.
     pub(crate) const fn lists_counts(self) -> bool {
         matches!(self, Collective::AllGatherV | Collective::ReduceScatterV)
     }
 
-    /// Whether the two ends of a transfer know its count, and nobody else.
+    /// Returns whether only the two ends of a transfer know its count.
     #[inline]
     pub(crate) const fn is_pairwise(self) -> bool {
         matches!(self, Collective::GatherV | Collective::ScatterV | Collective::AllToAllV)
@@ -144,7 +144,7 @@ impl fmt::Display for Collective {
 impl FromStr for Collective {
     type Err = Error;
 
-    /// Understands the name.
+    /// Parses the name.
     fn from_str(text: &str) -> Result<Self> {
         Collective::ALL.into_iter().find(|collective| collective.name() == text).ok_or_else(|| {
             let known = Collective::ALL.map(Collective::name).join(", ");
@@ -153,25 +153,26 @@ impl FromStr for Collective {
     }
 }
 
-/// What a reported or recorded call was: a collective, or one end of a message. It can be compared with a [`Collective`] as it is.
+/// The kind of a reported or recorded call: a collective, or one end of a message. It can be compared with a
+/// [`Collective`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CallKind {
-    /// A collective, in whichever form.
+    /// A collective, in any form.
     Collective(Collective),
-    /// A collective on several buffers in one call: `all_reduce_many`. It is not equal to the [`Collective`], and one with large buffers may be
-    /// told as several.
+    /// A collective on several buffers in one call: `all_reduce_many`. It is not equal to the [`Collective`]. A call
+    /// with large buffers may be reported as several.
     Many(Collective),
     /// `all_gather_list`.
     AllGatherList,
-    /// A message sent, in whichever form.
+    /// A message sent, in any form.
     Send,
-    /// A message received, in whichever form.
+    /// A message received, in any form.
     Recv,
 }
 
 impl CallKind {
-    /// As the method is named, without `_into`: `all_reduce`, `send`, `recv`.
+    /// Returns the method's name, without `_into`: `all_reduce`, `send`, `recv`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -205,21 +206,21 @@ impl fmt::Display for CallKind {
     }
 }
 
-/// How the bytes of a buffer are shared out between ranks.
+/// How the bytes of a buffer are divided between ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BlockLayout {
     /// Every rank's block has this many bytes; for calls without blocks, the whole vector.
     Equal(usize),
     /// One block per rank, of these many bytes, known to this rank.
     Blocks(Vec<usize>),
-    /// Only this rank's own block is known here (`gather_v`, `scatter_v` on other ranks than the root).
+    /// Only this rank's own block is known here (`gather_v`, `scatter_v` on ranks other than the root).
     Own(usize),
-    /// What this rank sends to each rank, and what it gets from each.
+    /// The bytes that this rank sends to each rank, and receives from each.
     Pairs { send: Vec<usize>, receive: Vec<usize> },
 }
 
 impl BlockLayout {
-    /// A layout in bytes of one in elements.
+    /// Converts a layout in elements to one in bytes.
     #[inline(always)]
     pub(crate) fn in_bytes(mut self, element_bytes: usize) -> Self {
         // First, and not in the match below, which works in memory: this is the layout of the smallest calls.
@@ -234,7 +235,7 @@ impl BlockLayout {
         self
     }
 
-    /// Where a rank's block begins and how long it is, in bytes.
+    /// Returns the offset and the length of a rank's block, in bytes.
     pub(crate) fn block(&self, rank: usize) -> (usize, usize) {
         match self {
             BlockLayout::Equal(bytes) => (rank * bytes, *bytes),
@@ -245,56 +246,56 @@ impl BlockLayout {
     }
 }
 
-/// A call whose arguments have been checked on this rank. What all ranks must agree on, and nothing else.
+/// A call whose arguments have been checked on this rank: exactly the values that all ranks must agree on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// Which collective.
+    /// The collective.
     pub(crate) kind: Collective,
-    /// `Reduction::code`, 0 where nothing is reduced: 56 bits, and 32 where counts are listed, whose digest has the rest.
+    /// `Reduction::code`, or 0 if nothing is reduced: 56 bits, or 32 if counts are listed, whose digest has the rest.
     pub(crate) op: u64,
     /// The element type.
     pub(crate) element: TypeTag,
-    /// Elements per block (or of the whole vector), 0 where ranks may differ. Where counts are listed it is their sum, for this rank's own
-    /// records: ranks compare the digest.
+    /// Elements per block (or of the whole vector), 0 if ranks may differ. If counts are listed it is their sum, for
+    /// this rank's own records only: ranks compare the digest.
     pub(crate) count: u64,
-    /// The root, where there is one.
+    /// The root, if there is one.
     pub(crate) root: Option<u32>,
-    /// [`Call::hash_counts`] where counts are listed (`all_gather_v`, `reduce_scatter_v`, and, with [`Call::MANY`], calls on several buffers),
-    /// else 0.
+    /// [`Call::hash_counts`] if counts are listed (`all_gather_v`, `reduce_scatter_v`, and, with [`Call::MANY`], calls
+    /// on several buffers), else 0.
     pub(crate) counts_hash: u128,
     /// Its number among the collectives of its communicator.
     pub(crate) sequence: u64,
 }
 
-/// The root field's value where there is no root.
+/// The root field's value if there is no root.
 const NO_ROOT: u32 = u32::MAX;
 
-/// Where the rest of the op, or of the digest, begins in the last word (above the root and the kind), and its mask.
+/// The position, in the last word, of the rest of the op or of the digest (above the root and the kind), and its mask.
 const REST_AT: u32 = 40;
 const REST_MASK: u64 = (1 << (u64::BITS - REST_AT)) - 1;
 
-/// Set in the byte of the kind where the call is one on several buffers.
+/// Set in the byte of the kind if the call is one on several buffers.
 const MANY_KIND: u8 = 1 << 7;
 
-/// The bits of a digest that a fingerprint has room for.
+/// The bits of a digest that fit in a fingerprint.
 const DIGEST_MASK: u128 = (1 << 120) - 1;
 
 impl Call {
-    /// The op of the crate's own calls by which ranks compare their device calls: no call of a program has it.
+    /// The op of the crate's own calls by which ranks compare their device calls. No call of a program has it.
     pub(crate) const COMPARISON: u64 = 252;
 
-    /// The op of an `all_to_all_v` that is an `all_gather_list`: every rank's blocks for the others are one and the same.
+    /// The op of an `all_to_all_v` that is an `all_gather_list`: each rank's blocks for the others are the same.
     pub(crate) const SAME_FOR_ALL: u64 = 251;
 
-    /// Set in the digest of a call on several buffers (`all_reduce_many` …): it is over the root and the lengths of all of them, in order.
-    /// However such a call is done, each collective that it consists of has it.
+    /// Set in the digest of a call on several buffers (`all_reduce_many` …), which covers the root and all lengths, in
+    /// order. Each collective that such a call consists of has it.
     pub(crate) const MANY: u128 = 1 << 127;
 
-    /// Length of the encoded form in bytes.
+    /// The length of the encoded form in bytes.
     pub(crate) const FINGERPRINT_BYTES: usize = 32;
 
-    /// The encoded form: little-endian sequence, count, op, element, root, then kind and the rest of the op in one word. Where counts are
-    /// listed there is neither count nor root: 120 bits of their digest stand there, and in place of the rest of the op.
+    /// Encodes the call: little-endian sequence, count, op, element, root, then kind and the rest of the op in one
+    /// word. If counts are listed, 120 bits of their digest replace the count, the root and the rest of the op.
     #[inline]
     pub(crate) fn fingerprint(&self) -> [u64; 4] {
         let (count, root, rest) = match self.lists_counts() {
@@ -304,7 +305,7 @@ impl Call {
         self.words(count, root, rest)
     }
 
-    /// The form for records: the fingerprint, but with the sum of listed counts and 24 bits of their digest.
+    /// Encodes the call for records: the fingerprint, but with the sum of listed counts and 24 bits of their digest.
     #[inline]
     pub(crate) fn record(&self) -> [u64; 4] {
         let rest = if self.lists_counts() { self.counts_hash as u64 } else { self.op >> 32 };
@@ -318,19 +319,19 @@ impl Call {
         [self.sequence, count, op_and_element, u64::from(root) | u64::from(kind) << 32 | (rest & REST_MASK) << REST_AT]
     }
 
-    /// Whether this is a call on several buffers.
+    /// Returns whether this is a call on several buffers.
     #[inline]
     pub(crate) fn is_many(&self) -> bool {
         self.counts_hash & Self::MANY != 0
     }
 
-    /// Whether a digest stands for its counts.
+    /// Returns whether a digest represents its counts.
     #[inline]
     pub(crate) fn lists_counts(&self) -> bool {
         self.kind.lists_counts() || self.is_many()
     }
 
-    /// Which method made it, in whichever form.
+    /// Returns the method that made it, in any form.
     pub(crate) fn call_kind(&self) -> CallKind {
         match self.kind {
             Collective::AllToAllV if self.op == Self::SAME_FOR_ALL => CallKind::AllGatherList,
@@ -339,19 +340,19 @@ impl Call {
         }
     }
 
-    /// As the method is named, without `_into`.
+    /// Returns the method's name, without `_into`.
     pub(crate) fn name(&self) -> &'static str {
         self.call_kind().name()
     }
 
-    /// The same call as one on several buffers with these counts.
+    /// Returns the same call as one on several buffers with these counts.
     pub(crate) fn of_many(self, counts: &[usize]) -> Self {
         let root = self.root.unwrap_or(NO_ROOT) as usize;
         let counts: Vec<usize> = std::iter::once(root).chain(counts.iter().copied()).collect();
         Self { op: self.op & 0xffff_ffff, counts_hash: Self::MANY | Self::hash_counts(self.op, &counts), ..self }
     }
 
-    /// The encoded form as bytes.
+    /// Returns the encoded form as bytes.
     pub(crate) fn to_bytes(self) -> [u8; Self::FINGERPRINT_BYTES] {
         let mut bytes = [0; Self::FINGERPRINT_BYTES];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(self.fingerprint()) {
@@ -360,7 +361,7 @@ impl Call {
         bytes
     }
 
-    /// The reverse of [`Call::fingerprint`]; `None` for words that no call has.
+    /// Reverses [`Call::fingerprint`]. Returns `None` for words that no call has.
     pub(crate) fn from_fingerprint(words: [u64; 4]) -> Option<Self> {
         let call = Self::from_record(words)?;
         if !call.lists_counts() {
@@ -370,7 +371,7 @@ impl Call {
         Some(Self { count: 0, root: None, counts_hash: digest | call.counts_hash & Self::MANY, ..call })
     }
 
-    /// The reverse of [`Call::record`], as far as that has the call; `None` for words that no call has.
+    /// Reverses [`Call::record`], as far as the record contains the call. Returns `None` for words that no call has.
     pub(crate) fn from_record(words: [u64; 4]) -> Option<Self> {
         let (root, rest) = (words[3] as u32, words[3] >> REST_AT);
         let (kind, many) = ((words[3] >> 32) as u8 & !MANY_KIND, (words[3] >> 32) as u8 & MANY_KIND != 0);
@@ -390,7 +391,7 @@ impl Call {
         })
     }
 
-    /// The reverse of [`Call::to_bytes`].
+    /// Reverses [`Call::to_bytes`].
     pub(crate) fn from_bytes(bytes: &[u8; Self::FINGERPRINT_BYTES]) -> Option<Self> {
         let mut words = [0; 4];
         for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -399,7 +400,7 @@ impl Call {
         Self::from_fingerprint(words)
     }
 
-    /// The op in words, where there is one.
+    /// Returns the op in words, if there is one.
     pub(crate) fn op_name(&self) -> Option<String> {
         match (self.op as u8, ReduceOp::ALL.iter().find(|op| u64::from(op.code()) == self.op)) {
             (0, _) => None,
@@ -412,7 +413,7 @@ impl Call {
         }
     }
 
-    /// In words, with what this rank knows of its counts in place of what ranks compare.
+    /// Describes the call in words, with this rank's counts in place of what ranks compare.
     pub(crate) fn with_amount(&self, amount: impl fmt::Display) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
@@ -428,7 +429,8 @@ impl Call {
         match (self.kind, amount) {
             (Collective::Barrier, _) => {}
             (_, Some(amount)) => write!(f, "{}, {amount}", self.element)?,
-            // Other ranks do not know the sum, and both sides of a mismatch should read alike. Records have the last 6 digits.
+            // Other ranks do not know the sum, and both sides of a mismatch should read alike. Records have the last 6
+            // digits.
             _ if self.lists_counts() => {
                 let what = match self.kind {
                     _ if !self.is_many() => "counts",
@@ -439,15 +441,15 @@ impl Call {
             }
             _ => write!(f, "{}, count {}", self.element, self.count)?,
         }
-        // Nor do others know the root, where the digest has it.
+        // Other ranks do not know the root either, if it is in the digest.
         if let Some(root) = self.root.filter(|_| amount.is_some() || !self.is_many()) {
             write!(f, ", root {root}")?;
         }
         write!(f, ") number {}", self.sequence)
     }
 
-    /// 120 bits of SHA-256 over per-rank counts and the op that they are reduced with. Ranks fold and move what the counts say, so digests of
-    /// different counts must differ, even where somebody searched for counts with one digest.
+    /// Returns 120 bits of SHA-256 over per-rank counts and the op that reduces them. Ranks fold and move as the counts
+    /// specify, so digests of different counts must differ, even if an attacker searches for counts with equal digests.
     pub(crate) fn hash_counts(op: u64, counts: &[usize]) -> u128 {
         let mut hash = Sha256::new_with_prefix(op.to_le_bytes());
         counts.iter().for_each(|count| hash.update((*count as u64).to_le_bytes()));
@@ -457,7 +459,7 @@ impl Call {
 }
 
 impl fmt::Display for Call {
-    /// `all_reduce(sum, f32, count 4) number 7`, and `all_gather_v(f32, counts #00beef005d3f2117) number 8`.
+    /// Prints `all_reduce(sum, f32, count 4) number 7`, or `all_gather_v(f32, counts #00beef005d3f2117) number 8`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write(f, None)
     }
@@ -547,7 +549,7 @@ mod tests {
         let words: Vec<_> =
             lists.iter().map(|counts| reduce(1, counts).fingerprint()).chain([reduce(1 << 40 | 1, &[8]).fingerprint()]).collect();
         assert!((1..words.len()).all(|at| !words[..at].contains(&words[at])), "{words:?}");
-        // No other kind has such a form.
+        // No other kind has a form on several buffers.
         let mut words = calls[0].fingerprint();
         words[3] = words[3] & !(0xff << 32) | u64::from(Collective::Barrier as u8 | MANY_KIND) << 32;
         assert_eq!(Call::from_fingerprint(words), None);

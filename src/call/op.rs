@@ -1,4 +1,4 @@
-//! Reduce operations: the built-in ones and those a caller brings.
+//! Reduce operations: the built-in ones and those of the caller.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,19 +10,20 @@ use sha2::{Digest, Sha256};
 use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
 use crate::error::{Error, Result};
 
-/// How the elements of all ranks become one.
+/// How the elements of all ranks are combined into one.
 ///
-/// One meaning on every transport, for `n` ranks:
+/// The meaning is the same on every transport, for `n` ranks:
 ///
 /// - `f16`, `bf16` and the 8-bit floats are accumulated in `f32` and rounded once wherever a rank folds several inputs
-///   (shared memory, direct exchange); a hop of a ring or a tree sends its partial result in the element's type.
+///   (shared memory, direct exchange). A hop of a ring or a tree sends its partial result in the element's type.
 /// - Integer `Sum` and `Prod` wrap.
-/// - `Min` and `Max` drop a NaN where the other operand is a number.
+/// - `Min` and `Max` drop a NaN if the other operand is a number.
 /// - `bool`: `Sum` and `Max` mean OR, `Prod` and `Min` mean AND; `Avg` is refused.
-/// - `Avg`: floats are summed, then divided by `n` once; integers are summed (wrapping), then divided, truncating toward
-///   zero. So floats near the largest number of their type overflow in the sum: the mean of eight `f32` of `1e38` is an infinity. On devices
-///   NCCL may divide first, which does not; by which way a call goes depends on its size, the type, the number of ranks and the devices
-///   (`Device::explain` says it), so count on neither. Means of `f16` on devices do not overflow.
+/// - `Avg`: floats are summed, then divided by `n` once. Integers are summed (wrapping), then divided, truncating
+///   toward zero. So floats near the largest number of their type overflow in the sum: the mean of eight `f32` of
+///   `1e38` is an infinity. On devices NCCL may divide first, which does not overflow. That depends on size, type,
+///   number of ranks and devices (`Device::explain` reports it), so rely on neither. Means of `f16` on devices do not
+///   overflow.
 /// - Every rank ends with the same bits, and the same inputs give the same bits on every run at the same world size and
 ///   transport. [`Config::reproducible`](crate::Config::reproducible) promises more.
 ///
@@ -48,7 +49,7 @@ pub enum ReduceOp {
     Min,
     /// The greatest; OR for `bool`.
     Max,
-    /// The mean. Refused for `bool`. The sum of floats may overflow where the mean would not.
+    /// The mean. Refused for `bool`. The sum of floats may overflow even if the mean would not.
     Avg,
     /// Bitwise AND of integers and `bool`.
     BitAnd,
@@ -56,7 +57,7 @@ pub enum ReduceOp {
     BitOr,
     /// Bitwise XOR of integers and `bool`.
     BitXor,
-    /// Each rank's elements times its own scalar, which is first rounded to the element's type; then the sum. Floats only.
+    /// The sum of each rank's elements times its own scalar, which is first rounded to the element's type. Floats only.
     PreMulSum(f64),
 }
 
@@ -74,7 +75,8 @@ impl ReduceOp {
         ReduceOp::PreMulSum(1.0),
     ];
 
-    /// The op's name in messages and on command lines: `sum`, `prod`, `min`, `max`, `avg`, `band`, `bor`, `bxor`, `mulsum`.
+    /// Returns the op's name in messages and on command lines: `sum`, `prod`, `min`, `max`, `avg`, `band`, `bor`, `bxor`,
+    /// `mulsum`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -90,7 +92,7 @@ impl ReduceOp {
         }
     }
 
-    /// Whether this op can be done on this type.
+    /// Checks that this op supports this type.
     ///
     /// # Errors
     ///
@@ -107,7 +109,7 @@ impl ReduceOp {
         Err(Error::Unsupported { what: format!("{} of {dtype}", self.name()), reason: reason.to_owned() })
     }
 
-    /// The op's number in a fingerprint; 0 means no op, 255 a custom one, 254 one that is folded in rank order.
+    /// Returns the op's number in a fingerprint; 0 means no op, 255 a custom one, 254 one that is folded in rank order.
     pub(crate) const fn code(self) -> u8 {
         match self {
             ReduceOp::Sum => 1,
@@ -140,11 +142,11 @@ impl FromStr for ReduceOp {
     }
 }
 
-/// A reduction of the caller's own.
+/// A reduction defined by the caller.
 ///
-/// The function gets two slices of equal length and folds the second into the first, element by element: it may be called
-/// on any part of a buffer, and in any grouping, so it must be associative. An op that is not commutative is folded in
-/// rank order. Every rank must use an op of the same name and kind; both are part of the agreement check.
+/// The function gets two slices of equal length and folds the second into the first, element by element. It may be
+/// called on any part of a buffer, and in any grouping, so it must be associative. An op that is not commutative is
+/// folded in rank order. Every rank must use an op of the same name and kind; ranks compare both.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp};
@@ -167,14 +169,14 @@ impl FromStr for ReduceOp {
 #[derive(Clone)]
 pub struct CustomOp<T> {
     name: Arc<str>,
-    /// 48 bits of its name's SHA-256: what ranks compare.
+    /// 48 bits of the SHA-256 of its name, which ranks compare.
     hash: u64,
     commutative: bool,
     function: Option<Arc<Function<T>>>,
     device: Option<DeviceCode>,
 }
 
-/// What a custom op does on a device.
+/// The implementation of a custom op on a device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum DeviceCode {
     /// A CUDA C expression over `a` and `b`; compiled by NVRTC when it is first used.
@@ -183,43 +185,44 @@ pub(crate) enum DeviceCode {
     Ptx { image: Arc<str>, entry: Arc<str> },
 }
 
-/// What ranks compare of an op's name. Two names of one hash would be one op to them; both functions are of the same element type, so a
-/// result is that of either, and no memory is touched that should not be.
+/// Returns the hash of an op's name, which ranks compare. Two names with one hash count as the same op. Both functions
+/// have the same element type, so the result is that of either one, and no other memory is touched.
 fn hash(name: &str) -> u64 {
     let digest: [u8; 32] = Sha256::digest(name.as_bytes()).into();
     digest.first_chunk().map_or(0, |first| u64::from_le_bytes(*first)) & 0xffff_ffff_ffff
 }
 
-/// Folds the second slice into the first.
+/// A function that folds the second slice into the first.
 pub(crate) type Function<T> = dyn Fn(&mut [T], &[T]) + Send + Sync;
 
 impl<T: Data> CustomOp<T> {
-    /// An op that is associative and commutative.
+    /// Creates an op that is associative and commutative.
     pub fn new(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
         Self { name: name.into(), hash: hash(name), commutative: true, function: Some(Arc::new(function)), device: None }
     }
 
-    /// An op for device buffers only, by a CUDA C expression; see [`CustomOp::with_expression`].
+    /// Creates an op for device buffers only, from a CUDA C expression; see [`CustomOp::with_expression`].
     #[must_use]
     pub fn on_device(name: &str, expression: &str) -> Self {
         let device = Some(DeviceCode::Expression(expression.into()));
         Self { name: name.into(), hash: hash(name), commutative: true, function: None, device }
     }
 
-    /// The same op on device buffers, by a CUDA C expression over `a` (what has been folded so far) and `b` (the next rank's
-    /// element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type; `float` for `f16`, `bf16` and the 8-bit floats, and
-    /// the result is rounded once, after the last rank. Ranks are folded in order.
+    /// Adds an implementation for device buffers: a CUDA C expression over `a` (what has been folded so far) and `b`
+    /// (the next rank's element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type, or `float` for
+    /// `f16`, `bf16` and the 8-bit floats, whose result is rounded once, after the last rank. Ranks are folded in
+    /// order.
     ///
-    /// NVRTC compiles it when a communicator first uses it: where that is absent, the call says so. Every rank must pass the same
-    /// expression.
+    /// NVRTC compiles it when a communicator first uses it. If NVRTC is absent, the call returns an error. Every rank
+    /// must pass the same expression.
     #[must_use]
     pub fn with_expression(self, expression: &str) -> Self {
         Self { device: Some(DeviceCode::Expression(expression.into())), ..self }
     }
 
-    /// The same op on device buffers, by a PTX image of one's own and the name of the entry in it that folds. The entry has the
-    /// parameters of this crate's own folds, which `kernels/README.md` lists. The driver compiles it when a communicator first uses
-    /// it. The image is trusted: it can do whatever a kernel can.
+    /// Adds an implementation for device buffers: your own PTX image and the name of the entry in it that folds. The
+    /// entry has the parameters of this crate's folds, which `kernels/README.md` lists. The driver compiles it when a
+    /// communicator first uses it. The image is trusted: it can do whatever a kernel can.
     ///
     /// # Safety
     ///
@@ -230,24 +233,24 @@ impl<T: Data> CustomOp<T> {
         Self { device: Some(DeviceCode::Ptx { image: image.into(), entry: entry.into() }), ..self }
     }
 
-    /// An op that is associative only: always folded in rank order.
+    /// Creates an op that is only associative: it is always folded in rank order.
     pub fn ordered(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
         Self { commutative: false, ..Self::new(name, function) }
     }
 
-    /// The name that all ranks must share.
+    /// Returns the name that all ranks must share.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether operands may be swapped.
+    /// Returns whether operands may be swapped.
     #[must_use]
     pub fn is_commutative(&self) -> bool {
         self.commutative
     }
 
-    /// What folds host memory; `None` for an op that devices alone have.
+    /// Returns the function that folds host memory; `None` for an op that only devices support.
     pub(crate) fn function(&self) -> Option<&Arc<Function<T>>> {
         self.function.as_ref()
     }
@@ -259,8 +262,8 @@ impl<T> fmt::Debug for CustomOp<T> {
     }
 }
 
-/// What a reducing call takes on buffers of `T`: a [`ReduceOp`] for the element types it knows, or a [`CustomOp`] for any plain data. For
-/// [`AnyElement`] it is either, and must fit the type that the buffers have.
+/// The reduction of a call on buffers of `T`: a [`ReduceOp`] for the element types that it supports, or a [`CustomOp`]
+/// for any plain data. For [`AnyElement`] it is either one, and must match the type that the buffers have.
 #[derive(Debug, Clone)]
 pub struct Reduction<T> {
     pub(crate) kind: ReductionKind,
@@ -274,7 +277,7 @@ pub(crate) enum ReductionKind {
     Custom(ErasedOp),
 }
 
-/// A custom op whose element type has become a value.
+/// A custom op whose element type is known at run time.
 #[derive(Clone)]
 pub(crate) struct ErasedOp {
     pub(crate) name: Arc<str>,
@@ -282,32 +285,32 @@ pub(crate) struct ErasedOp {
     pub(crate) element_bytes: usize,
     pub(crate) commutative: bool,
     hash: u64,
-    /// What folds host memory; `None` for an op that devices alone have.
+    /// Folds host memory; `None` for an op that only devices support.
     pub(crate) fold: Option<Arc<dyn ErasedFold>>,
-    /// What folds device memory, where the op has it.
+    /// Folds device memory, if the op supports it.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without devices nobody asks"))]
     pub(crate) device: Option<DeviceCode>,
 }
 
-/// A fold whose element type is known to its implementor alone.
+/// A fold whose element type only its implementor knows.
 pub(crate) trait ErasedFold: Send + Sync {
-    /// See [`Fold::fold`](crate::host::fold::Fold::fold).
+    /// Does the same as [`Fold::fold`](crate::host::fold::Fold::fold).
     ///
     /// # Safety
     ///
-    /// As there, for the type that the implementor was made with, and `bytes` is not 0.
+    /// As for that function, for the type that the implementor was made with; and `bytes` is not 0.
     #[expect(unsafe_code, reason = "a fold works on raw memory, and only its caller knows what lies there")]
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize);
 }
 
 impl ErasedOp {
-    /// An op of this type, with what folds by its function.
+    /// Erases the type of an op, with the fold of its function.
     pub(crate) fn of<T: Data>(op: &CustomOp<T>, fold: Option<Arc<dyn ErasedFold>>) -> Self {
         let CustomOp { name, hash, commutative, device, .. } = op.clone();
         Self { name, element: TypeTag::of::<T>(), element_bytes: size_of::<T>(), commutative, hash, fold, device }
     }
 
-    /// Refuses to fold other elements than the op's.
+    /// Refuses to fold elements of another type than the op's.
     pub(crate) fn check(&self, element: TypeTag) -> Result<()> {
         if element == self.element {
             return Ok(());
@@ -323,7 +326,7 @@ impl fmt::Debug for ErasedOp {
 }
 
 impl ReduceOp {
-    /// The element type that this op can be done on, where a buffer holds one.
+    /// Returns the element type of a buffer if this op supports it.
     pub(crate) fn fits(self, element: TypeTag) -> Result<DType> {
         let TypeTag::Scalar(dtype) = element else {
             return Err(Error::unsupported(
@@ -352,8 +355,8 @@ impl<T> Reduction<T> {
         Self { kind, elements: PhantomData }
     }
 
-    /// As the fingerprint has it: the op's number, and for a custom op the 48 bits of its name's hash above it. Whether an op is
-    /// commutative decides who folds what, so ranks must agree on it.
+    /// Returns the fingerprint's code: the op's number, and for a custom op the 48 bits of its name's hash above it.
+    /// Ranks fold differently if an op is not commutative, so they must agree on that.
     #[inline]
     pub(crate) fn code(&self) -> u64 {
         match &self.kind {

@@ -1,25 +1,34 @@
-//! The public face: checks every argument once, then hands a job to the backend where its buffer lives.
+//! The public API: checks every argument once, then passes a job to the backend that holds the buffer.
 //!
-//! `handle/` has the type, and names only what lies below it: `work/` (calls in the background), `progress/` (messages), `recovery.rs`. Each other
-//! file adds methods to the type, and is named by none of these.
+//! `handle/` defines the type. It names only the modules below it: `work/` (calls in the background), `progress/`
+//! (messages) and `recovery.rs`. The other files add methods to the type; none of these modules names them.
 //!
 //! # How a call runs
 //!
-//! A method of `Communicator` checks its arguments (`communicator/prepare/arguments.rs`) and makes a `Job` (`communicator/prepare/prepared.rs`): what all ranks must
-//! agree on (`Call`, 32 bytes), raw buffers, how they are shared out, and the kernel that folds. A blocking call runs the job on the
-//! caller's thread. A started call hands it, with the buffers it owns, to a worker thread. Both take turns at the host backend: a ticket lock
-//! (`ticket_lock.rs`) serves the threads that share the communicator, and started calls, in the order in which they were called. Messages
-//! have a lock of their own (`progress/`), so they wait for no collective. What consists of several collectives (`alloc`, `split`, objects,
-//! `close`) holds one turn for all of them. Calls on devices take a turn at the device backend first, from before they are compared until they
-//! are queued; so does what makes or closes communicators of NCCL's.
+//! A method of `Communicator` checks its arguments (`communicator/prepare/arguments.rs`) and makes a `Job`
+//! (`communicator/prepare/prepared.rs`), which holds:
+//! - what all ranks must agree on (`Call`, 32 bytes),
+//! - raw buffers and their layout in blocks,
+//! - the kernel that folds.
+//!
+//! A blocking call runs the job on the caller's thread. A started call passes it, with the buffers it owns, to a worker
+//! thread. Both take turns at the host backend: a ticket lock (`ticket_lock.rs`) serves started calls, and the threads
+//! that share the communicator, in the order of their calls. Messages have their own lock (`progress/`), so they do not
+//! wait for collectives. A call that consists of several collectives (`alloc`, `split`, objects, `close`) holds one
+//! turn for all of them.
+//!
+//! A call on devices first takes a turn at the device backend. It holds that turn from before the calls are compared
+//! until they are queued. Creating and closing NCCL communicators takes such a turn too.
 //!
 //! `host/backend/` picks one of three routes:
 //!
-//! - **intra-host**: all ranks on one host: shared memory alone (`host/shm/`);
-//! - **inter-host**: no two ranks on one host, or TCP forced: a plan over links (`host/plan/`, `host/engine/`, `host/net/`);
-//! - **hierarchical**: ranks of a host agree and reduce in shared memory, hosts exchange (each local rank carrying a share of an all-reduce, one
-//!   rank for each host otherwise), then each host shares. Collectives that have no gain from it run as one plan over all links, rings in shared memory
-//!   and TCP side by side, after the host has agreed.
+//! - **intra-host** (all ranks on one host): shared memory only (`host/shm/`).
+//! - **inter-host** (no two ranks on one host, or TCP forced): a plan over links (`host/plan/`, `host/engine/`,
+//!   `host/net/`).
+//! - **hierarchical**: the ranks of a host agree and reduce in shared memory, the hosts exchange, then each host shares
+//!   the result. In an all-reduce each local rank carries a share of the exchange; otherwise one rank per host does.
+//!   Collectives that gain nothing from this run as one plan over all links, with rings in shared memory and TCP side
+//!   by side, after the host has agreed.
 
 #[cfg(feature = "cuda")]
 mod device;

@@ -1,8 +1,8 @@
-//! Recovery listeners: where the ranks of a job find each other again after their communicator has failed, and what they say there. The store
-//! at which they first met may be gone.
+//! Recovery listeners: the ports at which the ranks of a job find each other again after their communicator has
+//! failed, and the stores there. The store at which they first met may be gone.
 //!
-//! Every rank listens at a port of its own from the start, and serves nothing there until it has to. A refused connection means that its process
-//! is gone, an accepted one that it is not. That is all that others need to know before it speaks.
+//! Every rank listens at its own port from the start, and serves nothing there until it has to. A refused connection
+//! means that its process is gone, an accepted one that it is not. The others need to know no more before it serves.
 
 use std::fmt;
 use std::io;
@@ -17,47 +17,47 @@ use crate::error::{Error, Result};
 use crate::host::net::own_address::to_listen_on;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
 
-/// Looks whether a rank is gone that everyone waits for, and says which.
+/// Checks whether a rank that all others wait for is gone, and returns which.
 pub(in crate::communicator) type PeerWatch = Box<dyn Fn() -> Option<String>>;
 
 /// A rank's own recovery listener, before the others know of it.
 pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListener, String>);
 
 impl RecoveryListener {
-    /// Listens at a port of the system's choice on this address. Where that fails, the reason is kept for whoever asks.
+    /// Listens on this address, at a port that the system chooses. If that fails, the reason is kept for later errors.
     pub(in crate::communicator) fn new(listen: IpAddr) -> Self {
         Self(rendezvous::listen(to_listen_on(listen)).map_err(|error| format!("listening on {listen}: {error}")))
     }
 
-    /// Where it is.
+    /// Returns its address.
     pub(in crate::communicator) fn address(&self) -> Option<SocketAddr> {
         self.0.as_ref().ok()?.local_addr().ok()
     }
 }
 
-/// What this rank's recovery listener is at the moment.
+/// The current state of this rank's recovery listener.
 enum Own {
-    /// There is none; why.
+    /// There is none; this is why.
     Missing(String),
     Closed(TcpListener),
     Open(TcpStoreServer),
 }
 
-/// What a probe at a rank's recovery listener tells.
+/// The result of a probe at a rank's recovery listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::communicator) enum Probe {
-    /// Its process is gone.
+    /// The process is gone.
     Gone,
-    /// Its process is there.
+    /// The process exists.
     Alive,
-    /// Neither is known: nothing came back.
+    /// Neither is known: there was no answer.
     NoAnswer,
 }
 
-/// The recovery listeners of all ranks of the communicator that a job began with, shared by all communicators that come of it.
+/// The recovery listeners of all ranks of the job's first communicator, shared by all communicators made from it.
 pub(in crate::communicator) struct RecoveryListeners {
     recovery_listeners: Vec<Option<SocketAddr>>,
-    /// What whoever connects has to know.
+    /// The secret that connecting ranks must know.
     secret: Option<Secret>,
     own: Mutex<Own>,
 }
@@ -71,7 +71,7 @@ impl RecoveryListeners {
         Self { recovery_listeners, secret, own: Mutex::new(recovery_listener.0.map_or_else(Own::Missing, Own::Closed)) }
     }
 
-    /// Whether the process behind a recovery listener lives.
+    /// Finds out whether the process behind a recovery listener lives.
     pub(in crate::communicator) fn probe(&self, place: usize) -> Probe {
         let Some(address) = self.recovery_listeners[place] else { return Probe::NoAnswer };
         match TcpStream::connect_timeout(&address, PROBE) {
@@ -81,7 +81,7 @@ impl RecoveryListeners {
         }
     }
 
-    /// The store behind a recovery listener, if it is open; `patience` is how long it may take for an answer.
+    /// Returns the store behind a recovery listener, if it is open; `patience` limits the wait for an answer.
     pub(in crate::communicator) fn visit(&self, place: usize, patience: Duration) -> Option<Arc<TcpStore>> {
         let address = self.recovery_listeners[place]?;
         self.connect(address, ANSWER).ok()?;
@@ -101,13 +101,13 @@ impl RecoveryListeners {
         }
     }
 
-    /// The store behind this rank's recovery listener, which is opened where it is not open yet. A request may take as long as `patience`: a
-    /// process that was stopped finds all its time gone when it goes on.
+    /// Returns the store behind this rank's recovery listener, which is opened if necessary. A request may take as
+    /// long as `patience`: a process that was stopped finds all its time used up when it continues.
     pub(in crate::communicator) fn host(&self, patience: Duration) -> Result<Arc<dyn Store>> {
         Ok(self.connect(self.open()?, patience)?)
     }
 
-    /// Where this rank's recovery listener is, opened where it is not open yet.
+    /// Returns the address of this rank's recovery listener, which is opened if necessary.
     fn open(&self) -> Result<SocketAddr> {
         let mut own = event::lock(&self.own);
         if let Own::Closed(listener) = &*own {
@@ -129,12 +129,12 @@ impl RecoveryListeners {
 #[derive(Clone)]
 pub(in crate::communicator) struct RecoveryGroup {
     pub(in crate::communicator) listeners: Arc<RecoveryListeners>,
-    /// By rank, the place of its recovery listener.
+    /// The index of each rank's recovery listener, by rank.
     pub(in crate::communicator) places: Arc<[usize]>,
 }
 
 impl RecoveryGroup {
-    /// Of a communicator that a job begins with.
+    /// Makes the group of a job's first communicator.
     pub(in crate::communicator) fn new(
         recovery_listener: RecoveryListener,
         recovery_listeners: &[Option<SocketAddr>],
@@ -154,7 +154,7 @@ impl RecoveryGroup {
         self.listeners.visit(self.places[rank], patience)
     }
 
-    /// Looks whether one of the ranks is gone.
+    /// Returns a check whether one of the ranks is gone.
     pub(in crate::communicator) fn watch(&self) -> PeerWatch {
         let recovery = self.clone();
         Box::new(move || {
@@ -163,7 +163,7 @@ impl RecoveryGroup {
         })
     }
 
-    /// Of these ranks of it, in this order.
+    /// Returns the group of these ranks, in this order.
     pub(in crate::communicator) fn of(&self, ranks: &[usize]) -> Self {
         Self { listeners: Arc::clone(&self.listeners), places: ranks.iter().map(|rank| self.places[*rank]).collect() }
     }
@@ -193,7 +193,7 @@ mod tests {
         listeners.host(SERVICE).unwrap().set("key", b"value").unwrap();
         let store = listeners.visit(0, SERVICE).unwrap();
         assert_eq!(store.get("key", Duration::ZERO).unwrap(), b"value");
-        // It stays open, with what was said there.
+        // It stays open, with its contents.
         assert_eq!(listeners.host(SERVICE).unwrap().get("key", Duration::ZERO).unwrap(), b"value");
     }
 

@@ -1,4 +1,4 @@
-//! Runs checked calls: on this thread, on the worker, or on a device.
+//! Runs checked calls: on this thread, on the worker thread, or on a device.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::host::backend::{HostBackend, Job, Jobs};
 use crate::host::health::forked;
 
-/// What a started call became.
+/// A started call: jobs for the worker, or a call queued on a device.
 enum Launched {
     Host(Jobs),
     #[cfg(feature = "cuda")]
@@ -26,8 +26,8 @@ enum Launched {
 }
 
 impl Communicator {
-    /// Runs a checked call: on the host at once, on a device by queueing it. The call is taken as it was made, since moving it about would
-    /// cost more than a flag between two cores.
+    /// Runs a checked call: runs it now on the host, or queues it on a device. The call is used in place, because
+    /// moving it would cost more than passing a flag between two cores.
     #[inline]
     pub(super) fn execute(&self, mut prepared: Result<Prepared<'_>>) -> Result<()> {
         match &mut prepared {
@@ -46,13 +46,13 @@ impl Communicator {
         }
     }
 
-    /// Runs a checked job of the host backend on this thread, after the started ones.
+    /// Runs a checked job of the host backend on this thread, after the started calls.
     #[inline]
     pub(super) fn run(&self, job: &Job) -> Result<()> {
         self.in_turn(&job.call, |backend, deadline| backend.run(job, deadline))
     }
 
-    /// Runs one call on several buffers in the same way, in one turn.
+    /// Runs one call on several buffers on this thread, in one turn.
     #[inline(never)]
     pub(super) fn run_all(&self, jobs: &Jobs) -> Result<()> {
         self.in_turn(jobs.call(), |backend, deadline| backend.run_all(jobs, deadline))
@@ -66,7 +66,7 @@ impl Communicator {
         result.inspect_err(|error| self.core.shared.after_failure(error))
     }
 
-    /// Starts a call on buffers that it owns until it has ended: on the worker, or on the device.
+    /// Starts a call on the worker or on the device. The call owns its buffers until it has ended.
     pub(super) fn start<B, P>(&self, buffers: B, prepare: P) -> Result<Work<B>>
     where
         B: Send + 'static,
@@ -88,10 +88,10 @@ impl Communicator {
         }
     }
 
-    /// Hands the jobs of one call and the buffers they point into to the worker.
+    /// Passes the jobs of one call, and the buffers they point into, to the worker.
     fn start_jobs<B: Send + 'static>(&self, jobs: Jobs, buffers: PinnedBuffer<B>) -> Result<Work<B>> {
         if self.core.shared.health.is_foreign() {
-            // The worker is the parent's.
+            // The worker thread exists only in the parent process.
             return Err(forked(format!("starting {}", jobs.call())));
         }
         let state = State::new();

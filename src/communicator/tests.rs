@@ -1,5 +1,6 @@
-//! Whole communicators of the threads of one process, with buffers that are lent, given away, shared and dropped: small enough for Miri,
-//! which sees every access (`tests/sanitize miri`). Results at every size and over every transport are the integration tests' matter.
+//! Whole communicators of the threads of one process, with buffers that are lent, given away, shared and dropped. They
+//! are small enough for Miri, which checks every access (`tests/sanitize miri`). The integration tests check results
+//! at every size and over every transport.
 
 #![expect(unsafe_code, reason = "looks at truth values as the bytes that they are")]
 
@@ -24,7 +25,7 @@ use crate::host::backend;
 use crate::host::reduce::Kernel;
 use crate::meeting::Meeting;
 
-/// Elements: in a line, in several, in a slot.
+/// Element counts that fit in one line, in several lines, and in a slot.
 const COUNTS: [usize; 3] = [2, 40, 700];
 
 /// Runs `program` on two ranks that share memory.
@@ -36,17 +37,17 @@ fn two<R: Send>(program: impl Fn(&Communicator) -> Result<R> + Sync) -> Vec<R> {
     builder.run_local(2, program).unwrap()
 }
 
-/// What a rank contributes.
+/// Returns a rank's contribution.
 fn own(comm: &Communicator, count: usize) -> Vec<u64> {
     (0..count as u64).map(|index| index * 3 + comm.rank() as u64).collect()
 }
 
-/// The sum of both ranks' contributions.
+/// Returns the sum of both ranks' contributions.
 fn sum(count: usize) -> Vec<u64> {
     (0..count as u64).map(|index| index * 6 + 1).collect()
 }
 
-/// Both contributions, side by side.
+/// Returns both contributions, one after the other.
 fn both(count: usize) -> Vec<u64> {
     (0..2).flat_map(|rank| (0..count as u64).map(move |index| index * 3 + rank)).collect()
 }
@@ -111,7 +112,7 @@ fn buffers_that_were_given_away_come_back_or_are_freed() {
     two(|comm| {
         let [small, large] = [3, 600].map(|count| comm.start_all_reduce(own(comm, count), ReduceOp::Sum));
         let inline = comm.start_all_gather_into([comm.rank() as u16; 5], [0_u16; 10])?;
-        // Nobody waits for it, and its buffer goes with it.
+        // No thread waits for it, and its buffer is dropped with it.
         drop(comm.start_broadcast(own(comm, 500), 0)?);
         let refused = comm.start_reduce(own(comm, 5), 7, ReduceOp::Sum).expect_err("there is no rank 7");
         assert!(refused.to_string().contains('7'), "{refused}");
@@ -133,7 +134,7 @@ fn messages_are_lent_or_given_away() {
             let send = comm.start_send(own(comm, count), peer)?;
             assert_eq!(receive.wait()?.0, got);
             assert_eq!(send.wait()?, own(comm, count));
-            // To oneself; what is sent goes straight from one buffer to the other.
+            // To the rank itself: the data goes directly from one buffer to the other.
             let receive = comm.start_recv([0_u64; 4], me)?;
             comm.send(&[7_u64, 8], me)?;
             assert_eq!(receive.wait()?.0, [7, 8, 0, 0]);
@@ -146,7 +147,7 @@ fn messages_are_lent_or_given_away() {
             group.all_reduce(&mut two, ReduceOp::Sum)
         })?;
         assert_eq!((one.as_slice(), two), (&both(3)[peer * 3..(peer + 1) * 3], [1]));
-        // One that nobody sends: its buffer is the crate's until the communicator goes.
+        // No rank sends to this receive: the crate owns its buffer until the communicator is dropped.
         drop(comm.start_recv(vec![0_u64; 100], Envelope::rank(peer).tag(9))?);
         comm.barrier()
     });
@@ -209,7 +210,7 @@ fn an_abort_gives_back_what_was_on_its_way() {
         }
         let (handle, (tell, hear)) = (comm.abort_handle(), channel());
         std::thread::scope(|scope| {
-            // Dropped where this thread fails, which ends the other's wait.
+            // Dropped if this thread fails, which ends the other thread's wait.
             let tell = tell;
             scope.spawn(move || {
                 let _ = hear.recv();
@@ -236,20 +237,21 @@ fn handles_and_groups_outlive_what_they_came_from() {
     }
 }
 
-// Truth values of a rank that sends whatever bytes it likes: no byte but 0 and 1 may be in a destination, or reach a custom op. Buffers are
-// bytes here, which the calls are told are truth values: the tests never make a `bool` of what is none.
+// Truth values from a rank that sends arbitrary bytes: no byte except 0 and 1 may be in a destination, or reach a
+// custom op. Buffers are bytes here, which the calls treat as truth values: the tests never make a `bool` of an
+// invalid byte.
 
-/// Elements: in a line, in several, in a slot, in shares and in several pieces.
+/// Element counts that fit in one line, in several lines, in a slot, in shares and in several pieces.
 const TRUTH_COUNTS: [usize; 4] = [2, 40, 700, if cfg!(miri) { 1000 } else { 3 << 20 }];
 
 const TRANSPORTS: &[Transport] = if cfg!(miri) { &[Transport::Shm] } else { &[Transport::Shm, Transport::Tcp] };
 
-/// What rank 1 sends, and what the honest rank 0 does.
+/// Returns the bytes of a rank: rank 1 sends invalid ones, rank 0 truth values.
 fn said(rank: usize, count: usize) -> Vec<u8> {
     (0..count).map(|at| if rank == 1 { (at % 251) as u8 + 5 } else { (at % 2) as u8 }).collect()
 }
 
-/// Runs a call that was prepared on bytes as one on truth values.
+/// Runs a call that was prepared on bytes as a call on truth values.
 fn run(comm: &Communicator, prepared: Result<Prepared<'_>>, reduction: Option<&Reduction<bool>>) -> Result<()> {
     let Prepared::Host(mut job, _) = prepared? else { unreachable!("one buffer of the host") };
     job.call.element = TypeTag::Scalar(DType::Bool);
@@ -259,7 +261,7 @@ fn run(comm: &Communicator, prepared: Result<Prepared<'_>>, reduction: Option<&R
     comm.run(&job)
 }
 
-/// Two ranks over each transport.
+/// Runs `program` on two ranks, over each transport and with each count.
 fn everywhere(program: impl Fn(&Communicator, usize) -> Result<()> + Sync) {
     for transport in TRANSPORTS {
         for count in TRUTH_COUNTS {
@@ -363,7 +365,8 @@ fn a_custom_op_sees_no_byte_but_0_and_1() {
 
 #[test]
 fn what_a_panicking_op_leaves_behind_is_0_or_1() {
-    // Some pieces go well, so that the other rank's part of them has been fetched. (Under Miri that would take too long.)
+    // Some pieces succeed, so that the other rank's part of them has been fetched. (Under Miri that would take too
+    // long.)
     let (count, well) = if cfg!(miri) { (40_000, 1) } else { (8 << 20, 250) };
     let (meet, turns) = (Meeting::new(2), Arc::new(AtomicU8::new(0)));
     Communicator::builder()
@@ -376,7 +379,7 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
             job.call.element = TypeTag::Scalar(DType::Bool);
             let turns = Arc::clone(&turns);
             let kernel = if comm.rank() == 1 {
-                // What it folds is no truth value.
+                // The result of this op is not a truth value.
                 Kernel::of(&Reduction::<u8>::from(CustomOp::new("x", |into: &mut [u8], _: &[u8]| into.fill(0xff))), TypeTag::of::<u8>(), 2)?
             } else {
                 let fold = move |_: &mut [bool], _: &[bool]| assert!(turns.fetch_add(1, Ordering::Relaxed) < well, "enough");
@@ -397,7 +400,7 @@ fn what_a_panicking_op_leaves_behind_is_0_or_1() {
     assert!(turns.load(Ordering::Relaxed) > 0);
 }
 
-/// One message of rank 1 as truth values, received by rank 0.
+/// Transfers one message of truth values from rank 1 to rank 0.
 fn message(comm: &Communicator, bytes: &mut [u8]) -> Result<()> {
     let terms = MessageContext { peer: Some(1 - comm.rank()), tag: 3, element: TypeTag::Scalar(DType::Bool), element_bytes: 1 };
     let place = match comm.rank() {
@@ -411,7 +414,7 @@ fn message(comm: &Communicator, bytes: &mut [u8]) -> Result<()> {
 #[test]
 fn no_byte_but_0_and_1_is_received() {
     everywhere(|comm, count| {
-        // Once it meets its receive, and once it has come before, where it is so short that it can.
+        // Once the message meets its receive, and once it comes before it, if it is short enough for that.
         for early in [false, count < 1 << 10] {
             let mut bytes = said(comm.rank(), count);
             if early && comm.rank() == 0 {

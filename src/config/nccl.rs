@@ -1,11 +1,12 @@
-//! What NCCL can be told about a communicator, and what a program vouches for where nobody can check it.
+//! Settings that are passed to NCCL, and facts that a program vouches for because they cannot be checked.
 
 #![expect(unsafe_code, reason = "what a program vouches for, it says in an unsafe call")]
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Which device calls ranks compare before they are queued; see [`Config::check_device_calls`](crate::Config::check_device_calls).
+/// The device calls that ranks compare before they are queued; see
+/// [`Config::check_device_calls`](crate::Config::check_device_calls).
 ///
 /// ```
 /// use collectives::{Config, nccl::CheckDeviceCalls};
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(64) };
 /// ```
 ///
-/// Comparing fewer than all is a promise, which safe code cannot make:
+/// Comparing fewer than all calls is a promise that safe code cannot make:
 ///
 /// ```compile_fail,E0133
 /// let _ = collectives::nccl::CheckDeviceCalls::unchecked_after(64);
@@ -28,25 +29,31 @@ pub struct CheckDeviceCalls {
 }
 
 impl CheckDeviceCalls {
-    /// All: the default.
+    /// Compares all calls: the default.
     pub const ALWAYS: Self = Self { first: None };
 
-    /// Only the first so many collectives of each communicator, and messages from each rank to each; 0 for none.
+    /// Compares only the first `calls` collectives of each communicator, and as many messages from each rank to each. 0
+    /// for none.
     ///
     /// # Safety
     ///
-    /// NCCL compares nothing: where ranks call different things, it writes past the end of buffers, or puts bytes of one type where another
-    /// one's are expected. So of all calls that are not compared, on all ranks of the communicators with this setting: every rank makes the same
-    /// collectives in the same order, with the same op, element type, counts, root and lists of counts, and the same groups of them; and both
-    /// ends of every message name the same element type and length, in the same order. Of an [`NcclCommunicator`](crate::nccl::NcclCommunicator), whose ranks
-    /// have told each other nothing before: also with the same [`device_scratch_bytes`](crate::Config::device_scratch_bytes) and
-    /// [`reproducible`](crate::Config::reproducible), on devices of one compute capability, and with the same groups of messages.
+    /// NCCL compares nothing. If ranks make different calls, it writes past the end of buffers, or puts bytes of one
+    /// type where another type is expected. So the following must hold for all calls that are not compared, on all
+    /// ranks of the communicators with this setting:
+    ///
+    /// - Every rank makes the same collectives in the same order, with the same op, element type, counts, root and
+    ///   lists of counts, and the same groups of them.
+    /// - Both ends of every message name the same element type and length, in the same order.
+    /// - For an [`NcclCommunicator`](crate::nccl::NcclCommunicator), whose ranks have not exchanged anything before:
+    ///   the ranks also have the same [`device_scratch_bytes`](crate::Config::device_scratch_bytes) and
+    ///   [`reproducible`](crate::Config::reproducible), are on devices of one compute capability, and make the same
+    ///   groups of messages.
     #[must_use]
     pub const unsafe fn unchecked_after(calls: u64) -> Self {
         Self { first: Some(calls) }
     }
 
-    /// Whether the call of this number, from 0, is compared.
+    /// Returns whether the call of this number, from 0, is compared.
     #[inline]
     pub(crate) fn covers(self, number: u64) -> bool {
         self.first.is_none_or(|first| number < first)
@@ -68,7 +75,7 @@ impl fmt::Debug for CheckDeviceCalls {
     }
 }
 
-/// The file of an NCCL to load, which the program vouches for.
+/// The file of an NCCL library to load, which the program vouches for.
 ///
 /// ```
 /// use collectives::{Config, nccl::NcclLibrary};
@@ -81,31 +88,31 @@ impl fmt::Debug for CheckDeviceCalls {
 pub struct NcclLibrary(PathBuf);
 
 impl NcclLibrary {
-    /// The NCCL in this file: a path, or a name that the system's loader looks for. Nothing is loaded yet.
+    /// Names the NCCL library to load: a path, or a name that the system's loader looks for. Nothing is loaded yet.
     ///
     /// # Safety
     ///
-    /// Loading a file runs its code, and what is called in it are addresses under NCCL's names: it is an NCCL whenever it is loaded, by this
-    /// process, through this value or its clones.
+    /// Loading a file runs its code, and functions are called at the addresses of NCCL's names. So the file must be an
+    /// NCCL library whenever this process loads it through this value or its clones.
     #[must_use]
     pub unsafe fn at(file: impl Into<PathBuf>) -> Self {
         Self(file.into())
     }
 
-    /// The file.
+    /// Returns the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The one that the environment names. Whoever sets a process's variables can have it load any code before `main` (`LD_PRELOAD`), and so
-    /// vouches for this file as for the program.
+    /// Takes the library that the environment names. A user who sets a process's variables can make it load any code
+    /// before `main` (`LD_PRELOAD`), and so vouches for this file as for the program.
     pub(crate) fn of_environment(file: String) -> Self {
         Self(file.into())
     }
 }
 
-/// Settings that are NCCL's own. What is not set is NCCL's choice, or that of its environment variables.
+/// NCCL's own settings. A setting that is not set is left to NCCL or its environment variables.
 ///
 /// Ranks must agree on them. A library older than a setting ignores it.
 ///
@@ -138,15 +145,15 @@ pub struct NcclConfig {
     pub(crate) launch_order_implicit: Option<bool>,
 }
 
-/// What NCCL's kernels may cost the others on the device: `CTAPolicy`.
+/// How much of the device NCCL's kernels may take from other kernels: `CTAPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CtaPolicy {
     /// As many blocks as give the most bandwidth.
     Default,
-    /// Fewer where that costs little bandwidth.
+    /// Fewer, if that costs little bandwidth.
     Efficiency,
-    /// None where copy engines can do the work: windows, and NCCL 2.28.3.
+    /// None if copy engines can do the work: needs windows and NCCL 2.28.3.
     Zero,
 }
 
@@ -163,128 +170,132 @@ pub enum GraphUsage {
 }
 
 impl NcclConfig {
-    /// Blocks in a cluster on sm_90 and later: `cgaClusterSize`, 0 to 8. NCCL 2.17.1.
+    /// Sets the blocks in a cluster on sm_90 and later: `cgaClusterSize`, 0 to 8. NCCL 2.17.1.
     #[must_use]
     pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
         self.cga_cluster_size = Some(blocks);
         self
     }
 
-    /// The fewest blocks of a kernel: `minCTAs`, no more than [`max_ctas`](Self::max_ctas), which must be set, too. NCCL 2.17.1.
+    /// Sets the fewest blocks of a kernel: `minCTAs`, no more than [`max_ctas`](Self::max_ctas), which must be set too.
+    /// NCCL 2.17.1.
     #[must_use]
     pub fn min_ctas(mut self, blocks: u32) -> Self {
         self.min_ctas = Some(blocks);
         self
     }
 
-    /// The most blocks of a kernel, each of which takes most of a multiprocessor: `maxCTAs`, up to 64. NCCL 2.17.1.
+    /// Sets the most blocks of a kernel, each of which takes most of a multiprocessor: `maxCTAs`, up to 64. NCCL
+    /// 2.17.1.
     #[must_use]
     pub fn max_ctas(mut self, blocks: u32) -> Self {
         self.max_ctas = Some(blocks);
         self
     }
 
-    /// The network plugin by its name, as `IB` or `Socket`: `netName`. NCCL 2.17.1.
+    /// Sets the network plugin by its name, such as `IB` or `Socket`: `netName`. NCCL 2.17.1.
     #[must_use]
     pub fn network_name(mut self, name: impl Into<String>) -> Self {
         self.network_name = Some(name.into());
         self
     }
 
-    /// Whether communicators split off this one share its resources: `splitShare`. NCCL 2.18.1. `true` is refused: NCCL aborts what shares
-    /// resources together, and a split shall outlive what it was split from.
+    /// Sets whether communicators split off this one share its resources: `splitShare`. NCCL 2.18.1. `true` is refused,
+    /// because NCCL aborts communicators with shared resources together, and a split must outlive its origin.
     #[must_use]
     pub fn split_share(mut self, share: bool) -> Self {
         self.split_share = Some(share);
         self
     }
 
-    /// The traffic class of its packets: `trafficClass`. NCCL 2.26.2.
+    /// Sets the traffic class of its packets: `trafficClass`. NCCL 2.26.2.
     #[must_use]
     pub fn traffic_class(mut self, class: u32) -> Self {
         self.traffic_class = Some(class);
         self
     }
 
-    /// What NCCL calls it in its logs: `commName`. NCCL 2.27.3.
+    /// Sets the name that NCCL uses for it in its logs: `commName`. NCCL 2.27.3.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Whether reductions inside the network are used (SHARP): `collnetEnable`. NCCL 2.27.3.
+    /// Sets whether reductions inside the network are used (SHARP): `collnetEnable`. NCCL 2.27.3.
     #[must_use]
     pub fn collnet(mut self, enable: bool) -> Self {
         self.collnet = Some(enable);
         self
     }
 
-    /// What its kernels may cost the others on the device: `CTAPolicy`. NCCL 2.27.3.
+    /// Sets how much of the device its kernels may take from other kernels: `CTAPolicy`. NCCL 2.27.3.
     #[must_use]
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
         self
     }
 
-    /// Whether a communicator shrunk from this one shares its resources: `shrinkShare`. NCCL 2.27.3. `true` is refused, as of
-    /// [`split_share`](Self::split_share).
+    /// Sets whether a communicator shrunk from this one shares its resources: `shrinkShare`. NCCL 2.27.3. `true` is
+    /// refused, as in [`split_share`](Self::split_share).
     #[must_use]
     pub fn shrink_share(mut self, share: bool) -> Self {
         self.shrink_share = Some(share);
         self
     }
 
-    /// Blocks of kernels that reduce in the NVLink switch: `nvlsCTAs`. NCCL 2.27.3.
+    /// Sets the blocks of kernels that reduce in the NVLink switch: `nvlsCTAs`. NCCL 2.27.3.
     #[must_use]
     pub fn nvls_ctas(mut self, blocks: u32) -> Self {
         self.nvls_ctas = Some(blocks);
         self
     }
 
-    /// Channels to each peer over the network, for all-to-all and messages: `nChannelsPerNetPeer`. NCCL 2.28.3.
+    /// Sets the channels to each peer over the network, for all-to-all and messages: `nChannelsPerNetPeer`. NCCL
+    /// 2.28.3.
     #[must_use]
     pub fn channels_per_net_peer(mut self, channels: u32) -> Self {
         self.channels_per_net_peer = Some(channels);
         self
     }
 
-    /// Whether messages are scheduled for NVLink first: `nvlinkCentricSched`. NCCL 2.28.3.
+    /// Sets whether messages are scheduled for NVLink first: `nvlinkCentricSched`. NCCL 2.28.3.
     #[must_use]
     pub fn nvlink_centric_sched(mut self, enable: bool) -> Self {
         self.nvlink_centric_sched = Some(enable);
         self
     }
 
-    /// How it is used with CUDA graphs, which spares bookkeeping where it is used in one way only: `graphUsageMode`. NCCL 2.29.2.
+    /// Sets how it is used with CUDA graphs. A single kind of use saves bookkeeping. `graphUsageMode`. NCCL 2.29.2.
     #[must_use]
     pub fn graph_usage(mut self, usage: GraphUsage) -> Self {
         self.graph_usage = Some(usage);
         self
     }
 
-    /// Contexts for one-sided operations: `numRmaCtx`. NCCL 2.29.2.
+    /// Sets the contexts for one-sided operations: `numRmaCtx`. NCCL 2.29.2.
     #[must_use]
     pub fn rma_contexts(mut self, contexts: u32) -> Self {
         self.rma_contexts = Some(contexts);
         self
     }
 
-    /// The most peers that it sends messages to at once: `maxP2pPeers`. NCCL 2.30.3.
+    /// Sets the most peers that it sends messages to at once: `maxP2pPeers`. NCCL 2.30.3.
     #[must_use]
     pub fn max_p2p_peers(mut self, peers: u32) -> Self {
         self.max_p2p_peers = Some(peers);
         self
     }
 
-    /// Whether the order of streams is kept inside graphs: `graphStreamOrdering`. NCCL 2.30.7.
+    /// Sets whether the order of streams is kept inside graphs: `graphStreamOrdering`. NCCL 2.30.7.
     #[must_use]
     pub fn graph_stream_ordering(mut self, keep: bool) -> Self {
         self.graph_stream_ordering = Some(keep);
         self
     }
 
-    /// Whether kernels of several communicators run in the order in which they were launched: `launchOrderImplicit`. NCCL 2.31.2.
+    /// Sets whether kernels of several communicators run in the order in which they were launched:
+    /// `launchOrderImplicit`. NCCL 2.31.2.
     #[must_use]
     pub fn launch_order_implicit(mut self, keep: bool) -> Self {
         self.launch_order_implicit = Some(keep);

@@ -1,4 +1,4 @@
-//! The arguments of one collective on device memory, for calls that come without a `Communicator`: raw ones, and typed ones.
+//! The arguments of one collective on device memory, for raw and typed calls that are made without a `Communicator`.
 
 use super::plan::{Job, Reduction};
 use crate::call::element::TypeTag;
@@ -6,29 +6,29 @@ use crate::call::job::Operands;
 use crate::call::{BlockLayout, Call, Collective};
 use crate::error::{Error, Result};
 
-/// Arguments that have not been checked. Lengths are in elements.
+/// Unchecked arguments. Lengths are in elements.
 #[derive(Debug)]
 pub(crate) struct Arguments {
     /// All-reduce, reduce, broadcast, all-gather, reduce-scatter or all-to-all.
     pub(crate) kind: Collective,
     pub(crate) root: Option<usize>,
-    /// With its code, 0 where nothing is reduced.
+    /// The reduction with its code; the code is 0 if nothing is reduced.
     pub(crate) reduction: (u64, Option<Reduction>),
     pub(crate) element: TypeTag,
-    /// The length of what is read; `None` where this rank reads nothing, or reads the destination.
+    /// The length of what is read; `None` if this rank reads nothing, or reads the destination.
     pub(crate) source: Option<usize>,
-    /// The length of what is written; `None` where this rank gets nothing.
+    /// The length of what is written; `None` if this rank receives nothing.
     pub(crate) destination: Option<usize>,
-    /// Whether the destination is read, too.
+    /// Whether the destination is also read.
     pub(crate) in_place: bool,
 }
 
 impl Arguments {
-    /// Checks them on a rank of `size`, and describes the call. Its buffers have no addresses yet, and it has no number.
+    /// Checks them on a rank of `size` and describes the call. Its buffers have no addresses yet, and it has no number.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a root that does not exist, and lengths that do not fit.
+    /// `InvalidArgument` for a root that does not exist, and for lengths that do not fit.
     pub(crate) fn job(self, size: usize) -> Result<Job> {
         let Self { kind, root, reduction: (op, reduction), element, source, destination, in_place } = self;
         if root.is_some_and(|root| root >= size) {
@@ -49,7 +49,7 @@ impl Arguments {
     }
 }
 
-/// How many elements a block has, or the whole vector of a call without blocks.
+/// Returns the number of elements of a block, or of the whole vector of a call without blocks.
 fn block(kind: Collective, source: Option<usize>, destination: Option<usize>, in_place: bool, size: usize) -> Result<usize> {
     // Whether there is a block for each rank.
     let (source_has_all, destination_has_all) = match kind {

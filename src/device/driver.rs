@@ -1,4 +1,4 @@
-//! The CUDA driver: whether it is there with everything we call, and the device a communicator uses.
+//! The CUDA driver: whether every function that we call exists, and the device that a communicator uses.
 
 #![expect(unsafe_code, reason = "the CUDA driver is C")]
 
@@ -19,16 +19,16 @@ pub(crate) struct Gpu {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) ordinal: usize,
     pub(crate) name: String,
-    /// Tells devices and their parts (MIG) apart.
+    /// The id that distinguishes devices and their parts (MIG).
     pub(crate) uuid: [u8; 16],
-    /// Its address on the PCI bus, as `0000:3b:00.0`.
+    /// Its address on the PCI bus, such as `0000:3b:00.0`.
     pub(crate) pci: String,
-    /// The compute capability, as (9, 0).
+    /// The compute capability, such as (9, 0).
     pub(crate) capability: (i32, i32),
     pub(crate) multiprocessors: u32,
 }
 
-/// What we and the parts of cudarc that we use call. cudarc panics where one is missing.
+/// The functions that we, and the parts of cudarc that we use, call. cudarc panics if one is missing.
 const SYMBOLS: &[&str] = &[
     "cuInit",
     "cuGetErrorName",
@@ -80,8 +80,8 @@ const SYMBOLS: &[&str] = &[
     "cuLaunchKernel",
 ];
 
-/// The files that cudarc tries for a library, in its order: whichever opens first is the one it uses. cudarc itself says so only where
-/// no crate of the program has it linked in place of loaded.
+/// Returns the files that cudarc tries for a library, in its order: it uses the first that opens. cudarc itself offers
+/// this list only if no crate of the program has it link the library instead of loading it.
 pub(crate) fn candidates(name: &str) -> impl Iterator<Item = String> {
     let (major, minor) = (sys::CUDA_VERSION / 1000, sys::CUDA_VERSION % 1000 / 10);
     let endings = [
@@ -106,11 +106,12 @@ pub(crate) fn candidates(name: &str) -> impl Iterator<Item = String> {
     endings.map(|ending| format!("lib{name}{ending}")).into_iter()
 }
 
-/// The driver's library, opened for good, with the name under which it was found.
+/// Returns the driver's library, opened permanently, with the name under which it was found.
 fn opened() -> Option<&'static (Library, String)> {
     static OPENED: OnceLock<Option<(Library, String)>> = OnceLock::new();
     let open = |name: String| {
-        // SAFETY: the initialisers of the driver ask for nothing; that a file of this name is the driver is trusted, as by cudarc.
+        // SAFETY: the driver's initialisers have no preconditions; that a file of this name is the driver is trusted,
+        // as by cudarc.
         let library = unsafe { Library::new(&name) }.ok()?;
         Some((library, name))
     };
@@ -119,11 +120,11 @@ fn opened() -> Option<&'static (Library, String)> {
 
 /// Whether the driver has a function.
 pub(crate) fn has(symbol: &str) -> bool {
-    // SAFETY: the type says no more than that it is an address, and the address is not called.
+    // SAFETY: the type states only that it is an address, and the address is not called.
     opened().is_some_and(|(library, _)| unsafe { library.get::<*const ()>(symbol) }.is_ok())
 }
 
-/// Whether the driver is there, has every function that we call, and works; where not, why not, in words.
+/// Checks that the driver exists, has every function that we call, and works; the error states what is wrong.
 pub(crate) fn check() -> Result<(), String> {
     static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
     CHECKED.get_or_init(probe).clone()
@@ -141,14 +142,14 @@ fn probe() -> Result<(), String> {
     cudarc::driver::result::init().map_err(|error| format!("the CUDA driver ({name}) does not start: {}", words(error)))
 }
 
-/// How many devices there are.
+/// Returns the number of devices.
 pub(crate) fn count() -> Result<usize, String> {
     check()?;
     let count = CudaContext::device_count().map_err(|error| format!("cannot count the devices: {}", words(error)))?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// The device of this number, with its primary context.
+/// Opens the device with this number, with its primary context.
 pub(crate) fn open(ordinal: usize) -> Result<Gpu, String> {
     let count = count()?;
     if ordinal >= count {
@@ -163,7 +164,7 @@ pub(crate) fn open(ordinal: usize) -> Result<Gpu, String> {
     of(&context)
 }
 
-/// The device of a context.
+/// Returns the device of a context.
 pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Gpu, String> {
     check()?;
     let ordinal = context.ordinal();
@@ -171,7 +172,7 @@ pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Gpu, String> {
 }
 
 fn describe(context: &Arc<CudaContext>) -> Result<Gpu, DriverError> {
-    // A context that has failed still answers about its device, and makes nothing new.
+    // A context that has failed still describes its device, but creates nothing new.
     bind(context)?;
     drop(Event::new(context)?);
     let attribute = |attribute| context.attribute(attribute);
@@ -191,24 +192,26 @@ fn describe(context: &Arc<CudaContext>) -> Result<Gpu, DriverError> {
     })
 }
 
-/// An error of the driver with what was being done.
+/// Returns a driver error, with what was being done.
 pub(crate) fn cuda_error(doing: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { doing: doing.into(), code: error.0 as u32, text: words(error) }
 }
 
 impl Error {
-    /// Wraps what the CUDA driver answered with what was being done, and says what to do where a process cannot get over it.
+    /// Wraps an error of the CUDA driver with what was being done. If the process cannot recover, the text states what
+    /// to do.
     pub fn cuda(doing: impl Into<String>, error: DriverError) -> Self {
         cuda_error(doing, error)
     }
 }
 
-/// What the driver answers from when a kernel, or the hardware below it, has failed: to every later call of the process on that device, and
-/// nothing takes it back. Errors of memory and of NVLink; addresses, time, assertions, stacks, instructions and other failures of a launch; an end
-/// by CUDA's server for several processes. A peer that is killed in the middle of a transfer over NVLink can leave one behind.
+/// Driver errors after which this process cannot use the device any longer: a kernel, or the hardware below it, has
+/// failed. Every later call on that device returns the error. They are errors of memory and of NVLink; addresses, time,
+/// assertions, stacks, instructions and other launch failures; and an end by CUDA's multi-process server. A peer that
+/// is killed in the middle of a transfer over NVLink can cause one.
 const FINAL: [u32; 13] = [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 809];
 
-/// The driver's own words for an error, and what to do where a process cannot get over it.
+/// Returns the driver's own text for an error. If the process cannot recover, the text states what to do.
 pub(crate) fn words(error: DriverError) -> String {
     let name = error.error_name().map_or("unknown error".into(), |name| name.to_string_lossy());
     let text = error.error_string().map_or("the driver has no words for it".into(), |text| text.to_string_lossy());
@@ -216,16 +219,16 @@ pub(crate) fn words(error: DriverError) -> String {
     format!("{name}: {text}{advice}")
 }
 
-/// A stream whose kernels come before those of ordinary streams, where there is room for one of them.
+/// Creates a stream whose kernels run before those of ordinary streams, if only one of them has room.
 pub(crate) fn urgent_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, DriverError> {
     bind(context)?;
     let (least, greatest) = cudarc::driver::result::stream::get_priority_range()?;
-    // The next step, and not the last: whoever has made streams for what is yet more urgent is left before us.
+    // One step up, not the highest: streams that a program made for more urgent work remain ahead of ours.
     context.new_stream_with_priority((least - 1).max(greatest))
 }
 
-/// As [`bind`], for callers who switch contexts themselves where another one is current, as NCCL does, and must only not find none: the driver is
-/// asked once a thread, as long as the thread uses one context here.
+/// Like [`bind`], but asks the driver once per thread, as long as the thread uses one context here. For callers that
+/// only need some context to be current and switch contexts themselves, as NCCL does.
 #[inline]
 pub(crate) fn bind_once(context: &CudaContext) -> Result<(), DriverError> {
     thread_local! {
@@ -240,29 +243,30 @@ pub(crate) fn bind_once(context: &CudaContext) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Whether work that is put on this stream becomes part of a graph, or would spoil one. So it counts where the driver will not tell.
+/// Whether work that is put on this stream becomes part of a graph, or would spoil one. True also if the driver does
+/// not report it.
 pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     capture_status(stream).unwrap_or(true)
 }
 
-/// As [`is_capturing`], but what has nothing to do with captures is an error.
+/// As [`is_capturing`], but errors that have nothing to do with captures are returned.
 pub(crate) fn capture_status(stream: &CudaStream) -> Result<bool, DriverError> {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is alive, for we hold a reference to it, and the answer is written to a variable of ours.
     let asked = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
     match asked.result() {
         Ok(()) => Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
-        // The default stream must be left alone while another stream that waits for it captures.
+        // The default stream must not be used while another stream that waits for it captures.
         Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// The function that names the graph. Releases of CUDA differ in the one they prefer; drivers have this one from 11.3 on.
+/// The function that returns the graph. CUDA releases prefer different ones; drivers have this one from 11.3 on.
 const CAPTURE_INFO: &str = "cuStreamGetCaptureInfo_v2";
 
-/// The capture that work on this stream becomes part of, by a number that no other has, and its graph; nothing where there is none, or it is
-/// spoilt.
+/// Returns the capture that work on this stream becomes part of, as a unique number, and its graph; `None` if there is
+/// none, or it is spoilt.
 pub(crate) fn capture_of(stream: &CudaStream) -> Result<Option<(u64, sys::CUgraph)>, DriverError> {
     type Function = unsafe extern "C" fn(
         sys::CUstream,
@@ -276,17 +280,19 @@ pub(crate) fn capture_of(stream: &CudaStream) -> Result<Option<(u64, sys::CUgrap
     let function = opened().and_then(|(library, _)| unsafe { library.get::<Function>(CAPTURE_INFO) }.ok());
     let function = function.ok_or(DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
     let (mut status, mut number, mut graph) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0, std::ptr::null_mut());
-    // SAFETY: the stream is alive, for we hold a reference to it; the answers go to variables of ours, and null stands for those that nobody wants.
+    // SAFETY: the stream is alive, for we hold a reference to it; the answers go to variables of ours, and null omits
+    // the rest.
     unsafe { function(stream.cu_stream(), &mut status, &mut number, &mut graph, std::ptr::null_mut(), std::ptr::null_mut()) }.result()?;
     Ok((status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE).then_some((number, graph)))
 }
 
-/// Whether this is CUDA's name for "the calling thread's own stream": another one on each thread, which no other can look at.
+/// Whether this is CUDA's name for "the calling thread's own stream". It differs on each thread, and no other thread
+/// can query it.
 pub(crate) fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == 2
 }
 
-/// An event without times. Unlike cudarc's it leaves errors alone that others have parked in the context.
+/// An event without times. Unlike cudarc's, it leaves alone errors that others have parked in the context.
 #[derive(Debug)]
 pub(crate) struct Event {
     event: sys::CUevent,
@@ -295,31 +301,31 @@ pub(crate) struct Event {
 
 // SAFETY: the driver's events may be used by any thread, and by several at once; the pointer is never followed here.
 unsafe impl Send for Event {}
-// SAFETY: a shared reference records and asks, both of which the driver takes from several threads at once.
+// SAFETY: a shared reference records and queries, and the driver accepts both from several threads at once.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event of the context.
+    /// Creates an event of the context.
     pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
         bind(context)?;
         let event = cudarc::driver::result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
         Ok(Self { event, context: Arc::clone(context) })
     }
 
-    /// Records what is on the stream now, which is of the same context.
+    /// Records what is on the stream now. The stream belongs to the same context.
     pub(crate) fn record(&self, stream: &CudaStream) -> Result<(), DriverError> {
         // SAFETY: event and stream are alive, for we own the one and hold a reference to the other.
         unsafe { cudarc::driver::result::event::record(self.event, stream.cu_stream()) }
     }
 
-    /// Whether what was recorded has been done.
+    /// Whether the recorded work has completed.
     pub(crate) fn is_complete(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive, for we own it.
         unsafe { query(self.event) }
     }
 }
 
-/// Whether what was recorded in an event has been done. Unlike cudarc's way it spoils nobody's capture.
+/// Whether the work recorded in an event has completed. Unlike cudarc's query, it spoils no capture.
 pub(crate) fn is_complete(event: &CudaEvent) -> Result<bool, DriverError> {
     // SAFETY: the event is alive, for we hold a reference to it.
     unsafe { query(event.cu_event()) }
@@ -337,7 +343,7 @@ unsafe fn query(event: sys::CUevent) -> Result<bool, DriverError> {
     }
 }
 
-/// Whether a stream has done all that it was given so far. It spoils nobody's capture, unless this stream is captured itself.
+/// Whether a stream has completed all its work so far. This spoils no capture, unless this stream itself is captured.
 pub(crate) fn is_idle(stream: &CudaStream) -> Result<bool, DriverError> {
     bind(stream.context())?;
     // SAFETY: the stream is alive, for we hold a reference to it.
@@ -348,27 +354,28 @@ pub(crate) fn is_idle(stream: &CudaStream) -> Result<bool, DriverError> {
     }
 }
 
-/// Whether the driver says that nothing runs on a device any more, and never will in this process.
+/// Whether the error means that nothing runs on a device any longer, and nothing will in this process.
 pub(crate) fn is_final(error: DriverError) -> bool {
     error.0 == sys::CUresult::CUDA_ERROR_DEINITIALIZED || FINAL.contains(&(error.0 as u32))
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // A context that cannot be bound any more has taken its events with it.
+        // A context that can no longer be bound has destroyed its events.
         if bind(&self.context).is_ok() {
-            // SAFETY: the event is ours and is used no more. The driver waits for nothing here.
+            // SAFETY: the event is ours and is used no longer. The driver waits for nothing here.
             let _ = unsafe { cudarc::driver::result::event::destroy(self.event) };
         }
     }
 }
 
-/// Makes this thread's calls invisible to stream captures of others: they would end a capture otherwise, wherever it is.
+/// Makes this thread's calls invisible to stream captures of other threads. Otherwise they would end any capture.
 pub(crate) fn ignore_captures() {
     exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
-/// Calls the driver so that no capture takes notice. A call that could not be part of a graph ends those that go on otherwise, wherever they are.
+/// Calls the driver so that no capture is affected. Otherwise a call that cannot be part of a graph ends every capture
+/// in progress.
 pub(crate) fn unseen_by_captures<R>(call: impl FnOnce() -> R) -> R {
     let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     let answer = call();
@@ -378,28 +385,30 @@ pub(crate) fn unseen_by_captures<R>(call: impl FnOnce() -> R) -> R {
     answer
 }
 
-/// Sets how this thread treats captures, and returns how it did before; `None` where the driver refuses.
+/// Sets how this thread treats captures, and returns the previous mode; `None` if the driver refuses.
 fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
-    // SAFETY: the function is there (`check`), and swaps a variable of ours with one of this thread.
+    // SAFETY: the function exists (`check`), and swaps a variable of ours with one of this thread.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok().map(|()| mode)
 }
 
-/// Whether the NVLink switch can send to several devices at once, and add, for a device. NCCL asks the same.
+/// Whether, for this device, the NVLink switch can send to several devices at once and add. NCCL makes the same query.
 pub(crate) fn has_multicast(gpu: &Gpu) -> bool {
-    /// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED`, which not every release of CUDA that cudarc is built for has a name for.
+    /// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED`, which some CUDA releases that cudarc supports have no name for.
     const MULTICAST_SUPPORTED: c_int = 132;
     type Ask = unsafe extern "C" fn(*mut c_int, c_int, sys::CUdevice) -> c_int;
     let Some((library, _)) = opened() else { return false };
-    // SAFETY: the driver's function of this name has had this type, whose numbers are all of C's int, since its first release.
+    // SAFETY: the driver's function of this name has had this type, with all numbers as C's int, since its first
+    // release.
     let Ok(ask) = (unsafe { library.get::<Ask>("cuDeviceGetAttribute") }) else { return false };
     let mut value = 0;
-    // SAFETY: the answer is written to a variable of ours; the device is one that the driver has given, and a number that it does not know, it
-    // refuses.
+    // SAFETY: the answer is written to a variable of ours; the device came from the driver, which refuses attributes
+    // that it does not know.
     let answer = unsafe { ask(&mut value, MULTICAST_SUPPORTED, gpu.context.cu_device()) };
     answer == 0 && value != 0
 }
 
-/// What `cuMemPoolSetAccess` reads, in the form that all releases of CUDA share; cudarc's has one form for each.
+/// The structure that `cuMemPoolSetAccess` reads, in the form common to all CUDA releases; cudarc has one form for
+/// each.
 #[repr(C)]
 struct Access {
     /// 1: the number is a device's.
@@ -411,10 +420,10 @@ struct Access {
 
 const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 
-/// Opens the pool of a device to others of this process, as far as they can reach it at all.
+/// Opens the memory pool of a device to other devices of this process, if they can reach it at all.
 ///
-/// NCCL gives ranks that are threads of one process each other's addresses, and reads and writes through them. Other devices reach memory of
-/// a pool, from which cudarc allocates, only where the pool says so, unlike memory of `cuMemAlloc`.
+/// NCCL gives ranks that are threads of one process each other's addresses, and reads and writes through them. cudarc
+/// allocates from a pool. Unlike memory of `cuMemAlloc`, other devices reach it only if the pool permits it.
 pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError> {
     let functions = ["cuDeviceGetDefaultMemPool", "cuMemPoolSetAccess", "cuDeviceCanAccessPeer"];
     if others.is_empty() || !functions.into_iter().all(has) {
@@ -422,15 +431,15 @@ pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError>
     }
     bind(&gpu.context)?;
     let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
-    // SAFETY: the function is there (checked), and answers into a variable of ours.
+    // SAFETY: the function exists (checked), and writes to a variable of ours.
     match unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, gpu.context.cu_device()) }.result() {
-        // Without pools cudarc allocates in the old way, and NCCL can reach it.
+        // Without pools cudarc allocates in the old way, and NCCL can reach the memory.
         Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => return Ok(()),
         answer => answer?,
     }
     for other in others {
         let (device, mut can) = (*other as c_int, 0);
-        // SAFETY: the function is there (checked), takes numbers of devices, and answers into a variable of ours.
+        // SAFETY: the function exists (checked), takes numbers of devices, and writes to a variable of ours.
         unsafe { sys::cuDeviceCanAccessPeer(&mut can, device, gpu.context.cu_device()) }.result()?;
         if can != 0 {
             let access = Access { location: 1, device, flags: 3 };

@@ -21,12 +21,13 @@ use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Result};
 
-/// Device memory with which NCCL can do most: registrations, windows, reductions in the NVLink switch.
+/// Device memory allocated by NCCL, for which registrations, windows and reductions in the NVLink switch work best.
 ///
-/// It can be used where a cudarc `CudaSlice` can, with cudarc's own copies and kernels and with this crate's collectives, and keeps track of
-/// the streams that use it in the same way. Dropping it waits until they have done so, because NCCL frees memory at once and not in the order
-/// of a stream: for up to a minute, after which the memory is lost rather than taken away from under a kernel. Where event tracking was
-/// disabled in the context, dropping it waits for everything in the context.
+/// It can be used like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's collectives,
+/// and tracks the streams that use it in the same way. NCCL frees memory at once, not in the order of a stream. So
+/// dropping the buffer waits up to a minute for the streams that use it. After that the memory is leaked, rather than
+/// freed while a kernel uses it. If event tracking is disabled in the context, dropping waits for everything in the
+/// context.
 #[derive(Debug)]
 pub struct NcclBuffer<T: Data> {
     library: &'static Library,
@@ -39,7 +40,7 @@ pub struct NcclBuffer<T: Data> {
 }
 
 impl<T: Data> NcclBuffer<T> {
-    /// `len` elements of zero bytes, which the stream writes. NCCL 2.19.1.
+    /// Allocates `len` elements, which the stream fills with zero bytes. Needs NCCL 2.19.1.
     pub(crate) fn zeroed(comm: &NcclComm, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
         let doing = || format!("allocating {len} elements of {} bytes with NCCL", size_of::<T>());
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
@@ -53,14 +54,14 @@ impl<T: Data> NcclBuffer<T> {
         let mut buffer = Self { library: comm.library(), address, len, read, write, stream: Arc::clone(stream), elements: PhantomData };
         if bytes > 0 {
             let (address, _guard) = buffer.device_ptr_mut(stream);
-            // SAFETY: the memory is ours and as long as is said, and is freed only after the stream has come past this.
+            // SAFETY: the memory is ours and has this length, and is freed only after the stream has passed this.
             let cleared = unsafe { cudarc::driver::result::memset_d8_async(address, 0, bytes, stream.cu_stream()) };
             cleared.map_err(|error| driver::cuda_error(doing(), error))?;
         }
         Ok(buffer)
     }
 
-    /// Waits for the streams that use it; `false` where they did not end in time.
+    /// Waits for the streams that use it; returns `false` if they did not finish in time.
     fn wait_for_uses(&self) -> bool {
         let context = self.stream.context();
         if driver::bind(context).is_err() {
@@ -69,7 +70,7 @@ impl<T: Data> NcclBuffer<T> {
         if !context.is_managing_stream_synchronization() {
             return context.synchronize().is_ok();
         }
-        // Readers on other streams are waited for by the buffer's own stream; the read event knows the last of them only.
+        // The buffer's own stream waits for readers on other streams; the read event knows only the last of them.
         let Ok(own) = self.stream.record_event(None) else { return false };
         let own = Some(own);
         let (deadline, mut back_off) = (Deadline::after(BUFFER_DROP_WAIT), BackOff::default());
@@ -99,7 +100,7 @@ impl<T: Data> Drop for NcclBuffer<T> {
             crate::base::event::warn!(bytes = self.num_bytes(), "memory of NCCL's is still in use and is not freed");
             return;
         }
-        // SAFETY: the memory is ours, and no stream uses it any more; the context is current.
+        // SAFETY: the memory is ours, and no stream uses it any longer; the context is current.
         let answer = unsafe { self.library.ncclMemFree(self.address as usize as *mut c_void) };
         if let Err(refusal) = nccl::check(self.library, nccl_sys::NCCL_COMM_NULL, "ncclMemFree", answer) {
             crate::base::event::warn!(?refusal, "memory of NCCL's was not freed");
@@ -117,7 +118,7 @@ impl<T: Data> DeviceSlice<T> for NcclBuffer<T> {
     }
 }
 
-/// Has the stream wait for what was recorded. What goes wrong is parked in the context, as cudarc does it.
+/// Makes the stream wait for recorded events. Errors are parked in the context, as cudarc does.
 fn wait_for(stream: &CudaStream, events: &[&Option<CudaEvent>]) {
     if stream.context().is_managing_stream_synchronization() {
         for event in events.iter().copied().flatten() {
@@ -140,7 +141,7 @@ impl<T: Data> DevicePtrMut<T> for NcclBuffer<T> {
     }
 }
 
-/// Something that NCCL knows about memory, and forgets when this is dropped: before the memory goes.
+/// Memory known to NCCL. Dropping this makes NCCL forget it before the memory is freed.
 #[derive(Debug)]
 struct Tie {
     inner: Arc<Inner>,
@@ -155,24 +156,25 @@ enum Handle {
 
 // SAFETY: NCCL's handles may be used by any thread; these are given to NCCL only, under the lock of the device.
 unsafe impl Send for Tie {}
-// SAFETY: a shared reference gives nothing but the handle's number away, which is only given back to NCCL by whoever owns the tie.
+// SAFETY: a shared reference exposes only the handle's number, which only the owner of the tie gives back to NCCL.
 unsafe impl Sync for Tie {}
 
 mod sealed {
-    /// Memory whose address is that of an allocation which stays where it is, and allocated, until the value is dropped.
+    /// Memory at the address of an allocation that does not move, and remains allocated, until the value is dropped.
     pub trait Lasting {
-        /// Whether NCCL allocated it, as it likes its memory best on this machine.
+        /// Whether NCCL allocated it, in the way that suits NCCL best on this machine.
         fn is_of_nccl(&self) -> bool {
             false
         }
     }
 }
 
-/// Device memory that NCCL may be told of: cudarc's slices, and views that are borrowed for good; [`NcclBuffer`]; a [`RawDeviceSlice`], whose maker
-/// vouches for the address; and what is registered already.
+/// Device memory that may be registered with NCCL: cudarc's slices, views that are borrowed for `'static`,
+/// [`NcclBuffer`], [`RawDeviceSlice`] (whose maker vouches for the address), and memory that is registered already.
 ///
-/// Sealed: NCCL writes where the address says, and any type could say any address by cudarc's safe traits. Memory of other crates by
-/// [`AsDevicePtr`](crate::interop::AsDevicePtr) is none: its owner vouches for it only as long as it is borrowed.
+/// The trait is sealed. NCCL writes at the address, and cudarc's safe traits let any type return any address. Memory of
+/// other crates through [`AsDevicePtr`](crate::interop::AsDevicePtr) does not implement it: its owner vouches for it
+/// only while it is borrowed.
 pub trait Registrable: Buffer + sealed::Lasting + 'static {}
 
 impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}
@@ -197,8 +199,8 @@ impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {
 }
 
 impl Tie {
-    /// Tells NCCL of `bytes` at `address`; `None` where NCCL has no use for that. `asked` becomes true before NCCL hears of them: it may know them
-    /// then, although this fails.
+    /// Registers `bytes` at `address` with NCCL; returns `None` if NCCL has no use for that. `asked` becomes true just
+    /// before the call: from then on NCCL may know the memory, even if this fails.
     fn new(
         comm: &NcclComm,
         (address, bytes): (CUdeviceptr, usize),
@@ -208,13 +210,13 @@ impl Tie {
     ) -> Result<Option<Self>> {
         let doing = || format!("registering {bytes} bytes with the communicator of rank {} of {}", comm.rank(), comm.world_size());
         let pointer = address as usize as *mut c_void;
-        // NCCL may write to it later, from a thread of its own; it is given up where that is not waited for.
+        // NCCL may write to it later, from a thread of its own. It is leaked if that is not waited for.
         let place = Box::into_raw(Box::new(std::ptr::null_mut::<c_void>()));
         comm.manage(&doing, deadline, |raw| {
             *asked = true;
-            // SAFETY: - the handle is alive (lent by `manage`), and the memory is allocated and as long as is said until its owner is dropped
-            //   (`Lasting`), which is after NCCL has forgotten it (`EngineGuard`);
-            // - the place for NCCL's answer is in a box that is given up only after the call has ended.
+            // SAFETY: - the handle is alive (lent by `manage`); the memory is allocated, and has this length, until its
+            // owner is dropped (`Lasting`), which is after NCCL has forgotten it (`EngineGuard`);
+            // - the place for NCCL's answer is in a box that is freed only after the call has ended.
             let (name, answer) = unsafe {
                 match window {
                     None => ("ncclCommRegister", raw.library.ncclCommRegister(raw.handle, pointer, bytes, place)),
@@ -226,7 +228,7 @@ impl Tie {
             };
             nccl::check(raw.library, raw.handle, name, answer).map(|_| ())
         })?;
-        // SAFETY: the pointer came out of a box above, and NCCL, whose call has ended, writes there no more.
+        // SAFETY: the pointer came out of a box above, and NCCL, whose call has ended, no longer writes there.
         let handle = *unsafe { Box::from_raw(place) };
         let handle = if window.is_some() { Handle::Window(handle.cast()) } else { Handle::Registration(handle) };
         Ok((!handle.is_null()).then(|| Self { inner: Arc::clone(comm.inner()), handle }))
@@ -243,12 +245,12 @@ impl Handle {
 }
 
 impl Tie {
-    /// Has NCCL forget the memory; `false` where it may still know it.
+    /// Makes NCCL forget the memory; returns `false` if it may still know it.
     fn undo(self) -> bool {
         let handle = self.handle;
         self.inner.manage_at_rest(&|| "forgetting a registration".to_owned(), |raw| {
-            // SAFETY: the communicator is alive (lent by `manage_at_rest`), the handle is one that it gave, and this, which consumes the
-            // tie, gives it back once.
+            // SAFETY: the communicator is alive (lent by `manage_at_rest`), the handle came from it, and this call,
+            // which consumes the tie, gives it back once.
             let (name, answer) = unsafe {
                 match handle {
                     Handle::Registration(handle) => ("ncclCommDeregister", raw.library.ncclCommDeregister(raw.handle, handle)),
@@ -260,7 +262,7 @@ impl Tie {
     }
 }
 
-/// A buffer, and what NCCL knows of it, which ends first. Memory that NCCL may still know is never let go.
+/// A buffer and its registration with NCCL, which ends first. Memory that NCCL may still know is never freed.
 #[derive(Debug)]
 struct EngineGuard<B> {
     tie: Option<Tie>,
@@ -268,10 +270,11 @@ struct EngineGuard<B> {
 }
 
 impl<B> EngineGuard<B> {
-    /// Tells NCCL of the buffer. Where that fails after NCCL heard of it, the buffer is dropped when NCCL has given everything back, or never.
+    /// Registers the buffer with NCCL. If the call was made and failed, the buffer is dropped once NCCL has given
+    /// everything back, or never.
     fn new(comm: &NcclComm, buffer: B, extent: (CUdeviceptr, usize), window: Option<c_int>, deadline: &Deadline) -> Result<Self> {
         let mut asked = false;
-        // Lost, should anything panic.
+        // Leaked if anything panics.
         let buffer = ManuallyDrop::new(buffer);
         match Tie::new(comm, extent, window, deadline, &mut asked) {
             Ok(tie) => Ok(Self { tie, buffer }),
@@ -288,17 +291,19 @@ impl<B> EngineGuard<B> {
         }
     }
 
-    /// Has NCCL forget the buffer, and takes it out; `None` where NCCL may still know it: it is lost then. Called once, at the end.
+    /// Makes NCCL forget the buffer and returns it; `None` if NCCL may still know it, and the buffer is leaked. Called
+    /// once, at the end.
     fn take(&mut self) -> Option<B> {
         if self.tie.take().is_none_or(Tie::undo) {
-            // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest: nobody uses the buffer here afterwards.
+            // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest. Nothing uses the buffer here
+            // afterwards.
             return Some(unsafe { ManuallyDrop::take(&mut self.buffer) });
         }
         crate::base::event::error!("NCCL did not forget a registered buffer in time, and may still use it: its memory is lost");
         None
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     fn into_buffer(self) -> Result<B> {
         let lost = || {
             let reason = "NCCL did not forget it in time, and may still use it: its memory is lost";
@@ -314,10 +319,12 @@ impl<B> Drop for EngineGuard<B> {
     }
 }
 
-/// A buffer that one communicator knows: its collectives can use it in place, without copies through buffers of NCCL's.
+/// A buffer registered with one communicator, whose collectives can use it in place, without copies through NCCL's
+/// buffers.
 ///
-/// It owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the communicator's work on the device; where
-/// NCCL does not forget the buffer within ten minutes, its memory is lost, and an event of `tracing` says so.
+/// It owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the
+/// communicator's work on the device. If NCCL does not forget the buffer within ten minutes, its memory is leaked, and
+/// a `tracing` event reports it.
 #[derive(Debug)]
 pub struct Registration<T, B> {
     held: EngineGuard<B>,
@@ -325,26 +332,27 @@ pub struct Registration<T, B> {
 }
 
 impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
-    /// Registers a buffer on this rank. NCCL 2.19.1.
+    /// Registers a buffer on this rank. Needs NCCL 2.19.1.
     pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
         let extent = extent(comm, &buffer)?;
         Ok(Self { held: EngineGuard::new(comm, buffer, extent, None, deadline)?, elements: PhantomData })
     }
 
-    /// Gives the buffer back, as it was before.
+    /// Returns the buffer, as it was before.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where NCCL does not forget it in time; its memory is then lost.
+    /// `Unsupported` if NCCL does not forget it in time; its memory is then leaked.
     pub fn into_buffer(self) -> Result<B> {
         self.held.into_buffer()
     }
 }
 
-/// A buffer that all ranks of one communicator know of each other: the fastest kernels need one, and collectives without kernels.
+/// A buffer that all ranks of one communicator register together. The fastest kernels, and collectives without kernels,
+/// need one.
 ///
-/// It owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device; where NCCL does not forget the buffer
-/// within ten minutes, its memory is lost, and an event of `tracing` says so.
+/// It owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device. If NCCL does
+/// not forget the buffer within ten minutes, its memory is leaked, and a `tracing` event reports it.
 #[derive(Debug)]
 pub struct Window<T, B> {
     held: EngineGuard<B>,
@@ -352,30 +360,31 @@ pub struct Window<T, B> {
 }
 
 impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
-    /// Opens a window on each rank's buffer; all ranks do so together, with buffers of one size. NCCL 2.27.3.
+    /// Opens a window on each rank's buffer. All ranks do so together, with buffers of one size. Needs NCCL 2.27.3.
     pub(crate) fn new(comm: &NcclComm, buffer: B, deadline: &Deadline) -> Result<Self> {
         let extent = extent(comm, &buffer)?;
         let window = Some(nccl_sys::NCCL_WIN_COLL_SYMMETRIC);
         Ok(Self { held: EngineGuard::new(comm, buffer, extent, window, deadline)?, elements: PhantomData })
     }
 
-    /// Whether the devices of the communicator can do more with it than with other memory. Where they cannot, it is a buffer like any other.
+    /// Whether the communicator's devices can do more with it than with other memory. If not, it is a buffer like any
+    /// other.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.held.tie.is_some()
     }
 
-    /// Gives the buffer back, as it was before.
+    /// Returns the buffer, as it was before.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where NCCL does not forget it in time; its memory is then lost.
+    /// `Unsupported` if NCCL does not forget it in time; its memory is then leaked.
     pub fn into_buffer(self) -> Result<B> {
         self.held.into_buffer()
     }
 }
 
-/// Where a buffer is and how many bytes it has.
+/// Returns the address of a buffer and its length in bytes.
 fn extent<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<(CUdeviceptr, usize)> {
     let Memory::Device(memory) = buffer.memory() else {
         return Err(Error::argument("register", "the buffer is in host memory"));
@@ -387,18 +396,18 @@ fn extent<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<(CUdeviceptr, u
     if bytes == 0 {
         return Err(Error::argument("register", "the buffer is empty"));
     }
-    // The address alone is wanted. Memory without a stream of its own says it on any.
+    // Only the address is wanted. Memory without a stream of its own returns it for any stream.
     let any = comm.context().default_stream();
     let (address, _guard) = memory.inner.read(memory.inner.owner().unwrap_or(&any));
     Ok((address, bytes))
 }
 
-/// How many bytes a window on this buffer has.
+/// Returns how many bytes a window on this buffer has.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` where NCCL could not hand its memory to other ranks, which would
-/// end the communicator.
+/// `InvalidArgument` for a buffer of another context, or an empty one. `Unsupported` if NCCL could not share its memory
+/// with other ranks, which would end the communicator.
 pub(crate) fn suits_window<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<usize> {
     let (address, bytes) = extent(comm, buffer)?;
     let refusal = if buffer.is_of_nccl() { None } else { cannot_be_handed_out(comm, address) };
@@ -413,24 +422,25 @@ pub(crate) fn suits_window<B: Registrable>(comm: &NcclComm, buffer: &B) -> Resul
     }
 }
 
-/// Why NCCL could not hand memory to other ranks, by what it asks the driver itself.
+/// Returns why NCCL could not share memory with other ranks, by the driver calls that NCCL makes itself.
 fn cannot_be_handed_out(comm: &NcclComm, address: CUdeviceptr) -> Option<String> {
     let functions = ["cuMemGetAddressRange_v2", "cuMemRetainAllocationHandle", "cuMemRelease"];
     if !functions.into_iter().all(driver::has) {
-        // Then NCCL has none of them either, and does without.
+        // Then NCCL has none of them either, and works without them.
         return None;
     }
     let words = |what: &'static str| move |error| format!("the driver {what} its memory ({})", driver::words(error));
     let asked = || {
         driver::bind(comm.context()).map_err(words("has no context for"))?;
         let (mut base, mut size, mut handle) = (0, 0, 0);
-        // SAFETY: the function is there (checked), and answers into variables of ours; the address is memory that is allocated (`Lasting`).
+        // SAFETY: the function exists (checked) and writes to variables of ours; the address is allocated memory
+        // (`Lasting`).
         unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut size, address) }.result().map_err(words("does not know"))?;
-        // SAFETY: the function is there (checked), answers into a variable of ours, and only looks up the address.
+        // SAFETY: the function exists (checked), writes to a variable of ours, and only looks up the address.
         unsafe { sys::cuMemRetainAllocationHandle(&mut handle, base as usize as *mut c_void) }
             .result()
             .map_err(words("has no handle for"))?;
-        // SAFETY: the function is there (checked); the handle was retained a line above, and is given back once.
+        // SAFETY: the function exists (checked); the handle was retained in the line above, and is given back once.
         unsafe { sys::cuMemRelease(handle) }.result().map_err(words("does not take back the handle of"))?;
         match (address - base) as usize % nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT {
             0 => Ok(()),

@@ -1,4 +1,4 @@
-//! A communicator on one device without a host backend: for engines that bring their own start-up, streams and memory.
+//! A communicator on one device without a host backend, for engines that bring their own start-up, streams and memory.
 
 #![expect(unsafe_code, reason = "calls on addresses that the caller vouches for")]
 
@@ -23,30 +23,33 @@ use crate::config::Config;
 use crate::config::nccl::NcclLibrary;
 use crate::error::{Error, Result};
 
-/// By what the ranks of a new [`NcclCommunicator`] find each other: one rank makes it and brings it to the others. Good for one
-/// communicator. It is no secret to be kept, but whoever has it can join: send it over a connection you trust.
+/// The id by which the ranks of a new [`NcclCommunicator`] find each other. One rank creates it and sends it to the
+/// others.
+///
+/// It is valid for one communicator. It need not be kept secret, but any process that has it can join: send it over a
+/// connection you trust.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; size_of::<ncclUniqueId>()]);
 
 impl UniqueId {
-    /// A new id. It opens a port, on which this process waits for the ranks.
+    /// Creates a new id. It opens a port, on which this process waits for the ranks.
     ///
     /// # Errors
     ///
-    /// `NoDevice` where no NCCL is found (`library` names its file, `None` leaves it to the loader), `Nccl`.
+    /// `NoDevice` if no NCCL is found (`library` names its file; with `None` the system's loader searches); `Nccl`.
     #[doc(alias = "ncclGetUniqueId")]
     pub fn new(library: Option<&NcclLibrary>) -> Result<Self> {
         let library = nccl::library(library).map_err(|reason| Error::NoDevice { call: "UniqueId::new".to_owned(), reason })?;
         comm::unique_id(library).map(Self::from_nccl)
     }
 
-    /// As it travels.
+    /// Returns the bytes of the id, to be sent to the other ranks.
     #[must_use]
     pub fn to_bytes(self) -> [u8; size_of::<ncclUniqueId>()] {
         self.0
     }
 
-    /// As it came.
+    /// Creates an id from bytes that another rank sent.
     #[must_use]
     pub fn from_bytes(bytes: [u8; size_of::<ncclUniqueId>()]) -> Self {
         Self(bytes)
@@ -67,19 +70,22 @@ impl fmt::Debug for UniqueId {
     }
 }
 
-/// One rank of a communicator of NCCL's, with this crate's deadlines, watchdog and kernels: [`Communicator`](crate::Communicator)
-/// without the host backend.
+/// One rank of an NCCL communicator, with this crate's deadlines, watchdog and kernels: a
+/// [`Communicator`](crate::Communicator) without the host backend.
 ///
 /// Its calls come in two kinds:
 ///
-/// - **Typed** calls ([`all_reduce`](Self::all_reduce) and the other collectives; [`send`](Self::send), [`recv`](Self::recv), [`group`](Self::group))
-///   are safe: they take buffers, order them among their other uses, and are compared with the other ranks' calls, over NCCL itself, before
-///   anything is queued. Take these, and [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) where the comparison costs too much.
-/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`: they take addresses of any element type known at run time, order
-///   nothing and compare nothing. Take these where an engine owns memory and order, and knows that its ranks do alike. The devices of all
-///   ranks then have the same compute capability, and all pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
+/// - **Typed** calls ([`all_reduce`](Self::all_reduce) and the other collectives; [`send`](Self::send),
+///   [`recv`](Self::recv), [`group`](Self::group)) are safe. They take buffers, order them among their other uses, and
+///   are compared with the other ranks' calls, over NCCL itself, before anything is queued. Use these. If the
+///   comparison costs too much, use
+///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) as well.
+/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses of an element
+///   type known at run time, order nothing and compare nothing. Use these in an engine that manages memory and order
+///   itself, and knows that its ranks make the same calls. The devices of all ranks then need the same compute
+///   capability, and all ranks pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
 ///
-/// Every wait ends at [`Config::timeout`]: the communicator is then aborted, and says why.
+/// Every wait ends at [`Config::timeout`]. The communicator is then aborted, and its error states the reason.
 ///
 /// ```no_run
 /// # use collectives::{Config, ReduceOp, nccl::{NcclCommunicator, RawBuffer, RawCall, UniqueId}};
@@ -95,31 +101,32 @@ impl fmt::Debug for UniqueId {
 /// # }
 /// ```
 ///
-/// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order in which they come. What a
-/// [`Communicator`](crate::Communicator) has by [`Device::raw`](crate::Device::raw) is one of these, too; all ranks make a call either
-/// through it, or through the `Communicator`, which compares over its host backend: where they do not, both wait until the deadline.
+/// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order of
+/// arrival. [`Device::raw`](crate::Device::raw) returns the one behind a [`Communicator`](crate::Communicator). All
+/// ranks make a call either through it or through the `Communicator`, which compares calls over its host backend. If
+/// some use the one and some the other, all wait until the deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
-/// What all clones share.
+/// The state that all clones share.
 #[derive(Debug)]
 struct Inner {
     backend: DeviceBackend,
     config: Config,
 }
 
-/// It may be kept anywhere, and used from any thread.
+/// Proof that it can be stored anywhere and used from any thread.
 const _: () = {
     const fn shareable<T: Clone + Send + Sync + 'static>() {}
     shareable::<NcclCommunicator>();
 };
 
-/// Ends an [`NcclCommunicator`] from any thread.
+/// A handle that ends an [`NcclCommunicator`] from any thread.
 #[derive(Debug, Clone)]
 pub struct NcclAbortHandle(Weak<NcclComm>);
 
 impl NcclAbortHandle {
-    /// Ends it at once: what waits on the device for other ranks returns, and its results are worth nothing. Idempotent.
+    /// Ends it at once. Work on the device that waits for other ranks returns; its results are invalid. Idempotent.
     pub fn abort(&self) {
         if let Some(comm) = self.0.upgrade() {
             comm.abort();
@@ -127,25 +134,25 @@ impl NcclAbortHandle {
     }
 }
 
-/// What becomes of the parent of a communicator that is shrunk.
+/// What happens to the parent of a communicator that is shrunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShrinkMode {
-    /// It goes on; nothing may be in flight on it.
+    /// It remains usable. Nothing may be in flight on it.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Keep,
-    /// What is in flight on it is stopped first, for example because a rank died in it; only dropping it remains.
+    /// Its work in flight is stopped first, for example because a rank died in it. Afterwards it can only be dropped.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort,
 }
 
-/// An address for a raw call, and the length in elements behind it.
+/// An address for a raw call, with the element type and the number of elements there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawBuffer {
-    /// The device address; 0 only where nothing is read or written.
+    /// The device address; 0 only if nothing is read or written.
     pub address: u64,
-    /// How many elements.
+    /// The number of elements.
     pub count: usize,
-    /// Of what type.
+    /// The element type.
     pub dtype: DType,
 }
 
@@ -153,27 +160,27 @@ pub struct RawBuffer {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RawCall {
-    /// Source and destination have the same length; they may be the same.
+    /// All-reduce. Source and destination have the same length; they may be the same.
     AllReduce(ReduceOp),
-    /// As `AllReduce`; the destination matters on the root alone.
+    /// Reduce to a root. Lengths as for `AllReduce`; the destination is used only on the root.
     Reduce(ReduceOp, usize),
-    /// As `AllReduce`; the source matters on the root alone.
+    /// Broadcast from a root. Lengths as for `AllReduce`; the source is used only on the root.
     Broadcast(usize),
-    /// The destination is world size × the source.
+    /// All-gather. The destination is world size × the source.
     AllGather,
-    /// The source is world size × the destination.
+    /// Reduce-scatter. The source is world size × the destination.
     ReduceScatter(ReduceOp),
-    /// Source and destination have the same length, a multiple of the world size.
+    /// All-to-all. Source and destination have the same length, a multiple of the world size.
     AllToAll,
 }
 
 impl NcclCommunicator {
-    /// Joins the communicator of these ids on the device of this context, and waits for all other ranks to do so. Several ids spread
-    /// the work of starting thousands of ranks; all ranks pass the same in the same order.
+    /// Joins the communicator of these ids on the device of this context, and waits for all other ranks to join.
+    /// Several ids spread the work of starting thousands of ranks; all ranks pass the same ids in the same order.
     ///
     /// # Errors
     ///
-    /// `NoDevice` where driver or NCCL is missing; `Nccl`; `Timeout` where ranks do not come.
+    /// `NoDevice` if driver or NCCL is missing; `Nccl`; `Timeout` if other ranks do not join in time.
     #[doc(alias("ncclCommInitRankConfig", "ncclCommInitRankScalable"))]
     pub fn create(context: &Arc<CudaContext>, ids: &[UniqueId], rank: usize, world_size: usize, config: &Config) -> Result<Self> {
         let no_device = |reason| Error::NoDevice { call: "making a communicator".to_owned(), reason };
@@ -197,71 +204,71 @@ impl NcclCommunicator {
         Self::around(gpu, comm, config, capability, false)
     }
 
-    /// What this crate puts around a communicator of NCCL's. Ranks go the same way only where they know the same: of the least capability, and
-    /// whether NCCL may add in the NVLink switch.
+    /// Wraps an NCCL communicator. All ranks must pass the same values, or they choose different algorithms: the least
+    /// capability, and whether NCCL may add in the NVLink switch.
     pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32), has_switch: bool) -> Result<Self> {
         let options = Options::of(config, least_capability, has_switch);
         comm.inner().warn_after(config.stall_warning);
         Ok(Self(Arc::new(Inner { backend: DeviceBackend::new(gpu, comm, &options)?, config: config.clone() })))
     }
 
-    /// A communicator made of ranks of this one.
+    /// Wraps a communicator made of ranks of this one.
     pub(crate) fn descendant(&self, comm: NcclComm) -> Result<Self> {
         let backend = &self.0.backend;
         Self::around(backend.gpu().clone(), comm, &self.0.config, backend.least_capability(), backend.has_switch())
     }
 
-    /// A deadline by the timeout of its settings.
+    /// Returns a deadline that begins now, with the timeout of the settings.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::after(self.0.config.timeout)
     }
 
-    /// This rank's number, from 0.
+    /// Returns this rank's number, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.0.backend.comm().rank()
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.0.backend.comm().world_size()
     }
 
-    /// A communicator of all ranks but those listed, called by the others alone. NCCL 2.27.3.
+    /// Creates a communicator of all ranks except those listed. Only the remaining ranks call it. Needs NCCL 2.27.3.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, `Unsupported` with an older NCCL, `Nccl`, `Timeout`.
+    /// `InvalidArgument`; `Unsupported` with an older NCCL; `Nccl`; `Timeout`.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], parent: ShrinkMode) -> Result<Self> {
         let comm = self.0.backend.comm().shrink(excluded, parent == ShrinkMode::Abort, &self.0.config.nccl, &self.deadline())?;
         self.descendant(comm)
     }
 
-    /// Stops what is in flight and refuses collectives from now on; [`shrink`](Self::shrink), [`split`](Self::split) and dropping
-    /// remain. NCCL 2.28.7.
+    /// Stops work in flight and refuses collectives from now on. [`shrink`](Self::shrink), [`split`](Self::split) and
+    /// dropping remain possible. Needs NCCL 2.28.7.
     ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL, `Nccl`.
+    /// `Unsupported` with an older NCCL; `Nccl`.
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
         self.0.backend.comm().revoke(&self.deadline())
     }
 
-    /// A handle that any thread can use to end this communicator.
+    /// Returns a handle that any thread can use to end this communicator.
     #[must_use]
     pub fn abort_handle(&self) -> NcclAbortHandle {
         NcclAbortHandle(Arc::downgrade(self.0.backend.comm()))
     }
 
-    /// Waits for what is in flight on the streams that were used, then closes. All ranks do this.
+    /// Waits for work in flight on the streams that were used, then closes. All ranks call it.
     ///
     /// # Errors
     ///
-    /// `Timeout`, and what NCCL or the driver met: the communicator is gone either way. `InvalidArgument` while captured graphs hold its calls: it then
-    /// stays as it is, and is closed once they are dropped.
+    /// `Timeout`, and errors of NCCL or the driver: the communicator is gone in either case. `InvalidArgument` while
+    /// captured graphs hold its calls: it then remains usable. Close it after they are dropped.
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
     pub fn close(&self) -> Result<()> {
         let deadline = self.deadline();
@@ -270,25 +277,27 @@ impl NcclCommunicator {
         self.0.backend.comm().finalize(&deadline)
     }
 
-    /// What went wrong in the background: a lost peer, a call that did not end in time. The communicator is then ended.
+    /// Returns what went wrong in the background, such as a lost peer or a call that did not end in time. The
+    /// communicator has ended then.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.0.backend.comm().async_error()
     }
 
-    /// NCCL's own communicator, which blocks, for calls that this crate does not have; null once it has ended. It is used by one thread at a time, and
-    /// never destroyed, aborted or split by others: it shares its abort flags with one that this crate keeps.
+    /// Returns NCCL's own communicator, which blocks, for calls that this crate does not have; null once it has ended.
+    /// Use it from one thread at a time, and never destroy, abort or split it: it shares its abort flags with one that
+    /// this crate keeps.
     #[must_use]
     pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
         self.0.backend.comm().handle()
     }
 
-    /// The device backend.
+    /// Returns the device backend.
     pub(crate) fn backend(&self) -> &DeviceBackend {
         &self.0.backend
     }
 
-    /// The settings that it was made with.
+    /// Returns the settings that it was made with.
     pub(crate) fn config(&self) -> &Config {
         &self.0.config
     }
@@ -297,47 +306,54 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for lengths that do not fit, `Unsupported` for an op that the type does not have, `Nccl`, `Poisoned`.
+    /// `InvalidArgument` for lengths that do not fit; `Unsupported` for an op that the type does not have; `Nccl`;
+    /// `Poisoned`.
     ///
     /// # Safety
     ///
-    /// Both buffers are memory of this device, as long as they say, until the stream has done the call; nobody else writes them, nor
-    /// reads the destination, meanwhile. They are the same or lie apart; for `AllGather` and `ReduceScatter` the shorter may also be
-    /// this rank's block of the longer. The source holds elements of its type. All ranks make the same call, with the same op, root, type
-    /// and counts, as their next one on this communicator, typed calls and those of other threads counted; it was made with the same
-    /// [`Config`] on devices of one compute capability. Nobody compares that, and NCCL writes what it is sent.
+    /// - Both buffers are memory of this device, of the stated length, until the stream has completed the call.
+    /// - Meanwhile nothing else writes either buffer, and nothing else reads the destination.
+    /// - They are the same or do not overlap. For `AllGather` and `ReduceScatter` the shorter one may also be this
+    ///   rank's block of the longer one.
+    /// - The source holds elements of its type.
+    /// - All ranks make the same call, with the same op, root, type and counts, as their next one on this communicator.
+    ///   Typed calls and those of other threads count.
+    /// - All ranks made the communicator with the same [`Config`], on devices of one compute capability.
+    ///
+    /// None of this is compared, and NCCL writes what it is sent.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
         self.0.backend.number([&mut job]);
-        // SAFETY: the buffers are as long as the job says, on this device, free of other users and apart or one as it says: this
-        // function's contract. Their lengths fit the call and each other (checked by `job`).
+        // SAFETY: the buffers are as long as the job says, on this device, free of other users, and apart or one as it
+        // states: this function's contract. Their lengths fit the call and each other (checked by `job`).
         unsafe { self.0.backend.enqueue(&job, stream, self.0.config.timeout) }
     }
 
-    /// Queues a send to (`sends`) or a receive from a peer. Messages of one pair are matched in order, and have the same length at both
-    /// ends.
+    /// Queues a send to a peer (if `sends`) or a receive from it. Messages of one pair are matched in order, and have
+    /// the same length at both ends.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, `Nccl`, `Poisoned`.
+    /// `InvalidArgument`; `Nccl`; `Poisoned`.
     ///
     /// # Safety
     ///
-    /// The buffer is memory of this device, as long as it says, until the stream has done the message; nobody else writes it meanwhile, nor
-    /// reads what a receive writes. What is sent are elements of the type. The other end names the same type and count for the message that
-    /// this one meets: nobody compares them, and NCCL writes what it is sent.
+    /// The buffer is memory of this device, of the stated length, until the stream has completed the message. Meanwhile
+    /// nothing else writes it, nor reads what a receive writes. A send sends elements of the type. The other end gives
+    /// the same type and count for the message that this one is matched with. None of this is compared, and NCCL writes
+    /// what it is sent.
     pub unsafe fn message(&self, peer: usize, sends: bool, buffer: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         self.check_peer("message", peer)?;
         let Some(bytes) = buffer.count.checked_mul(buffer.dtype.size_bytes()) else {
             return Err(Error::argument("message", format!("{} elements are more than an address space has", buffer.count)));
         };
         let message = Message { peer, sends, address: buffer.address, bytes, element: TypeTag::Scalar(buffer.dtype) };
-        // SAFETY: the buffer is memory of this device of that length until the stream has done the message, and nobody else uses it: this
-        // function's contract.
+        // SAFETY: the buffer is memory of this device of that length until the stream has completed the message, and
+        // nothing else uses it: this function's contract.
         unsafe { DeviceBackend::enqueue_group(&[(&self.0.backend, &[], &[message], stream)], self.0.config.timeout) }
     }
 
-    /// Refuses a rank that is not there, and this one.
+    /// Refuses a rank that does not exist, and this rank itself.
     pub(crate) fn check_peer(&self, call: &'static str, peer: usize) -> Result<()> {
         if peer < self.world_size() && peer != self.rank() {
             return Ok(());
@@ -345,7 +361,7 @@ impl NcclCommunicator {
         Err(Error::argument(call, format!("rank {peer} is no peer of rank {} of {}", self.rank(), self.world_size())))
     }
 
-    /// Checks a raw call, and describes it.
+    /// Checks a raw call and describes it as a job.
     fn job(&self, call: RawCall, source: RawBuffer, destination: RawBuffer) -> Result<Job> {
         let (kind, op, root) = match call {
             RawCall::AllReduce(op) => (Collective::AllReduce, Some(op), None),
@@ -361,7 +377,7 @@ impl NcclCommunicator {
         }
         op.map_or(Ok(()), |op| op.check(source.dtype))?;
         let is_one_buffer = source.address == destination.address && source.count == destination.count;
-        // Of these the shorter one is named by its own address, also where it lies in the longer one.
+        // For these two the shorter buffer is named by its own address, even if it lies in the longer one.
         let in_place = is_one_buffer && (self.world_size() == 1 || !matches!(kind, Collective::AllGather | Collective::ReduceScatter));
         let arguments = Arguments {
             kind,
@@ -377,19 +393,21 @@ impl NcclCommunicator {
         Ok(job)
     }
 
-    /// Device memory of NCCL's, of zero bytes, which `stream` writes: registrations and windows can do most with it. NCCL 2.19.1.
+    /// Allocates device memory with NCCL, zeroed on `stream`, for which registrations and windows are most effective.
+    /// Needs NCCL 2.19.1.
     ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL, `Nccl`, `Cuda`.
+    /// `Unsupported` with an older NCCL; `Nccl`; `Cuda`.
     #[doc(alias = "ncclMemAlloc")]
     pub fn allocate<T: Data>(&self, stream: &Arc<CudaStream>, count: usize) -> Result<NcclBuffer<T>> {
         NcclBuffer::zeroed(self.0.backend.comm(), stream, count)
     }
 
-    /// Registers a buffer, so that NCCL can use it without copies. NCCL 2.19.1.
+    /// Registers a buffer, so that NCCL can use it without copies. Needs NCCL 2.19.1.
     ///
-    /// Only buffers whose address can be trusted are taken. A type of the caller's names none, though cudarc's traits are safe to implement:
+    /// Only buffers whose address can be trusted are accepted. A type of your own is not, although cudarc's traits are
+    /// safe to implement:
     ///
     /// ```compile_fail,E0277
     /// # use collectives::nccl::NcclCommunicator;
@@ -411,12 +429,12 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL, `Nccl`.
+    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL; `Nccl`.
     ///
     /// # Safety
     ///
-    /// NCCL takes it that in every call either all ranks pass registered buffers, at the same offset from where each was registered, or none
-    /// does.
+    /// In every call either all ranks pass registered buffers, at the same offset from where each was registered, or no
+    /// rank does. NCCL relies on it.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.0.backend.comm(), buffer, &self.deadline())

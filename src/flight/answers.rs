@@ -1,4 +1,4 @@
-//! What a recorder gives out: typed records where they are asked for, and a file where a call fails.
+//! The output of a recorder: typed records on request, and a file when a call fails.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 
 impl Flight {
-    /// Everything that is on record: collectives, then messages, then device calls, each oldest first, then started calls that the worker has
-    /// not taken up.
+    /// Returns all records: collectives, then messages, then device calls, each oldest first. Started calls that the
+    /// worker has not begun come last.
     pub(crate) fn records(&self) -> Vec<Record> {
         if !self.is_on() || self.is_foreign() {
             return Vec::new();
@@ -33,12 +33,12 @@ impl Flight {
         records
     }
 
-    /// The communicator's name.
+    /// Returns the communicator's name.
     pub(crate) fn name(&self) -> &str {
         self.about.get().map_or("a communicator that is being made", |about| &about.name)
     }
 
-    /// Writes the records into a folder; the file.
+    /// Writes the records into a folder and returns the file.
     pub(crate) fn write(&self, folder: &Path, reason: &str) -> Result<PathBuf> {
         if self.is_foreign() {
             return Err(Error::unsupported("a flight record", "this process was forked from the one whose calls they are"));
@@ -47,7 +47,7 @@ impl Flight {
         file::write(folder, about, reason, &self.records())
     }
 
-    /// Tells `tracing` of a call that failed; less loudly where it was refused because the communicator had ended.
+    /// Reports a failed call to `tracing`; at a lower level if it was refused because the communicator had ended.
     fn tell(&self, error: &Error) {
         let (communicator, rank, result) = (self.name(), self.about.get().map(|about| about.rank), error.label());
         if error.is_poisoned() {
@@ -57,14 +57,14 @@ impl Flight {
         }
     }
 
-    /// What follows when a call fails.
+    /// Reports a failed call, and writes the records if required.
     #[cold]
     pub(crate) fn after_error(&self, error: &Error) {
         self.tell(error);
         self.write_after(error);
     }
 
-    /// Writes the records where a folder was asked for and this error calls for it; once for the end of a communicator.
+    /// Writes the records if a folder is set and the error involves peers; only once when the communicator has ended.
     pub(crate) fn write_after(&self, error: &Error) {
         let Some(folder) = self.orders.folder.as_deref().filter(|_| self.is_on() && is_about_peers(error)) else { return };
         let was_written = std::mem::replace(&mut self.slowly().has_written, true);
@@ -78,12 +78,12 @@ impl Flight {
     }
 }
 
-/// Whether an error has to do with other ranks, whose records then tell more.
+/// Whether an error involves other ranks, so that their records help to explain it.
 fn is_about_peers(error: &Error) -> bool {
     matches!(error.root(), Error::Timeout { .. } | Error::PeerLost { .. } | Error::Mismatch { .. } | Error::Aborted { .. })
 }
 
-/// A record of a ring in full.
+/// Decodes a record of a ring in full.
 fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<Record> {
     let backend = if kept == Kept::Device { Backend::Device } else { Backend::Host };
     let record = Record::decode(raw.id, backend, raw.what)?;
@@ -106,7 +106,8 @@ fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<
     })
 }
 
-/// A collective that was started and that the worker has not taken up, with the sequence number that it will have.
+/// Describes a collective that was started and that the worker has not begun, with the sequence number that it will
+/// get.
 fn waiting_for_its_turn(call: &Call, since: Duration, sequence: u64, number: u64) -> Option<Record> {
     let record = Record::decode(number, Backend::Host, Call { sequence, ..*call }.record())?;
     Some(Record { state: State::Queued, started_ns: u64::try_from(since.as_nanos()).ok(), ..record })

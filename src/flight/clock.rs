@@ -1,27 +1,27 @@
-//! The cheapest clock of the processor: its own counter where that runs evenly, else the kernel's coarse clock. Ticks become nanoseconds when
-//! records are read, by two looks at both clocks.
+//! The cheapest clock of the processor: its own counter if that runs evenly, else the kernel's coarse clock. Ticks
+//! are converted to nanoseconds when records are read, from two readings of both clocks.
 
 #![expect(unsafe_code, reason = "the processor's counter is an instruction")]
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Where ticks come from.
+/// The source of ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clock {
-    /// The processor's counter: the time-stamp counter, the virtual timer.
+    /// The processor's counter: the time-stamp counter or the virtual timer.
     Counter,
-    /// The kernel's coarse clock, good to a few milliseconds.
+    /// The kernel's coarse clock, accurate to a few milliseconds.
     Coarse,
 }
 
 impl Clock {
-    /// The one to use in this process.
+    /// Returns the clock to use in this process.
     pub(super) fn choose() -> Self {
         Start::get().clock
     }
 
-    /// Now.
+    /// Returns the current time in ticks.
     #[inline]
     pub(super) fn ticks(self) -> u64 {
         match self {
@@ -31,7 +31,8 @@ impl Clock {
     }
 }
 
-/// The choice of a clock, and the first look at both: once in a process, since asking the processor can take a while.
+/// The chosen clock and the first reading of both clocks. Determined once per process, because querying the processor
+/// can take long.
 #[derive(Debug)]
 struct Start {
     clock: Clock,
@@ -49,7 +50,7 @@ impl Start {
     }
 }
 
-/// Whether the counter runs at one speed whatever the processor does, and alike on every core.
+/// Whether the counter runs at a constant speed and is the same on every core.
 #[cfg(target_arch = "x86_64")]
 fn has_even_counter() -> bool {
     if cfg!(miri) {
@@ -81,7 +82,8 @@ fn counter() -> u64 {
 #[inline]
 fn counter() -> u64 {
     let ticks;
-    // SAFETY: reads the virtual timer, which the architecture lets programs read, and touches no memory.
+    // SAFETY: the instruction reads the virtual timer, which the architecture lets programs read, and touches no
+    // memory.
     unsafe { std::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags)) };
     ticks
 }
@@ -97,36 +99,36 @@ fn coarse() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// How long it has been since 1970.
+/// Returns the time since 1970.
 pub(super) fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Turns ticks into time.
+/// Converts ticks to time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timeline {
     first: u64,
     last: u64,
-    /// From the first to the last.
+    /// The time from the first to the last reading.
     span: Duration,
-    /// The last one, since 1970.
+    /// The time of the last reading since 1970.
     now: Duration,
 }
 
 impl Timeline {
-    /// By a second look at both clocks.
+    /// Reads both clocks a second time.
     pub(super) fn new() -> Self {
         let start = Start::get();
         let (last, span) = (start.clock.ticks(), start.at.elapsed());
         Self { first: start.ticks, last, span, now: since_1970() }
     }
 
-    /// The time of the last look, in nanoseconds since 1970.
+    /// Returns the time of the last reading, in nanoseconds since 1970.
     pub(super) fn now(&self) -> u64 {
         u64::try_from(self.now.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// When that was, in nanoseconds since 1970; `None` for 0, which stands for no look at the clock.
+    /// Returns the time of `ticks` in nanoseconds since 1970; `None` for 0, which means that the clock was not read.
     pub(super) fn nanoseconds(&self, ticks: u64) -> Option<u64> {
         if ticks == 0 {
             return None;

@@ -1,10 +1,11 @@
-//! Records as a file of JSON, and just enough JSON to write one with.
+//! Records as a JSON file, and the small JSON writer that this needs.
 //!
-//! serde_json would be five more crates in a tree of 35 that every user builds, for the ninety lines below: nothing is read, and all that is
-//! written is text, whole numbers, `true`, `false` and `null`. Tests read it back with serde_json.
+//! serde_json would add five crates to a tree of 35 that every user builds, to replace the ninety lines below.
+//! Nothing is read here, and only text, whole numbers, `true`, `false` and `null` are written. Tests read the result
+//! back with serde_json.
 //!
-//! The names are those of PyTorch's flight recorder where they mean the same. `format` is [`FORMAT`]. `version` counts up when something is
-//! taken away or changes its meaning; readers skip keys that they do not know.
+//! The names are those of PyTorch's flight recorder if they mean the same. `format` is [`FORMAT`]. `version` is
+//! incremented when a key is removed or changes its meaning. Readers skip keys that they do not know.
 
 use std::fmt::{Display, Write};
 use std::fs;
@@ -19,16 +20,17 @@ use crate::error::{Error, Peer, Result};
 const FORMAT: &str = "collectives flight record";
 const VERSION: u32 = 1;
 
-/// Writes the file of one rank and communicator, whole or not at all; where it is.
+/// Writes the file of one rank and communicator, whole or not at all, and returns its path.
 pub(super) fn write(folder: &Path, about: &About, reason: &str, records: &[Record]) -> Result<PathBuf> {
     let name = format!("flight-{:016x}-rank{}.json", about.id, about.rank);
     write_whole(folder, &name, &to_json(about, reason, records), "the flight record")
 }
 
-/// Writes `text`, which is `what`, as a file of a folder that need not be there, whole or not at all; where it is.
+/// Writes `text` as a file of `folder`, whole or not at all, and returns its path. Creates the folder if needed.
+/// `what` describes the text in errors.
 pub(crate) fn write_whole(folder: &Path, name: &str, text: &str, what: &str) -> Result<PathBuf> {
     let path = folder.join(name);
-    // No other writer, thread or process, uses this name: one that died may have left its file half written.
+    // No other process or thread uses this temporary name. A writer that died may have left its file half written.
     let half = folder.join(format!(".{name}.{}.{:?}", std::process::id(), std::thread::current().id()));
     let written = fs::create_dir_all(folder).and_then(|()| {
         let mut file = fs::File::create(&half)?;
@@ -42,7 +44,7 @@ pub(crate) fn write_whole(folder: &Path, name: &str, text: &str, what: &str) -> 
     Ok(path)
 }
 
-/// The file's text.
+/// Returns the text of the file.
 fn to_json(about: &About, reason: &str, records: &[Record]) -> String {
     let mut json = Json::default();
     json.object(|json| {
@@ -66,7 +68,7 @@ fn to_json(about: &About, reason: &str, records: &[Record]) -> String {
     json.into_text()
 }
 
-/// The numbers of the last collectives of the host.
+/// Writes the numbers of the last collectives on the host.
 fn status(json: &mut Json, records: &[Record]) {
     let last = |states: &[State]| {
         let fitting = records.iter().filter(|record| record.backend == Backend::Host && states.contains(&record.state));
@@ -114,7 +116,7 @@ fn entry(json: &mut Json, record: &Record) {
     });
 }
 
-/// PyTorch's words for how far a call is. It has none for a call that failed.
+/// Returns PyTorch's word for a call's state. PyTorch has none for a call that failed.
 fn word(state: State) -> &'static str {
     match state {
         State::Queued => "scheduled",
@@ -124,7 +126,7 @@ fn word(state: State) -> &'static str {
     }
 }
 
-/// An error in one word, and the ranks that it is about.
+/// Returns an error's kind as one word, and the ranks that it is about.
 fn kind_of(error: &Error) -> (&'static str, Vec<usize>) {
     match error.root() {
         Error::Timeout { missing, .. } => ("timeout", missing.iter().map(|peer| peer.rank).collect()),
@@ -135,14 +137,14 @@ fn kind_of(error: &Error) -> (&'static str, Vec<usize>) {
     }
 }
 
-/// Text that is being written; commas come by themselves.
+/// JSON text under construction. Commas are inserted automatically.
 #[derive(Debug, Default)]
 pub(crate) struct Json {
     text: String,
 }
 
 impl Json {
-    /// What has been written.
+    /// Returns the text written so far.
     pub(crate) fn into_text(mut self) -> String {
         self.text.push('\n');
         self.text
@@ -154,14 +156,14 @@ impl Json {
         }
     }
 
-    /// A key of the object that is open; its value comes next.
+    /// Writes a key of the open object. Its value must follow.
     pub(crate) fn key(&mut self, name: &str) -> &mut Self {
         self.text(name);
         self.text.push(':');
         self
     }
 
-    /// A string.
+    /// Writes a string.
     pub(crate) fn text(&mut self, value: &str) {
         self.separate();
         self.text.push('"');
@@ -177,18 +179,18 @@ impl Json {
         self.text.push('"');
     }
 
-    /// A number.
+    /// Writes a number.
     pub(crate) fn number(&mut self, value: impl Display) {
         self.separate();
         let _ = write!(self.text, "{value}");
     }
 
-    /// `true` or `false`.
+    /// Writes `true` or `false`.
     pub(crate) fn boolean(&mut self, value: bool) {
         self.number(value);
     }
 
-    /// A number, or `null`.
+    /// Writes a number, or `null`.
     pub(crate) fn number_or_null(&mut self, value: Option<impl Display>) {
         match value {
             Some(value) => self.number(value),
@@ -196,7 +198,7 @@ impl Json {
         }
     }
 
-    /// A string, or `null`.
+    /// Writes a string, or `null`.
     pub(crate) fn text_or_null(&mut self, value: Option<&str>) {
         match value {
             Some(value) => self.text(value),
@@ -204,7 +206,7 @@ impl Json {
         }
     }
 
-    /// An object with what `inside` writes.
+    /// Writes an object with the content that `inside` writes.
     pub(crate) fn object(&mut self, inside: impl FnOnce(&mut Self)) {
         self.separate();
         self.text.push('{');
@@ -212,7 +214,7 @@ impl Json {
         self.text.push('}');
     }
 
-    /// An array of what `each` writes.
+    /// Writes an array of what `each` writes.
     pub(crate) fn array<T>(&mut self, items: impl IntoIterator<Item = T>, mut each: impl FnMut(&mut Self, T)) {
         self.separate();
         self.text.push('[');

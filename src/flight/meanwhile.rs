@@ -1,8 +1,8 @@
-//! What else a process has waited in while a deadline passed. Two communicators that two ranks, or two threads, use in opposite orders wait for
-//! each other: the error of one call names the other.
+//! Finds the other calls in which a process waited while a deadline passed. If two ranks or threads use two
+//! communicators in opposite orders, they wait for each other: the error of one call then names the other call.
 //!
-//! Looked for where a deadline has passed, and nowhere else. The last records of each ring are read, since what is stuck is among them: some
-//! microseconds for each communicator.
+//! This runs only when a deadline has passed. It reads the last records of each ring, because a call that hangs is
+//! among them. That costs some microseconds per communicator.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::base::event;
 use crate::base::tuning::flight::{LOOKED_AT, MEANWHILE, SHARE};
 use crate::error::Error;
 
-/// A call of another communicator that waited while this one did.
+/// A call of another communicator that waited at the same time.
 #[derive(Debug)]
 struct Waiting {
-    /// Its communicator.
+    /// The id of its communicator.
     id: u64,
     name: String,
     call: String,
@@ -29,7 +29,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// `all_reduce(sum, f32, count 4) number 0 of communicator world/0 from rank 0 (as rank 1) for 2.000 s`.
+    /// Describes the call: `all_reduce(sum, f32, count 4) number 0 of communicator world/0 from rank 0 (as rank 1)
+    /// for 2.000 s`.
     fn in_words(mut self) -> String {
         self.ranks.sort_unstable();
         let ranks: Vec<String> = self.ranks.iter().map(ToString::to_string).collect();
@@ -39,7 +40,7 @@ impl Waiting {
     }
 }
 
-/// The time in which a call waited in vain, in nanoseconds since 1970.
+/// The time in which a call waited without success, in nanoseconds since 1970.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     start: u64,
@@ -47,7 +48,7 @@ struct Span {
 }
 
 impl Flight {
-    /// The error of a deadline, with what else this process has waited in meanwhile; any other error as it is.
+    /// Adds to a timeout error the calls in which this process waited meanwhile. Returns any other error unchanged.
     #[cold]
     pub(crate) fn with_meanwhile(&self, mut error: Error) -> Error {
         if let Error::Timeout { elapsed, meanwhile, .. } = &mut error
@@ -79,7 +80,7 @@ impl Flight {
         words
     }
 
-    /// Adds the calls of this communicator that waited for a good part of a time.
+    /// Adds the calls of this communicator that waited for a considerable part of the time.
     fn add_waiting(&self, about: &About, line: &Timeline, span: Span, found: &mut Vec<Waiting>) {
         let rings = [(Some(&self.collectives), Backend::Host), (self.messages.get(), Backend::Host), (self.device.get(), Backend::Device)];
         for (ring, backend) in rings {
@@ -96,7 +97,8 @@ impl Flight {
     }
 }
 
-/// The record of a ring that waited longest, and for how long. One that failed waited until then: of two deadlines one passes first.
+/// Returns the record of a ring that waited longest, and how long. A call that failed waited until then: of two
+/// deadlines one passes first.
 fn longest(ring: &Ring, line: &Timeline, span: Span) -> Option<(u64, Raw)> {
     let waited = |raw: &Raw| {
         let end = if raw.stage == Stage::Failed { line.nanoseconds(raw.finished)? } else { span.end };
@@ -107,7 +109,7 @@ fn longest(ring: &Ring, line: &Timeline, span: Span) -> Option<(u64, Raw)> {
     records.filter_map(|raw| Some((waited(&raw)?, raw))).max_by_key(|(waited, raw)| (*waited, std::cmp::Reverse(raw.id)))
 }
 
-/// Lets go of recorders where no lock is held that the program's code might want.
+/// Drops recorders once no lock is held that the program's code might need.
 fn forget(flights: Vec<Arc<Flight>>) {
     event::tell("the drop of records", move || drop(flights));
 }

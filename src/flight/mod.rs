@@ -1,32 +1,43 @@
-//! The flight recorder: the last calls of a communicator, kept for when one of them gets stuck.
+//! The flight recorder: keeps the last calls of a communicator, in case one of them hangs.
 //!
-//! It is on, for the last [`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls) calls of each kind. What is on record is
-//! read from any thread by a [`Recorder`] ([`Communicator::flight_recorder`](crate::Communicator::flight_recorder)). It is written to files by
-//! [`write_records`], by `kill -USR1` after [`write_records_on_sigusr1`], and when a call fails for lack of a peer, where
-//! [`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir) names a folder. `collperf --explain-hang FOLDER` compares the files of all ranks.
+//! It is on by default, for the last [`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls) calls of
+//! each kind. A [`Recorder`] ([`Communicator::flight_recorder`](crate::Communicator::flight_recorder)) reads the
+//! records from any thread. They are written to files in these cases:
 //!
-//! # When a call goes on record
+//! - by [`write_records`];
+//! - by `kill -USR1`, after [`write_records_on_sigusr1`];
+//! - when a call fails because of a peer, if [`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)
+//!   names a folder.
 //!
-//! A call of the host backend goes on record when this rank has told the others of it and has to wait for one of them: recording then costs
-//! time that would pass anyway. The clock is read at that moment. It is read again at the end of calls that took a while or moved much; the
-//! others are over too soon for a second look. A call for which everybody else was there already goes on record when it is over, and one in
-//! 16 of these has a time.
+//! `collperf --explain-hang FOLDER` compares the files of all ranks.
+//!
+//! # When a call is recorded
+//!
+//! A call on the host backend is recorded when this rank has notified the others of it and has to wait for one of
+//! them. Recording then costs time that would pass anyway. The clock is read at that moment. It is read again at the
+//! end of calls that took long or moved much data. The others end too soon for a second reading. A call for which all
+//! other ranks were already waiting is recorded when it has ended. One in 16 of these has a time.
 //!
 //! # Design
 //!
-//! The last calls of each communicator are kept in three rings (collectives, messages, device calls). Each has one writer at a time: whoever
-//! has the backend, holds the progress engine's lock, or has the turn at the device backend. A slot is one cache line of relaxed atomics under a sequence
-//! lock, so that any thread can read while a call is stuck (model-checked with loom). Writing is a dozen plain stores, and 10 ns for the
-//! time-stamp counter, which becomes a time when records are read. (`benches/record/2026-11-22-design-figures.md` has what that costs.)
+//! The last calls of each communicator are kept in three rings (collectives, messages, device calls). Each ring has
+//! one writer at a time: the thread that has the host backend, holds the progress engine's lock, or has the turn at
+//! the device backend. A slot is one cache line of relaxed atomics under a sequence lock, so that any thread can read
+//! while a call hangs (model-checked with loom). Writing costs a dozen plain stores, and 10 ns for the time-stamp
+//! counter, which is converted to a time when records are read. (`benches/record/design-figures.md` has
+//! the cost.)
 //!
-//! Waiters that sleep say whom they wait for every 50 ms at least, and warn there of stalls: the fast path reads no clock. Records are
-//! written as JSON with PyTorch's names (`file.rs`). `collperf --explain-hang` groups them by communicator, and compares calls of one number
-//! where the rings overlap. It says that a rank is behind only where others are stuck in a call that this rank has not come to: a collective
-//! that is over anywhere was entered everywhere. The handler of SIGUSR1 is installed on request, over no other. It writes to an eventfd; a
-//! thread does the rest.
+//! Waiters that sleep record whom they wait for at least every 50 ms, and warn of stalls at that point: the fast path
+//! reads no clock. Records are written as JSON with PyTorch's names (`file.rs`). `collperf --explain-hang` groups
+//! them by communicator, and compares calls of the same number as far as the rings overlap. It reports a rank as
+//! behind only if others are stuck in a call that this rank has not reached: a collective that has finished on any
+//! rank was entered on every rank.
 //!
-//! The recorders of a process know of each other (`living.rs`): where a deadline passes, the error says what else the process has waited in
-//! meanwhile, on other communicators (`meanwhile.rs`).
+//! The handler of SIGUSR1 is installed on request, and replaces no other handler. It writes to an eventfd; a thread
+//! does the rest.
+//!
+//! The recorders of a process know each other (`living.rs`). When a deadline passes, the error lists the calls on
+//! other communicators in which the process waited meanwhile (`meanwhile.rs`).
 
 mod answers;
 mod clock;
@@ -62,19 +73,19 @@ pub use record::{Backend, Record, State};
 pub use recorder::Recorder;
 pub use signal::{write_records, write_records_on_sigusr1};
 
-/// Where the collective that is under way stands; one at a time.
+/// The state of the current collective. There is one at a time.
 mod phase {
-    /// None is on record.
+    /// It is not recorded.
     pub(super) const CLOSED: u8 = 0;
-    /// On record.
+    /// It is recorded.
     pub(super) const OPEN: u8 = 1;
-    /// On record, and waiting for so long that the clock may be read at its end.
+    /// It is recorded, and has waited so long that the clock may be read at its end.
     pub(super) const SLOW: u8 = 2;
-    /// Nothing is recorded.
+    /// Recording is off.
     pub(super) const OFF: u8 = 3;
 }
 
-/// Which ring.
+/// Identifies a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kept {
     Collective,
@@ -82,7 +93,7 @@ enum Kept {
     Device,
 }
 
-/// An error, with the record that it belongs to.
+/// An error and the record that it belongs to.
 #[derive(Debug)]
 struct Failure {
     ring: Kept,
@@ -90,34 +101,35 @@ struct Failure {
     error: Error,
 }
 
-/// What is touched only where a call takes long anyway.
+/// State that is used only when a call takes long anyway.
 #[derive(Debug, Default)]
 struct Slowly {
-    /// Calls that were started and that the worker has not taken up, with when they were.
+    /// Calls that were started and that the worker has not begun, with their start times.
     queued: VecDeque<(Call, Duration)>,
-    /// The number of the last collective that waited for long.
+    /// The number of the last collective that waited long.
     waiting: Option<u64>,
-    /// Whom it waits for. There is room for all ranks: a wait allocates nothing.
+    /// The ranks it waits for. The capacity covers all ranks, so a wait allocates nothing.
     awaited: Vec<u32>,
-    /// The last collective that a warning was given of.
+    /// The last collective for which a warning was given.
     warned: Option<u64>,
     errors: VecDeque<Failure>,
     /// Whether the records were written when the communicator ended.
     has_written: bool,
 }
 
-/// What a recorder is told to do.
+/// The settings of a recorder.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Orders {
-    /// How many calls to keep; 0 for none.
+    /// The number of calls to keep; 0 for none.
     pub(crate) calls: usize,
-    /// When to warn of a call that does not end, at the latest; 0 for never.
+    /// The longest time before a warning about a call that does not end; 0 for never.
     pub(crate) stall_warning: Duration,
-    /// Where to write when something goes wrong.
+    /// The folder for records when a call fails because of a peer.
     pub(crate) folder: Option<PathBuf>,
 }
 
-/// One communicator's recorder. Collectives, messages and device calls have a ring each, since they have one writer each.
+/// The recorder of one communicator. Collectives, messages and device calls have a ring each, because each has a
+/// single writer.
 #[derive(Debug)]
 pub(crate) struct Flight {
     phase: AtomicU8,
@@ -125,17 +137,17 @@ pub(crate) struct Flight {
     collectives: Ring,
     messages: OnceLock<Ring>,
     device: OnceLock<Ring>,
-    /// The last look at the clock for messages.
+    /// The last clock reading for messages.
     looked: AtomicU64,
     orders: Orders,
     about: OnceLock<About>,
     slowly: Mutex<Slowly>,
-    /// Children of this process may have inherited the lock for good.
+    /// The process that created the recorder. Its children may have inherited the lock locked permanently.
     process: Process,
 }
 
 impl Default for Flight {
-    /// Records nothing.
+    /// Creates a recorder that records nothing.
     fn default() -> Self {
         Self::new(Orders::default())
     }
@@ -158,18 +170,19 @@ impl Flight {
         }
     }
 
-    /// Says whose recorder this is, once that is known; whether there is anything for a signal to write ([`enlist`]).
+    /// Sets whose recorder this is, once that is known. Returns whether it may have records for a signal to write
+    /// ([`enlist`]).
     pub(crate) fn introduce(&self, about: About) -> bool {
         self.slowly().awaited.reserve_exact(about.peers.len());
         self.about.set(about).is_ok() && self.is_on()
     }
 
-    /// Whether anything is recorded.
+    /// Whether calls are recorded.
     pub(crate) fn is_on(&self) -> bool {
         self.orders.calls != 0
     }
 
-    /// Whether this process was forked from the one whose calls these are.
+    /// Whether this process was forked from the one that made the calls.
     fn is_foreign(&self) -> bool {
         self.process.is_foreign()
     }
@@ -178,7 +191,8 @@ impl Flight {
         event::lock(&self.slowly)
     }
 
-    /// Puts a collective on record, unless it is already. By the thread whose turn it is at the host backend.
+    /// Records a collective, unless it is already recorded. Called by the thread that has the turn at the host
+    /// backend.
     #[inline]
     pub(crate) fn begin(&self, call: &Call) {
         if self.phase.load(Ordering::Relaxed) == phase::CLOSED {
@@ -192,7 +206,8 @@ impl Flight {
         self.phase.store(phase::OPEN, Ordering::Relaxed);
     }
 
-    /// Notes that a collective went well. `is_long`: it moved so much that a look at the clock is nothing.
+    /// Notes that a collective succeeded. With `is_long` it moved so much data that reading the clock costs nothing
+    /// in comparison.
     #[inline]
     pub(crate) fn end(&self, call: &Call, is_long: bool) {
         match self.phase.load(Ordering::Relaxed) {
@@ -203,7 +218,7 @@ impl Flight {
         }
     }
 
-    /// Puts a collective on record that is over, without having waited for anybody.
+    /// Records a collective that has ended without waiting.
     #[inline]
     fn note(&self, call: &Call) {
         let started = if self.collectives.begun().is_multiple_of(LOOK_EVERY) { self.clock.ticks() } else { 0 };
@@ -240,7 +255,7 @@ impl Flight {
         let oldest = if slowly.errors.len() == ERRORS { slowly.errors.pop_front() } else { None };
         slowly.errors.push_back(Failure { ring, id, error: error.clone() });
         drop(slowly);
-        // Without any lock: an error may hold one of the program's, whose drop is the program's code.
+        // Holds no lock here: an error may contain a value of the program, whose drop runs the program's code.
         if let Some(oldest) = oldest {
             event::tell("the drop of an error", move || drop(oldest));
         }
@@ -253,15 +268,15 @@ impl Flight {
         }
     }
 
-    /// Notes that the worker took up the oldest one that was started.
+    /// Notes that the worker has begun the oldest started collective.
     pub(crate) fn take_up(&self) {
         if self.is_on() {
             self.slowly().queued.pop_front();
         }
     }
 
-    /// Notes whom a collective waits for, and warns of it when it has been waiting for long. To be called by waiters every now and
-    /// then; says after how long a wait the next time is.
+    /// Notes the ranks that a collective waits for, and warns if it has waited long. Waiters call this from time to
+    /// time. Returns the elapsed time at which to call it again.
     #[cold]
     pub(crate) fn waits(&self, call: &Call, deadline: &Deadline, missing: impl IntoIterator<Item = u32>) -> Duration {
         let elapsed = deadline.elapsed();
@@ -277,12 +292,13 @@ impl Flight {
         elapsed + TELL_EVERY
     }
 
-    /// After how long a wait that may take `limit` is warned of.
+    /// Returns how long a wait with the timeout `limit` may take before a warning.
     pub(crate) fn stall_after(&self, limit: Duration) -> Duration {
         if self.orders.stall_warning.is_zero() { Duration::MAX } else { self.orders.stall_warning.min(limit / 2) }
     }
 
-    /// Warns of a call that does not end, and of the ranks that it waits for: whoever hears of it, or on standard error where nobody would.
+    /// Warns of a call that does not end, with the ranks that it waits for: to a subscriber of `tracing`, or to
+    /// standard error if there is none.
     #[cold]
     pub(crate) fn warn(&self, call: &dyn Display, elapsed: Duration, limit: Duration, missing: &[u32]) {
         let own = self.about.get().map_or(0, |about| about.rank);
@@ -294,7 +310,7 @@ impl Flight {
         let (call, communicator) = (call.to_string(), self.name().to_owned());
         let waiting = format!("still waiting after {:.1} s", elapsed.as_secs_f64());
         let limit = format!("giving up after {:.1} s", limit.as_secs_f64());
-        // Of short deadlines, which may be a program's way to look now and then, only those hear who asked.
+        // A short timeout may be a program's way to poll, so its warning goes only to `tracing`.
         let line = || format!("rank {own} of {communicator}: {call}: {waiting} for {missing}, and {limit}");
         let line = (elapsed >= self.orders.stall_warning).then(line);
         event::tell_aloud(line, move || {
@@ -306,8 +322,8 @@ impl Flight {
         self.messages.get_or_init(|| Ring::new(self.orders.calls))
     }
 
-    /// Puts a message on record that is under way from now on; its number, for its end. By whoever holds the lock of the messages, as are the
-    /// next three.
+    /// Records a message that is now under way and returns its number. Called, like the next three methods, by the
+    /// thread that holds the lock of the messages.
     pub(crate) fn begin_message(&self, message: &Message) -> u64 {
         if !self.is_on() {
             return 0;
@@ -316,7 +332,7 @@ impl Flight {
         self.message_ring().begin(message.words(), self.looked.load(Ordering::Relaxed), Stage::Started)
     }
 
-    /// Puts a message on record that was over at once.
+    /// Records a message that ended at once.
     #[inline]
     pub(crate) fn note_message(&self, message: &Message) {
         if !self.is_on() {
@@ -329,7 +345,7 @@ impl Flight {
         ring.begin(message.words(), self.looked.load(Ordering::Relaxed), Stage::Finished);
     }
 
-    /// Notes that a message went well.
+    /// Notes that a message succeeded.
     pub(crate) fn end_message(&self, number: u64) {
         if let Some(ring) = self.messages.get() {
             ring.end(number, Stage::Finished, self.clock.ticks());
@@ -345,13 +361,14 @@ impl Flight {
         }
     }
 
-    /// Puts a collective on record that is queued on a device, and how that went. By the thread whose turn it is at the device backend, as the next.
+    /// Records a collective that is queued on a device, and whether queueing failed. Called, like the next method, by
+    /// the thread that has the turn at the device backend.
     #[cfg(feature = "cuda")]
     pub(crate) fn note_device_call(&self, call: &Call, tracker: u8, error: Option<&Error>) {
         self.note_on_device(call.record(), tracker, error);
     }
 
-    /// Puts a message on record that is queued on a device, and how that went.
+    /// Records a message that is queued on a device, and whether queueing failed.
     #[cfg(feature = "cuda")]
     pub(crate) fn note_device_message(&self, message: &Message, tracker: u8, error: Option<&Error>) {
         self.note_on_device(message.words(), tracker, error);
@@ -370,13 +387,14 @@ impl Flight {
         }
     }
 
-    /// How many device calls are on record. Whoever then finds that a tracker has done all it was given may say so of these.
+    /// Returns the number of recorded device calls. If a tracker then turns out to have finished its work, that
+    /// covers these calls.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_calls_noted(&self) -> u64 {
         self.device.get().map_or(0, Ring::begun)
     }
 
-    /// Notes that a tracker of a device has done what it was given of the first so many calls. By any thread.
+    /// Notes that a tracker of a device has finished its calls among the first `calls`. Any thread may call this.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_has_done(&self, tracker: u8, calls: u64) {
         if let Some(ring) = self.device.get() {
@@ -384,7 +402,8 @@ impl Flight {
         }
     }
 
-    /// Notes that nothing comes of what a device has not done, and writes the records where that was asked for. By any thread.
+    /// Notes that unfinished device calls have failed, and writes the records if a folder is set. Any thread may call
+    /// this.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_has_failed(&self, error: &Error) {
         if let Some(ring) = self.device.get()

@@ -1,4 +1,4 @@
-//! Records as they are given out, and whose they are.
+//! Records as the recorder returns them, and the communicator that they belong to.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,28 +7,29 @@ use crate::call::element::TypeTag;
 use crate::call::{Call, CallKind, Collective};
 use crate::error::{Error, Peer};
 
-/// Where a recorded call ran.
+/// The backend of a recorded call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {
-    /// On the host.
+    /// The host.
     Host,
-    /// On a device: on record when it is queued. Whether it is over is looked at about every 100 milliseconds; one that was captured into a
-    /// graph counts as over when the capture is, and one on the calling thread's own stream stays queued.
+    /// A device. The call is recorded when it is queued. Completion is checked about every 100 milliseconds. A call
+    /// captured into a graph counts as finished when the capture has ended. A call on the calling thread's own stream
+    /// stays queued.
     Device,
 }
 
-/// How far a recorded call is.
+/// The state of a recorded call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
-    /// Started in the background and not taken up yet, or queued on a device.
+    /// Started in the background and not begun yet, or queued on a device.
     Queued,
     /// Under way.
     Started,
-    /// Over, and it went well.
+    /// Ended without an error.
     Finished,
-    /// Over, with an error.
+    /// Ended with an error.
     Failed,
 }
 
@@ -38,69 +39,71 @@ pub enum State {
 pub struct Record {
     /// Its number among the collectives, messages or device calls of its communicator on this rank.
     pub number: u64,
-    /// Where it ran.
+    /// The backend of the call.
     pub backend: Backend,
-    /// The collective, or which end of a message.
+    /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
-    /// For collectives the number by which ranks compare them, as errors name it.
+    /// For collectives, the number by which ranks compare them and which errors name.
     pub sequence: Option<u64>,
-    /// What it reduces with: `sum`, `avg`, `custom op #5d3f21`.
+    /// The reduction op: `sum`, `avg`, `custom op #5d3f21`.
     pub op: Option<String>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: String,
-    /// Elements in each block, of the whole vector (where counts are a list: of all blocks), or of the message; 0 where ranks may differ.
+    /// Elements in each block, in the whole vector, or in the message; the sum over all blocks if counts are a list.
+    /// 0 if the count may differ between ranks.
     pub count: u64,
-    /// 24 bits of a hash of the counts that every rank passes, where they are a list.
+    /// 24 bits of a hash of the counts, if they are a list that every rank passes.
     pub counts_hash: Option<u32>,
-    /// The root, where there is one.
+    /// The root, if the call has one.
     pub root: Option<usize>,
-    /// For messages the other end; `None` for a receive from any rank.
+    /// The other end of a message; `None` for a receive from any rank.
     pub peer: Option<usize>,
-    /// For messages the tag; from 2⁶³ on in the crate's own.
+    /// The tag of a message; from 2⁶³ on for the crate's own messages.
     pub tag: Option<u64>,
-    /// When it was started, in nanoseconds since 1970. For a message that was over at once, of the last look at the clock for one, at
-    /// most 16 messages before; `None` for 15 of 16 collectives that were over at once because all other ranks were there already.
+    /// The start time, in nanoseconds since 1970. For a message that ended at once, the last clock reading for a
+    /// message, at most 16 messages earlier. `None` for 15 of 16 collectives that ended at once because all other
+    /// ranks were already waiting.
     pub started_ns: Option<u64>,
-    /// When it was over, in nanoseconds since 1970. `None` while it is not, and for calls that were over within a few microseconds,
-    /// which nobody timed.
+    /// The end time, in nanoseconds since 1970. `None` while the call has not ended, and for calls that ended within
+    /// a few microseconds without a clock reading.
     pub finished_ns: Option<u64>,
-    /// How far it is.
+    /// The state of the call.
     pub state: State,
-    /// Why it failed. Of several device calls that fail together the first has it.
+    /// The error, if the call failed. If several device calls fail together, the first has it.
     pub error: Option<Error>,
-    /// For a collective that is under way: whom it waits for, as far as is known. Up to date to 50 milliseconds.
+    /// The ranks that a collective under way waits for, as far as is known; at most 50 milliseconds old.
     pub waiting_for: Vec<usize>,
 }
 
-/// What is known of a communicator once it is made.
+/// The description of a communicator, known once it has been created.
 #[derive(Debug, Clone)]
 pub(crate) struct About {
-    /// The same on every rank, and on no other communicator's.
+    /// An id that is the same on every rank and differs from other communicators'.
     pub(crate) id: u64,
-    /// The same on every rank: `world`, or what it was split from and how.
+    /// The name, the same on every rank: `world`, or the name of its parent and how it was split.
     pub(crate) name: String,
     pub(crate) rank: usize,
     pub(crate) peers: Arc<[Peer]>,
-    /// How its ranks reach each other, in words.
+    /// How its ranks are connected, in words.
     pub(crate) wiring: String,
     pub(crate) timeout: Duration,
 }
 
 impl About {
-    /// A short number for a communicator, made from the long one that its ranks drew.
+    /// Returns a short id for a communicator, derived from the random one that its ranks share.
     pub(crate) fn id_of(drawn: [u8; 16]) -> u64 {
         drawn.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
     }
 }
 
-/// No root, or no peer.
+/// The value for no root or no peer.
 const NOBODY: u32 = u32::MAX;
 
-/// The numbers that stand where a collective has its kind.
+/// The kinds of messages, in place of a collective's kind.
 const SEND: u64 = 64;
 const RECEIVE: u64 = 65;
 
-/// A message, as it is put on record.
+/// A message as it is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) sends: bool,
@@ -111,7 +114,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// In the form of a call's fingerprint: tag, count, type, peer and kind.
+    /// Encodes the message in the form of a call's fingerprint: tag, count, type, peer and kind.
     #[inline]
     pub(super) fn words(&self) -> [u64; 4] {
         let kind = if self.sends { SEND } else { RECEIVE };
@@ -120,7 +123,8 @@ impl Message {
     }
 }
 
-/// What four words of a ring say, as errors name it: `all_reduce(sum, f32, count 4) number 7`, `recv from rank 1, tag 5`.
+/// Describes four words of a ring as errors name the call: `all_reduce(sum, f32, count 4) number 7`, `recv from rank
+/// 1, tag 5`.
 pub(super) fn in_words(backend: Backend, words: [u64; 4]) -> Option<String> {
     let record = Record::decode(0, backend, words)?;
     let words = match (Call::from_record(words).filter(|_| record.sequence.is_some()), record.peer) {
@@ -128,14 +132,14 @@ pub(super) fn in_words(backend: Backend, words: [u64; 4]) -> Option<String> {
         (None, Some(peer)) => format!("{} {} rank {peer}", record.kind, if record.kind == CallKind::Send { "to" } else { "from" }),
         (None, None) => "recv from any rank".to_owned(),
     };
-    // Larger tags are the crate's own.
+    // Larger tags belong to the crate itself.
     let tag = record.tag.filter(|tag| (1..1 << 63).contains(tag)).map_or_else(String::new, |tag| format!(", tag {tag}"));
     let place = if backend == Backend::Device { " on the device" } else { "" };
     Some(words + &tag + place)
 }
 
 impl Record {
-    /// What four words of a ring say; `None` for words that no call has.
+    /// Decodes four words of a ring; `None` for words that encode no call.
     pub(super) fn decode(number: u64, backend: Backend, words: [u64; 4]) -> Option<Self> {
         let kind = words[3] >> 32 & 0xff;
         let blank = Self {

@@ -1,4 +1,4 @@
-//! The handle by which a program reads what is on record.
+//! The handle by which a program reads the records.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::{Flight, Record};
 use crate::error::Result;
 
-/// The last calls of a communicator, for any thread, also while a call is stuck; see [`Communicator::flight_recorder`](crate::Communicator::flight_recorder).
+/// A handle to the last calls of a communicator. Any thread can use it, even while a call hangs; see
+/// [`Communicator::flight_recorder`](crate::Communicator::flight_recorder).
 #[derive(Clone)]
 pub struct Recorder {
     flight: Arc<Flight>,
@@ -18,19 +19,20 @@ impl Recorder {
         Self { flight: Arc::clone(flight) }
     }
 
-    /// What is on record: collectives of the host, then messages, then device calls, each oldest first, then started calls that no
-    /// thread has taken up. Costs some tens of nanoseconds for each, and disturbs no call.
+    /// Returns the records: collectives on the host, then messages, then device calls, each oldest first. Started
+    /// calls that no thread has begun come last. Costs some tens of nanoseconds per record, and delays no call.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.flight.records()
     }
 
-    /// Writes what is on record into a folder, as `flight-ID-rankR.json`, whole or not at all; the file. An older one of the same rank
-    /// and communicator is replaced. `collperf --explain-hang FOLDER` compares the files of all ranks.
+    /// Writes the records into a folder, as `flight-ID-rankR.json`, whole or not at all, and returns the file. An
+    /// older file of the same rank and communicator is replaced. `collperf --explain-hang FOLDER` compares the files
+    /// of all ranks.
     ///
     /// # Errors
     ///
-    /// `Io` where it cannot be written.
+    /// `Io` if the file cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
         self.flight.write(folder.as_ref(), "asked for")
     }

@@ -1,69 +1,71 @@
-//! A ring of records that one thread writes and any thread reads, while it is being written too.
+//! A ring of records that one thread writes and any thread reads, even during a write.
 //!
-//! Each slot is a sequence lock of relaxed atomics: odd while it is written, then twice the number of the record, plus two. A reader
-//! that finds the same even version before and after has one record. No store is a read-modify-write, and nothing is fenced on x86-64
-//! but for the compiler.
+//! Each slot is a sequence lock of relaxed atomics. Its version is odd while the slot is written, then twice the
+//! number of the record, plus two. A reader that finds the same even version before and after has one whole record.
+//! No store is a read-modify-write, and on x86-64 the fences only restrict the compiler.
 
 use crate::base::sync::{AtomicU64, Ordering, fence};
 
-/// How far a call is, as it stands in a slot.
+/// The state of a call, as stored in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Stage {
     Started = 1,
     Finished,
     Failed,
-    /// Queued on a device, whose own time it runs in.
+    /// Queued on a device, which runs it later.
     Queued,
 }
 
-/// The bits of a slot's stage word that are the stage. Of a call on a device the rest says which tracker and, in part, which record it is.
+/// The bits of a slot's stage word that hold the stage. For a device call, the other bits hold the tracker and a part
+/// of the record's number.
 const STAGE_BITS: u32 = 8;
 
-/// The stage word of a call that is queued on a tracker. No other record in the same slot has it within four billion calls.
+/// Returns the stage word of a call queued on a tracker. No other record in the same slot has the same word within
+/// four billion calls.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
 fn queued(id: u64, tracker: u8) -> u64 {
     Stage::Queued as u64 | u64::from(tracker) << STAGE_BITS | (id & 0xffff_ffff) << 32
 }
 
-/// One record, in a cache line of its own.
+/// One record, in its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Slot {
     version: AtomicU64,
     what: [AtomicU64; 4],
     started: AtomicU64,
-    /// Stored before the stage that says it is there; 0 where nobody looked at the clock.
+    /// Stored before the stage that marks the end; 0 if the clock was not read.
     finished: AtomicU64,
     stage: AtomicU64,
 }
 
-/// A record as it was read.
+/// A record as read from a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Raw {
     /// Its number in its ring.
     pub(super) id: u64,
-    /// What the owner of the ring makes of it.
+    /// Words that only the owner of the ring interprets.
     pub(super) what: [u64; 4],
-    /// In ticks.
+    /// The start, in ticks.
     pub(super) started: u64,
     pub(super) finished: u64,
     pub(super) stage: Stage,
 }
 
-/// The last records of one writer. A second one at the same time would garble records, and nothing else.
+/// The last records of one writer. A second concurrent writer would corrupt records, and nothing else.
 #[derive(Debug)]
 pub(super) struct Ring {
     slots: Box<[Slot]>,
-    /// How many records have been begun.
+    /// The number of records begun.
     begun: AtomicU64,
-    /// No record before this one is queued on a device any more.
+    /// No record before this number is still queued on a device.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
     first_queued: AtomicU64,
 }
 
 impl Ring {
-    /// Room for `capacity` records, rounded up to a power of two.
+    /// Creates a ring for `capacity` records, rounded up to a power of two.
     pub(super) fn new(capacity: usize) -> Self {
         let slots = (0..capacity.max(1).next_power_of_two()).map(|_| Slot::default()).collect();
         Self { slots, begun: AtomicU64::new(0), first_queued: AtomicU64::new(0) }
@@ -74,13 +76,13 @@ impl Ring {
         &self.slots[id as usize & (self.slots.len() - 1)]
     }
 
-    /// Begins a record in place of the oldest one; its number.
+    /// Begins a record in place of the oldest one and returns its number.
     #[inline]
     pub(super) fn begin(&self, what: [u64; 4], started: u64, stage: Stage) -> u64 {
         self.write(self.begun.load(Ordering::Relaxed), what, started, stage as u64)
     }
 
-    /// The same for a call that is queued on a tracker of a device.
+    /// Begins a record of a call that is queued on a tracker of a device.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
     pub(super) fn begin_queued(&self, what: [u64; 4], started: u64, tracker: u8) -> u64 {
         let id = self.begun.load(Ordering::Relaxed);
@@ -91,7 +93,7 @@ impl Ring {
     fn write(&self, id: u64, what: [u64; 4], started: u64, stage: u64) -> u64 {
         let slot = self.slot(id);
         slot.version.store(2 * id + 1, Ordering::Relaxed);
-        // Pairs with the reader's: who sees one of the words below sees the odd version too.
+        // Pairs with the reader's fence: a reader that sees one of the words below also sees the odd version.
         fence(Ordering::Release);
         for (kept, word) in slot.what.iter().zip(what) {
             kept.store(word, Ordering::Relaxed);
@@ -104,7 +106,7 @@ impl Ring {
         id
     }
 
-    /// How a record ended, and when, if anybody looked; nothing where it has been written over.
+    /// Stores how a record ended, and when, if the clock was read. Does nothing if the record has been overwritten.
     #[inline]
     pub(super) fn end(&self, id: u64, stage: Stage, finished: u64) {
         let slot = self.slot(id);
@@ -114,7 +116,8 @@ impl Ring {
         }
     }
 
-    /// Ends those before number `end` that are queued on this tracker, or on any; the first of them. By any thread, also while others are begun.
+    /// Ends the records before number `end` that are queued on this tracker, or on any, and returns the first of
+    /// them. Any thread may call this, even while records are begun.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
     pub(super) fn end_queued(&self, tracker: Option<u8>, end: u64, stage: Stage, finished: u64) -> Option<u64> {
         let begun = self.begun();
@@ -128,7 +131,8 @@ impl Ring {
                 still_queued = still_queued.or(is_queued.then_some(id));
                 continue;
             }
-            // Fails where the slot is written over meanwhile. The time may then reach the record after, which is queued and so has none.
+            // Fails if the slot is overwritten meanwhile. The time may then reach the next record in the slot, which
+            // is queued and so has none.
             if slot.stage.compare_exchange(word, stage as u64, Ordering::Release, Ordering::Relaxed).is_ok() {
                 slot.finished.store(finished, Ordering::Relaxed);
                 first.get_or_insert(id);
@@ -138,18 +142,18 @@ impl Ring {
         first
     }
 
-    /// How many records have been begun.
+    /// Returns the number of records begun.
     #[inline]
     pub(super) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Acquire)
     }
 
-    /// The records that are there, oldest first. What is written over meanwhile is left out.
+    /// Returns the stored records, oldest first, without those that are overwritten meanwhile.
     pub(super) fn read(&self) -> Vec<Raw> {
         self.read_last(u64::MAX)
     }
 
-    /// The last so many of them.
+    /// Returns the last `most` records.
     pub(super) fn read_last(&self, most: u64) -> Vec<Raw> {
         let begun = self.begun();
         let oldest = begun.saturating_sub(most.min(self.slots.len() as u64));
@@ -238,8 +242,9 @@ mod models {
     use super::*;
     use loom::sync::Arc;
 
-    /// The reader is the thread that begins later: each of its looks may find anything that was stored and is not ruled out, and loom tries
-    /// all of that. The other way round loom would try one order alone, since a writer looks at its own words before it stores them.
+    /// The reader is the thread that begins later. Each of its loads may return any stored value that is not ruled
+    /// out, and loom tries them all. The other way round loom would try a single order, because a writer loads its
+    /// own words before it stores them.
     #[test]
     fn no_reader_gets_parts_of_two_records() {
         let whole = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));

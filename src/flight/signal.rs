@@ -1,7 +1,8 @@
-//! Writes the records of every communicator of the process when it gets SIGUSR1, for programs that ask for it.
+//! Writes the records of every communicator of the process on SIGUSR1, for programs that request it.
 //!
-//! The handler adds one to an eventfd, as a handler may. A thread of its own reads it and does the rest. The eventfd is made once for the
-//! process and never closed, whatever becomes of the thread: the handler stays, and must not write to another file that gets the same number.
+//! The handler adds one to an eventfd, which signal handlers may do. A dedicated thread reads it and does the rest.
+//! The eventfd is created once per process and never closed, even if the thread ends: the handler stays installed,
+//! and must not write to another file that gets the same number.
 
 #![expect(unsafe_code, reason = "installs a signal handler")]
 
@@ -16,22 +17,25 @@ use crate::base::event;
 use crate::base::fork::Process;
 use crate::error::{Error, Result};
 
-/// Where a signal writes; set once the handler is there.
+/// The folder that a signal writes to; set once the handler is installed.
 static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 
-/// What the handler writes to, and the process in which it does. A static is never dropped, so the descriptor is never closed.
+/// The eventfd that the handler writes to, and the process in which it does. A static is never dropped, so the
+/// descriptor is never closed.
 static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 
-/// From now on SIGUSR1 has a thread write the flight records of all communicators of this process into `folder`, also those of calls
-/// that are stuck; called again, it changes the folder. Without this call the signal is left alone.
+/// Installs a handler for SIGUSR1: on the signal, a thread writes the flight records of all communicators of this
+/// process into `folder`. This includes calls that hang. Another call changes the folder. Without this call the
+/// signal is left alone.
 ///
 /// # Errors
 ///
-/// `Unsupported` where the program has a handler of its own for the signal, which stays: call [`write_records`] from a thread
-/// that it wakes instead; and in a process that was forked after the call, which has the handler and not the thread. `Io` where the system
-/// gives no handler or thread.
+/// - `Unsupported`: the program has its own handler for the signal, which is kept. Wake a thread from it that calls
+///   [`write_records`].
+/// - `Unsupported`: this process was forked after the call. It has the handler but not the thread.
+/// - `Io`: the system refuses the handler or the thread.
 pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
-    // What the conversion does is the program's: not under the lock.
+    // The conversion runs the program's code, so it happens outside the lock.
     let folder = folder.into();
     let mut kept = event::lock(&FOLDER);
     if kept.as_ref().is_some_and(|(_, process)| process.is_foreign()) {
@@ -55,12 +59,13 @@ pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the flight records of all communicators of this process into `folder`, also those of calls that are stuck; the files.
-/// Costs some microseconds for each record, for which calls that fail, or start in the background, may have to wait.
+/// Writes the flight records of all communicators of this process into `folder`, and returns the files. This includes
+/// calls that hang. It costs some microseconds per record; calls that fail or start in the background may have to
+/// wait for that.
 ///
 /// # Errors
 ///
-/// `Io` for the first file that cannot be written; the others are written all the same.
+/// `Io` for the first file that cannot be written. The other files are still written.
 pub fn write_records(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
     write_all(folder.as_ref(), "asked for")
 }
@@ -70,7 +75,7 @@ fn write_all(folder: &Path, reason: &str) -> Result<Vec<PathBuf>> {
     written.into_iter().collect()
 }
 
-/// The event, made where there is none yet. Called under the lock of the folder, so by one thread at a time.
+/// Returns the eventfd, and creates it if needed. Called under the lock of the folder, so by one thread at a time.
 fn event() -> Result<&'static OwnedFd> {
     if let Some((event, _)) = SIGNAL_EVENT.get() {
         return Ok(event);
@@ -79,7 +84,7 @@ fn event() -> Result<&'static OwnedFd> {
     Ok(&SIGNAL_EVENT.get_or_init(|| (made, Process::this())).0)
 }
 
-/// Waits for the event for as long as the process lives.
+/// Waits for the event as long as the process lives.
 fn attend(event: &OwnedFd) {
     loop {
         let mut count = [0; 8];
@@ -98,46 +103,51 @@ fn attend(event: &OwnedFd) {
     }
 }
 
-/// Whether nobody handles the signal.
+/// Whether the signal has no handler.
 fn is_free() -> Result<bool> {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: with a null pointer for the new handler it only asks; `action` has room for the answer.
+    // SAFETY: with a null pointer for the new handler the call only queries; `action` has room for the answer.
     if unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), action.as_mut_ptr()) } != 0 {
         return Err(Error::io("asking for the handler of SIGUSR1", std::io::Error::last_os_error()));
     }
-    // SAFETY: it was zeroed, which is a value of this structure of integers and an optional pointer, and the call filled it in.
+    // SAFETY: it was zeroed, which is a valid value of this structure of integers and an optional pointer, and the
+    // call has filled it in.
     let handler = unsafe { action.assume_init() }.sa_sigaction;
     Ok(handler == libc::SIG_DFL || handler == libc::SIG_IGN)
 }
 
 /// Installs the handler.
 fn install() -> Result<()> {
-    // SAFETY: a structure of integers and an optional pointer, of which all zeroes are a value: no handler, an empty mask, no flags.
+    // SAFETY: a structure of integers and an optional pointer, for which all zeros are a valid value: no handler, an
+    // empty mask, no flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(libc::c_int) = handle_signal;
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: `action` is whole, and null asks for nothing back. The handler has the type that goes without SA_SIGINFO, lives as long as
-    // the program (this crate is not unloaded: trusted of the program), and does only what a handler may (see there).
+    // SAFETY: `action` is fully initialised, and null requests no old handler. The handler has the type required
+    // without SA_SIGINFO, and lives as long as the program (this crate is not unloaded: the program is trusted in
+    // that). It does only what a handler may do (see there).
     if unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) } != 0 {
         return Err(Error::io("handling SIGUSR1", std::io::Error::last_os_error()));
     }
     Ok(())
 }
 
-/// The handler. Does nothing in a forked child: it shares the eventfd with its parent, which would be woken.
+/// Handles the signal. Does nothing in a forked child, which shares the eventfd with its parent and would wake the
+/// parent.
 extern "C" fn handle_signal(_signal: libc::c_int) {
-    // Both are loads of atomics: the event was set before the handler was installed, and so was the mark of this process.
+    // Both are loads of atomics: the event and the mark of this process were set before the handler was installed.
     let Some((event, process)) = SIGNAL_EVENT.get() else { return };
     if process.is_foreign() {
         return;
     }
     let one = 1_u64;
-    // SAFETY: `__errno_location` may be called anywhere; what it gives is this thread's own error number, valid as long as the thread is. A
-    // handler runs on the thread that it interrupted, which does not use the number meanwhile.
+    // SAFETY: `__errno_location` may be called anywhere. It returns this thread's own error number, valid as long as
+    // the thread lives. A handler runs on the thread that it interrupted, which does not use the number meanwhile.
     let error = unsafe { libc::__errno_location() };
-    // SAFETY: the number is read before and restored after, since what was interrupted may be about to read it. `write` may be called from a
-    // handler, takes eight bytes of a local variable, and the descriptor is open: it is owned by a static.
+    // SAFETY: the number is saved before and restored after, because the interrupted code may be about to read it. A
+    // handler may call `write`, which reads eight bytes of a local variable. The descriptor is open: a static owns
+    // it.
     unsafe {
         let kept = *error;
         libc::write(event.as_raw_fd(), (&raw const one).cast(), 8);

@@ -1,4 +1,4 @@
-//! What a recorder says of what it was told.
+//! Tests of what a recorder reports about the calls it recorded.
 
 use std::sync::Arc;
 

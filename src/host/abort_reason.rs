@@ -5,53 +5,53 @@ use crate::call::Call;
 use crate::error::{Error, Peer};
 use crate::host::link::Silence;
 
-/// The end of a communicator, as one rank tells the others.
+/// Why a communicator ended, as one rank reports it to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AbortReason {
     /// Two ranks made different calls.
     Mismatch {
-        /// One rank and its call; the sender, where the calls differ in what goes from one to the other alone.
+        /// One rank and its call; the sender, if the calls differ only in what one rank sends to the other.
         first: (u32, Call),
-        /// The other and its call.
+        /// The other rank and its call.
         second: (u32, Call),
     },
     /// A rank died, or its connection broke.
     Lost {
-        /// Who is gone.
+        /// The rank that was lost.
         rank: u32,
     },
     /// A rank's host has stopped answering.
     Silent {
-        /// Whose.
+        /// The rank on that host.
         rank: u32,
-        /// For how long, in seconds.
+        /// How long nothing has come back, in seconds.
         seconds: u32,
     },
     /// A rank closed its communicator while others were still in a call.
     Left {
-        /// Who left.
+        /// The rank that left.
         rank: u32,
     },
     /// A rank's deadline passed while it waited for another.
     TimedOut {
-        /// Whose deadline.
+        /// The rank whose deadline passed.
         waiting: u32,
-        /// Whom it waited for; itself where all had come, and the call's own work took too long.
+        /// The rank that it waited for. Its own rank if all had arrived and the call's own work took too long.
         missing: u32,
     },
     /// A rank called `abort`.
     Aborted {
-        /// Who.
+        /// The rank that called it.
         by: u32,
     },
     /// A rank failed for a reason of its own (an I/O error, memory) and cannot go on.
     Failed {
-        /// Who.
+        /// The rank that failed.
         rank: u32,
     },
-    /// A rank sent what cannot be understood.
+    /// A rank sent bytes that cannot be decoded.
     Garbled {
-        /// Who.
+        /// The rank that sent them.
         rank: u32,
         /// The eight bytes in question, the first one on top.
         header: u64,
@@ -61,11 +61,11 @@ pub(crate) enum AbortReason {
 /// Why a wait on the host backend ended without success, with what this rank knows about the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interrupted {
-    /// The reason, as it is told to peers.
+    /// The reason, as it is sent to peers.
     pub(crate) abort_reason: AbortReason,
-    /// For a deadline: whom this rank still waited for (global ranks).
+    /// For a deadline: the ranks that this rank still waited for (global ranks).
     pub(crate) missing: Vec<u32>,
-    /// For a deadline: who had arrived, as far as this rank knows, itself included.
+    /// For a deadline: the ranks that had arrived, as far as this rank knows, including itself.
     pub(crate) arrived: Vec<u32>,
 }
 
@@ -76,8 +76,8 @@ impl From<AbortReason> for Interrupted {
 }
 
 impl Interrupted {
-    /// Another rank's deadline as `rank` sees it, which may know more. The other one waited for whom it needs. That may be this very rank, held
-    /// up by those it waits for itself: `awaited`.
+    /// Adds what `rank` knows to another rank's timeout. The rank that the other one waited for may be `rank` itself,
+    /// held up by the ranks that it waits for in turn: `awaited`.
     pub(crate) fn seen_by(mut self, rank: u32, awaited: impl IntoIterator<Item = u32>) -> Self {
         if let AbortReason::TimedOut { waiting, missing } = self.abort_reason
             && waiting != rank
@@ -91,7 +91,7 @@ impl Interrupted {
         self
     }
 
-    /// As the error that a call on this rank returns. `peers` is indexed by rank.
+    /// Returns the error for a call on this rank. `peers` is indexed by rank.
     pub(crate) fn to_error(&self, doing: &str, deadline: &Deadline, peers: &[Peer]) -> Error {
         let mut error = self.abort_reason.to_error(doing, deadline, peers);
         if let (Error::Timeout { doing, missing, arrived, .. }, AbortReason::TimedOut { waiting, missing: first }) =
@@ -110,7 +110,7 @@ impl Interrupted {
 }
 
 impl AbortReason {
-    /// What the error of a link to a rank means, which brought no reason.
+    /// Returns the abort reason for a link to a rank that failed without delivering one.
     pub(crate) fn of_link(rank: u32, silence: Option<Silence>) -> Self {
         match silence {
             Some(Silence(time)) => Self::Silent { rank, seconds: u32::try_from(time.as_secs()).unwrap_or(u32::MAX) },
@@ -121,7 +121,7 @@ impl AbortReason {
     /// Length of the encoded form in bytes.
     pub(crate) const BYTES: usize = 80;
 
-    /// The encoded form: kind, padding, two ranks, two fingerprints; unused fields are zero.
+    /// Encodes it: kind, padding, two ranks, two fingerprints. Unused fields are zero.
     pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let (kind, first, second) = match self {
@@ -147,7 +147,8 @@ impl AbortReason {
         bytes
     }
 
-    /// The reverse of [`AbortReason::to_bytes`]; `None` for bytes that no abort reason has, be it in a field that its kind does not use.
+    /// Decodes [`AbortReason::to_bytes`]. Returns `None` for bytes that encode no abort reason, which includes bytes
+    /// set in a field that its kind does not use.
     pub(crate) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let word = |at: usize| bytes[at..].first_chunk().map(|chunk| u32::from_le_bytes(*chunk));
         let call = |at: usize| bytes[at..].first_chunk().and_then(Call::from_bytes);
@@ -166,7 +167,7 @@ impl AbortReason {
         (abort_reason.to_bytes() == *bytes).then_some(abort_reason)
     }
 
-    /// As the error that a call on this rank returns. `peers` is indexed by rank.
+    /// Returns the error for a call on this rank. `peers` is indexed by rank.
     pub(crate) fn to_error(self, doing: &str, deadline: &Deadline, peers: &[Peer]) -> Error {
         let peer = |rank: u32| peers.get(rank as usize).cloned().unwrap_or_else(|| Peer::unknown(rank as usize));
         let doing = doing.to_owned();
@@ -184,7 +185,7 @@ impl AbortReason {
                 peer: peer(rank),
                 elapsed,
                 reason: match seconds {
-                    // By the kernel's word, which does not say for how long.
+                    // The kernel reported it, without a duration.
                     0 => "its host has stopped answering".to_owned(),
                     _ => format!(
                         "its host has stopped answering: nothing came back for {seconds} s. It is down, or the network to it; raise \
@@ -225,7 +226,7 @@ impl AbortReason {
     }
 }
 
-/// Two calls that differ, in words.
+/// Describes two calls that differ.
 fn in_words(first: (u32, Call), second: (u32, Call)) -> [String; 2] {
     let differs_in_count_alone = Call { count: second.1.count, ..first.1 } == second.1;
     if !(first.1.kind.is_pairwise() && differs_in_count_alone) {

@@ -1,8 +1,8 @@
-//! Truth values that come from elsewhere: no byte but 0 and 1 may ever be seen as a `bool`.
+//! Normalises bools received from peers: no byte other than 0 and 1 may ever be read as a `bool`.
 //!
-//! Peers are held to the same element type, but a peer that misbehaves can send any bytes. A call that fails, or is left by a panic, leaves
-//! what it had written. So a destination is normalised before its owner has it back, however the call ends, and so is what a custom op is
-//! given. As in every fold, any byte but 0 counts as 1.
+//! Peers must send the same element type, but a faulty peer can send any bytes. A call that fails or panics leaves what
+//! it has written so far. So a destination is normalised before its owner gets it back, however the call ends. So is
+//! the input of a custom op. As in every fold, any byte other than 0 counts as 1.
 
 #![expect(unsafe_code, reason = "looks at the destination of a call when nothing else holds it any more")]
 
@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use crate::base::tuning::copy::BOOLS_BLOCK_BYTES;
 use crate::call::element::TypeTag;
 
-/// Makes truth values of bytes. Of memory that holds nothing else it writes nothing.
+/// Makes bools of bytes. Does not write to blocks that hold only 0 and 1.
 pub(crate) fn normalise(bytes: &mut [u8]) {
     for block in bytes.chunks_mut(BOOLS_BLOCK_BYTES) {
         if block.iter().fold(0, |all, byte| all | byte) > 1 {
@@ -20,22 +20,22 @@ pub(crate) fn normalise(bytes: &mut [u8]) {
     }
 }
 
-/// The destination of a call: normalised when this is dropped, where its elements are bools.
+/// The destination of a call, which is normalised on drop if its elements are bools.
 #[derive(Debug)]
 pub(crate) struct NormalisedBools<'a> {
     start: *mut u8,
-    /// 0 where there is nothing to do.
+    /// 0 if there is nothing to normalise.
     bytes: usize,
     lent: PhantomData<&'a mut [u8]>,
 }
 
 impl NormalisedBools<'_> {
-    /// Normalises `bytes` bytes from `start` on at its end if `element` is made of bools.
+    /// Normalises `bytes` bytes from `start` on when dropped, if `element` is made of bools.
     ///
     /// # Safety
     ///
-    /// If `bytes` is not 0, that many are initialised at `start`, and may be written, until the value is dropped; while it is dropped
-    /// nobody else uses them.
+    /// If `bytes` is not 0, that many bytes at `start` are initialised and may be written until the value is dropped.
+    /// While it is dropped, nothing else uses them.
     #[inline]
     pub(crate) unsafe fn new(element: TypeTag, start: *mut u8, bytes: usize) -> Self {
         Self { start, bytes: if element.is_bool() { bytes } else { 0 }, lent: PhantomData }
@@ -43,8 +43,8 @@ impl NormalisedBools<'_> {
 
     #[cold]
     fn normalise(&self) {
-        // SAFETY: promised to `new`: initialised, ours to write while this is dropped; `drop` found that there are some, so that the
-        // pointer is not null.
+        // SAFETY: `new`'s caller promised that they are initialised, and ours to write during the drop. `drop` found
+        // that there are some, so the pointer is not null.
         normalise(unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) });
     }
 }
@@ -79,7 +79,7 @@ mod tests {
             drop(unsafe { NormalisedBools::new(element, bytes.as_mut_ptr(), 4) });
             assert_eq!(bytes, [0, 1, 2, 0xff]);
         }
-        // SAFETY: as there are none, none need be valid.
+        // SAFETY: there are no bytes, so none need to be valid.
         drop(unsafe { NormalisedBools::new(TypeTag::of::<bool>(), std::ptr::null_mut(), 0) });
         // SAFETY: the array outlives the value, which is dropped at once.
         drop(unsafe { NormalisedBools::new(TypeTag::of::<[[bool; 2]; 2]>(), bytes.as_mut_ptr(), 4) });

@@ -1,22 +1,23 @@
-//! The sizes of this machine's caches, as the kernel tells them.
+//! The cache sizes of this machine, as the kernel reports them.
 
 use std::fs;
 use std::path::Path;
 
-/// Where the kernel describes the caches of the first processor, one folder each. The others are taken to have the same.
+/// The folder in which the kernel describes the caches of the first processor, one subfolder each. The other processors
+/// are assumed to have the same.
 const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 
-/// What is known of the caches; `None` for what is not.
+/// Cache sizes; `None` for those that are unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caches {
     /// Bytes of one processor's second-level cache.
     pub(crate) second_level: Option<usize>,
-    /// Bytes of a last-level cache beyond the second level, and how many processors share it.
+    /// Bytes of a last-level cache beyond the second level, and the number of processors that share it.
     pub(crate) last_level: Option<(usize, usize)>,
 }
 
 impl Caches {
-    /// Reads them.
+    /// Reads the sizes from the kernel.
     pub(crate) fn of_this_machine() -> Self {
         Self::read(Path::new(CACHES))
     }
@@ -39,7 +40,7 @@ impl Caches {
     }
 }
 
-/// A size as the kernel writes it: `512K`.
+/// Parses a size as the kernel writes it, such as `512K`.
 fn bytes(text: String) -> Option<usize> {
     let text = text.trim();
     let unit = match text.chars().last()? {
@@ -51,7 +52,7 @@ fn bytes(text: String) -> Option<usize> {
     text.trim_end_matches(['K', 'M', 'G']).parse::<usize>().ok()?.checked_mul(unit)
 }
 
-/// How many processors a list names: `0-3,8`.
+/// Counts the processors in a list such as `0-3,8`.
 fn count(list: String) -> Option<usize> {
     let mut count = 0_usize;
     for part in list.trim().split(',') {

@@ -1,10 +1,11 @@
-//! Copies, by what becomes of the destination: read again soon, or left to memory.
+//! Copies, chosen by what happens to the destination: it is read again soon, or left to memory.
 //!
-//! On x86 the stores that pass the cache are the 16-byte ones that every such processor has: four of them fill a line, and wider ones are no
-//! faster. (The processor's own `rep movsb` is faster for one core up to the size of its caches, but not where two cores copy at once, and
-//! slower where source and destination lie differently in their lines.) Longer copies with ordinary stores are a loop too, of 32-byte vectors: the
-//! C library takes `rep movsb` for them, with which a broadcast of 16 KiB takes 1.4 times as long (Zen 3). Miri has no such stores, and copies as on any
-//! other processor.
+//! On x86, non-temporal stores are the 16-byte ones that every such processor has: four of them fill a line, and wider
+//! ones are not faster. (The processor's own `rep movsb` is faster for one core, up to the size of its caches. It is
+//! not if two cores copy at once, and it is slower if source and destination are aligned differently in their lines.)
+//! Longer copies with ordinary stores also use a loop, of 32-byte vectors. The C library uses `rep movsb` for them, and
+//! a broadcast of 16 KiB then takes 1.4 times as long (Zen 3). Miri lacks these stores and copies as on other
+//! processors.
 
 #![expect(unsafe_code, reason = "buffers come as pointers: they may lie in memory that ranks share, or be the same")]
 
@@ -12,18 +13,21 @@ use std::ptr;
 
 use crate::base::tuning::copy::VECTORS_FROM_BYTES;
 
-/// A way to copy: as [`copy`].
+/// A way to copy, called like [`copy`].
 pub(crate) type Copy = unsafe fn(*const u8, *mut u8, usize);
 
-/// Copies to a destination that is read again soon, or is small.
+/// Copies to a destination that is small or is read again soon.
 ///
 /// # Safety
 ///
-/// `from` is readable and `to` writable for `bytes` bytes for the whole call; nobody writes to the former, and nobody reads the
-/// latter, meanwhile: of memory that ranks share that is what steps and cursors see to. They are the same or apart.
+/// - `from` is readable and `to` writable for `bytes` bytes for the whole call.
+/// - Meanwhile, nothing writes to `from` and nothing else reads `to`. For memory that ranks share, steps and cursors
+///   ensure that.
+/// - The two are the same address, or they do not overlap.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     if !ptr::eq(from, to) {
-        // SAFETY: readable and writable, and unwritten meanwhile, as the caller has promised; not the same, hence apart.
+        // SAFETY: the caller promised that both are valid for the access, and that `from` is not written meanwhile.
+        // They are not the same, so they do not overlap.
         unsafe {
             if bytes < VECTORS_FROM_BYTES || !copy_by_vectors(from, to, bytes) {
                 ptr::copy_nonoverlapping(from, to, bytes);
@@ -32,15 +36,16 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Copies to a destination that is not read again soon: it is not brought into the cache. Whoever sees a later store of this
-/// thread sees all of it.
+/// Copies to a destination that is not read again soon, without bringing it into the cache. A thread that sees a later
+/// store of this thread sees the whole copy.
 ///
 /// # Safety
 ///
 /// As [`copy`].
 pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) {
     if !ptr::eq(from, to) {
-        // SAFETY: readable and writable, and unwritten meanwhile, as the caller has promised; not the same, hence apart.
+        // SAFETY: the caller promised that both are valid for the access, and that `from` is not written meanwhile.
+        // They are not the same, so they do not overlap.
         unsafe { stream(from, to, bytes) }
         finish();
     }
@@ -50,7 +55,8 @@ pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) 
 #[inline]
 pub(crate) fn prefetch_for_writing(place: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch changes nothing that a program can see, whatever the address; processors without it execute it as no operation.
+    // SAFETY: a prefetch changes nothing that a program can observe, whatever the address. Processors without it
+    // execute it as a no-op.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
     }
@@ -58,15 +64,16 @@ pub(crate) fn prefetch_for_writing(place: *const u8) {
     let _ = place;
 }
 
-/// The unit in which stores pass the cache.
+/// The unit of non-temporal stores, in bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE_BYTES: usize = 64;
 
-/// Copies past the cache whatever whole lines the destination has. Other processors may see it only after [`finish`].
+/// Copies what fills whole lines of the destination past the cache. Other processors are sure to see it only after
+/// [`finish`].
 ///
 /// # Safety
 ///
-/// As [`copy`], and the two are apart.
+/// As [`copy`], and the two do not overlap.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
@@ -75,10 +82,10 @@ unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     let head = to.align_offset(LINE_BYTES).min(bytes);
     let lines = (bytes - head) / LINE_BYTES;
     let tail = head + lines * LINE_BYTES;
-    // Blocks of a longer copy have neither head nor tail: not even a call is spent on them.
-    // SAFETY: head, lines and tail lie one after the other in `bytes` bytes, readable and writable as the caller has promised. A line
-    // begins at a multiple of its size, so its quarters are aligned for their stores; the loads need no alignment. Both are of SSE2,
-    // which every processor of this architecture has.
+    // Blocks of a longer copy have neither head nor tail, so not even a call is spent on them. SAFETY: head, lines and
+    // tail lie one after the other in `bytes` bytes, which the caller promised to be readable and writable. A line
+    // begins at a multiple of its size, so its quarters are aligned for their stores; the loads need no alignment. Both
+    // are SSE2 instructions, which every processor of this architecture has.
     unsafe {
         if head > 0 {
             copy_nonoverlapping(from, to, head);
@@ -98,27 +105,27 @@ unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Copies a longer block by vectors, where the processor has them of 32 bytes; whether it did.
+/// Copies a longer block with 32-byte vectors if the processor has them. Returns whether it did.
 ///
 /// # Safety
 ///
-/// As [`copy`], and the two are apart.
+/// As [`copy`], and the two do not overlap.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_by_vectors(from: *const u8, to: *mut u8, bytes: usize) -> bool {
     let can = std::arch::is_x86_feature_detected!("avx");
     if can {
-        // SAFETY: the processor has the instructions; it asks for what this function's caller has promised.
+        // SAFETY: the processor has the instructions, and this function's caller promised what the callee requires.
         unsafe { copy_vectors(from, to, bytes) }
     }
     can
 }
 
-/// See [`copy_by_vectors`].
+/// Implements [`copy_by_vectors`].
 ///
 /// # Safety
 ///
-/// As there.
+/// As for [`copy_by_vectors`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx")]
 unsafe fn copy_vectors(from: *const u8, to: *mut u8, bytes: usize) {
@@ -126,8 +133,8 @@ unsafe fn copy_vectors(from: *const u8, to: *mut u8, bytes: usize) {
 
     const GROUP: usize = 4 * 32;
     let whole = bytes / GROUP * GROUP;
-    // SAFETY: whole groups, then the rest, of `bytes` bytes that are readable and writable as the caller has promised; neither loads nor
-    // stores need an alignment.
+    // SAFETY: whole groups, then the rest, of `bytes` bytes that the caller promised to be readable and writable.
+    // Neither loads nor stores need an alignment.
     unsafe {
         for at in (0..whole).step_by(GROUP) {
             let load = |index: usize| _mm256_loadu_si256(from.add(at + 32 * index).cast());
@@ -141,25 +148,25 @@ unsafe fn copy_vectors(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Orders what was streamed before every later store.
+/// Orders the streamed stores before every later store.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn finish() {
-    // SAFETY: a fence of SSE, which every processor of this architecture has; it touches no memory.
+    // SAFETY: an SSE fence, which every processor of this architecture has; it touches no memory.
     unsafe { std::arch::x86_64::_mm_sfence() }
 }
 
-/// Copies; this processor has no stores past the cache that are known to be faster.
+/// Copies with ordinary stores: on this processor, no non-temporal stores are known to be faster.
 ///
 /// # Safety
 ///
-/// As [`copy`], and the two are apart.
+/// As [`copy`], and the two do not overlap.
 #[cfg(any(not(target_arch = "x86_64"), miri))]
 unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: it asks for what this function's caller has promised.
+    // SAFETY: this function's caller promised what the callee requires.
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) }
 }
 
-/// This processor's copy is that of the C library.
+/// Returns `false`: on this processor, copies are those of the C library.
 ///
 /// # Safety
 ///
@@ -169,13 +176,14 @@ unsafe fn copy_by_vectors(_from: *const u8, _to: *mut u8, _bytes: usize) -> bool
     false
 }
 
-/// Ordinary stores need no more order than they have.
+/// Does nothing: ordinary stores need no further ordering.
 #[cfg(any(not(target_arch = "x86_64"), miri))]
 fn finish() {}
 
 #[cfg(test)]
 mod tests {
-    //! Every length around a line and a block, at every alignment that matters, with margins that nobody may touch.
+    //! Tests every length around a line and a block, at every alignment that matters, with margins that must not
+    //! change.
 
     use super::{copy, copy_streaming};
 
@@ -184,12 +192,12 @@ mod tests {
         if cfg!(miri) { &[1, 191] } else { &[0, 1, 3, 15, 16, 31, 32, 63, 64, 65, 127, 129, 191, 256, 1000, 4095, 4097, 8192 + 5, 70_000] };
     const STARTS: [usize; 7] = [0, 1, 8, 31, 32, 63, 64];
 
-    /// Bytes in which a shift by any small distance shows.
+    /// Returns bytes in which a shift by any small distance is visible.
     fn pattern(bytes: usize) -> Vec<u8> {
         (0..bytes).map(|index| (index % 251) as u8 ^ (index / 251) as u8).collect()
     }
 
-    /// Calls `write` with a destination of `length` bytes that begins `start` bytes past a line, and checks what became of it.
+    /// Calls `write` with a destination of `length` bytes that begins `start` bytes past a line, and checks the result.
     fn check(length: usize, start: usize, expected: &[u8], what: &str, write: impl FnOnce(*mut u8)) {
         let mut room = vec![0xa5_u8; length + start + 3 * MARGIN];
         let begin = room.as_ptr().align_offset(64) + MARGIN / 2 + start;
@@ -210,7 +218,7 @@ mod tests {
                 for start in STARTS {
                     // SAFETY: the source covers `length` bytes, and so does the destination, which is another vector.
                     check(length, start, expected, "copy", |to| unsafe { copy(from, to, length) });
-                    // SAFETY: the same source, and a vector of this case's own.
+                    // SAFETY: the same source, and a vector of this case.
                     check(length, start, expected, "copy_streaming", |to| unsafe { copy_streaming(from, to, length) });
                 }
             }

@@ -1,11 +1,12 @@
-//! How the ranks of a new communicator tell each other of themselves before they are connected.
+//! How the ranks of a new communicator exchange data about themselves before they are connected.
 
 use crate::base::deadline::Deadline;
 use crate::error::Result;
 
-/// Lets ranks exchange small blobs: over a store, or over a communicator that they have already.
+/// An exchange of small blobs between ranks: over a store, or over a communicator that they already have.
 pub(crate) trait Exchange {
-    /// Hands in this rank's blob and gets everyone's, in rank order. Every rank calls it the same number of times.
+    /// Contributes this rank's blob and returns every rank's, in rank order. Every rank calls it the same number of
+    /// times.
     fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>>;
 }
 
@@ -17,10 +18,10 @@ pub(crate) mod local {
 
     use super::{Deadline, Exchange, Result};
 
-    /// What all ranks share: one vector of blobs per round, and a condition variable.
+    /// State that all ranks share: one vector of blobs per round, and a condition variable.
     type Rounds = (Mutex<Vec<Vec<Option<Vec<u8>>>>>, Condvar);
 
-    /// One rank's end.
+    /// One rank's end of an exchange.
     pub(crate) struct LocalExchange {
         rank: usize,
         size: usize,
@@ -28,7 +29,7 @@ pub(crate) mod local {
         rounds: Arc<Rounds>,
     }
 
-    /// One end for each of `size` ranks.
+    /// Creates one end for each of `size` ranks.
     pub(crate) fn exchanges(size: usize) -> Vec<LocalExchange> {
         let rounds: Arc<Rounds> = Arc::default();
         (0..size).map(|rank| LocalExchange { rank, size, round: 0, rounds: Arc::clone(&rounds) }).collect()

@@ -1,4 +1,4 @@
-//! What must hold whatever peers send: fingerprints, abort reasons, algorithms, and a link that says what it is told to.
+//! Invariants for any bytes from peers: fingerprints, abort reasons, algorithms, and a link that sends given bytes.
 
 use super::abort_reason::{AbortReason, Interrupted};
 use crate::base::deadline::Deadline;
@@ -13,7 +13,8 @@ pub use super::net::fuzz::{acceptor, greetings};
 pub use super::point_to_point::fuzz::{message_frames, message_peer};
 pub use super::shm::fuzz::{shared_memory_file, shared_memory_layout, shared_memory_ring};
 
-/// Any bytes as a call's fingerprint and as a reason to abort: what is understood is encoded to the same bytes, and can be told in words.
+/// Decodes any bytes as a call's fingerprint and as an abort reason. What decodes must encode to the same bytes and
+/// have a description.
 pub fn fingerprints(data: &[u8]) {
     for bytes in data.windows(Call::FINGERPRINT_BYTES).step_by(16).filter_map(<[u8]>::first_chunk) {
         if let Some(call) = Call::from_bytes(bytes) {
@@ -32,7 +33,7 @@ pub fn fingerprints(data: &[u8]) {
     }
 }
 
-/// Any text as the caller's word on algorithms: what is understood is written again and means the same.
+/// Parses any text as a choice of algorithms. What parses must print as text with the same meaning.
 pub fn algorithms(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match text.parse::<AlgorithmRanges>() {
@@ -45,7 +46,7 @@ pub fn algorithms(data: &[u8]) {
     }
 }
 
-/// Inputs to begin with: what peers say in order.
+/// Returns seed inputs: valid data from peers.
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let call = super::engine::fuzz::call();
     let call = Call { root: Some(3), op: 1, ..call };

@@ -1,4 +1,4 @@
-//! The end of a communicator: whether it has come, and why. Shared by everyone who waits on its behalf.
+//! The end of a communicator: whether it has ended, and why. Shared by everything that waits on its behalf.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,17 +9,17 @@ use crate::base::deadline::Deadline;
 use crate::base::fork::Process;
 use crate::error::{Error, Peer};
 
-/// Ends once: by an error found here, by what a peer says, or by `abort` from any thread. Shared between the calling thread, the threads of
-/// messages and abort handles.
+/// The state of a communicator. It ends once: by an error found here, by a peer's abort reason, or by `abort` from any
+/// thread. Shared between the calling thread, the threads of messages and abort handles.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     ended: AtomicBool,
-    /// Whether that is because it was closed here.
+    /// Whether it ended because it was closed here.
     is_closed: AtomicBool,
     abort_reason: OnceLock<AbortReason>,
-    /// The first error that a call got from it.
+    /// The first error that a call on it returned.
     cause: OnceLock<Arc<Error>>,
-    /// Which process made it: for a child that was forked it has ended.
+    /// The process that created it. In a forked child it counts as ended.
     process: Process,
 }
 
@@ -46,7 +46,7 @@ impl Health {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Why it ended; `None` while it is whole, which costs one load to find out.
+    /// Returns why it ended; `None` if it has not ended, or was only closed. Checking costs one load.
     #[inline]
     pub(crate) fn abort_reason(&self) -> Option<&AbortReason> {
         if !self.ended.load(Ordering::Acquire) {
@@ -55,18 +55,18 @@ impl Health {
         self.abort_reason.get()
     }
 
-    /// Keeps the first error of a call that was under way at the end, for later calls to quote.
+    /// Keeps the first error of a call that was in progress at the end, for later calls to quote.
     pub(crate) fn keep_cause(&self, error: &Error) {
         self.cause.get_or_init(|| Arc::new(error.clone()));
     }
 
-    /// This rank's own error, where it is by that rank's failure that a wait has ended.
+    /// Returns this rank's own error if a wait has ended because of this rank's failure.
     pub(crate) fn own_failure(&self, abort_reason: &AbortReason, rank: usize) -> Option<Error> {
         let is_own = matches!(abort_reason, AbortReason::Failed { rank: failed } if *failed as usize == rank);
         self.cause.get().filter(|_| is_own).map(|cause| Error::clone(cause))
     }
 
-    /// Whom the first error was still waiting for, where it was a deadline.
+    /// Returns the ranks that the first error was still waiting for, if it was a timeout.
     pub(crate) fn late_ranks(&self) -> Vec<usize> {
         match self.cause.get().map(Arc::as_ref) {
             Some(Error::Timeout { missing, .. }) => missing.iter().map(|peer| peer.rank).collect(),
@@ -74,13 +74,13 @@ impl Health {
         }
     }
 
-    /// Whether the communicator was made in a process that this one was forked from.
+    /// Whether the communicator was created in a process that this one was forked from.
     #[inline]
     pub(crate) fn is_foreign(&self) -> bool {
         self.process.is_foreign()
     }
 
-    /// The error of a call that comes after the end; `None` while the communicator is whole.
+    /// Returns the error of a call that comes after the end; `None` while the communicator has not ended.
     pub(crate) fn refusal(&self, call: impl FnOnce() -> String, peers: &[Peer]) -> Option<Error> {
         if self.is_foreign() {
             return Some(forked(call()));
@@ -98,7 +98,7 @@ impl Health {
     }
 }
 
-/// What a call gets in a process that was forked from the communicator's.
+/// Returns the error of a call in a process that was forked from the communicator's.
 pub(crate) fn forked(what: String) -> Error {
     let reason = "this process was forked from the one that made the communicator; make another one here, or start a program (exec)";
     Error::Unsupported { what, reason: reason.to_owned() }

@@ -1,4 +1,4 @@
-//! A stream of bytes to one peer and back, that never blocks.
+//! A non-blocking stream of bytes to one peer and back.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -7,78 +7,87 @@ use std::time::Duration;
 
 /// A reliable, ordered stream of bytes in each direction between this rank and one peer.
 ///
-/// It carries messages of at least two bytes, each of which begins with a part of its own. Who has written some of a message, but not all,
-/// writes the rest next, or nothing more.
+/// It carries messages of at least two bytes, each of which begins with a part of its own. A caller that has written
+/// some of a message, but not all, writes the rest next, or nothing more.
 ///
-/// Every call returns `WouldBlock` where nothing can move now. Any other error means that the peer is gone:
-/// `UnexpectedEof` where it closed its end, `ConnectionReset` or `BrokenPipe` where it died, [`Silence`] where its host has stopped answering. That
-/// alone may be over at the next call.
+/// Every call returns `WouldBlock` if nothing can move now. Any other error means that the peer is gone:
+/// - `UnexpectedEof` if it closed its end;
+/// - `ConnectionReset` or `BrokenPipe` if it died;
+/// - [`Silence`] if its host has stopped answering. Only this error may be over at the next call.
 pub(crate) trait ByteLink {
-    /// Writes what fits of `parts`, in order, and says how many bytes that was (never `Ok(0)`, unless all parts are empty).
+    /// Writes what fits of `parts`, in order. Returns how many bytes that was (never `Ok(0)`, unless all parts are
+    /// empty).
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Reads what is there into `into` and says how many bytes that was (never `Ok(0)`, unless `into` is empty).
+    /// Reads what is there into `into`. Returns how many bytes that was (never `Ok(0)`, unless `into` is empty).
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// As [`ByteLink::try_read`], for a part of so much that it will not stay in the cache: it need not go there first.
+    /// Reads like [`ByteLink::try_read`], but so much that it does not fit into the cache, so it may bypass the cache.
     fn try_read_past(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.try_read(into)
     }
 
-    /// Writes a frame whole, where it has a quicker way for that, and room; whether it did. `payload` is all that follows the header.
+    /// Writes a whole frame, if there is a quicker way for that, and room. Returns whether it did. `payload` is all
+    /// that follows the header.
     #[inline]
     fn try_write_frame(&mut self, _head: &Head, _payload: &[u8]) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// How the frame begins that comes next, and the bytes that are there. Where nothing is, it looks so many times more, and then returns `WouldBlock`.
-    /// `Ok(None)` where that is not known, and [`ByteLink::try_read`] is to tell. Where more than one frame is there it may be how the last of them begins: it is the next one where
-    /// its header says that it is as long as all that is there. It stays next until [`ByteLink::take_frame`].
+    /// Returns the beginning of the next frame, and the number of bytes that are there. If nothing is there, looks as
+    /// many times more as given, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is unknown, so that
+    /// [`ByteLink::try_read`] must be used. If several frames are there, the beginning may be that of the last one. It
+    /// is the next one's if its header states the length of all that is there. The frame stays the next one until
+    /// [`ByteLink::take_frame`].
     #[inline]
     fn peek_frame(&mut self, _looks: u32) -> io::Result<Option<Head>> {
         Ok(None)
     }
 
-    /// Reads all that [`ByteLink::peek_frame`] has just found; what follows a header of so many bytes goes into `payload`, as much as that holds.
+    /// Reads all that [`ByteLink::peek_frame`] has just found. What follows a header of the given length goes into the
+    /// payload buffer, as much as fits.
     fn take_frame(&mut self, _header_bytes: usize, _payload: &mut [u8]) {}
 
-    /// What a poll can wait on; `None` where a poll does not see all that can be read: a stream in shared memory, or one that has read ahead.
+    /// Returns what a poll can wait on. Returns `None` if a poll does not see all that can be read: for a stream in
+    /// shared memory, or one that has read ahead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// What wakes this rank when anything moves on this link or another one of its kind, where there is no descriptor.
+    /// Returns what wakes this rank when anything moves on this link or another one of its kind, if there is no
+    /// descriptor.
     fn bell(&self) -> Option<Arc<dyn Bell>> {
         None
     }
 }
 
-/// What a rank sleeps on whose links have no descriptors. It listens, looks at its links once more, and sleeps where nothing has moved; in any case it
-/// leaves afterwards.
+/// What a rank sleeps on if its links have no descriptors. The rank listens, looks at its links once more, and sleeps
+/// if nothing has moved. In either case it leaves afterwards.
 pub(crate) trait Bell {
-    /// From here on what moves is heard.
+    /// Starts listening: from here on, what moves is noticed.
     fn listen(&self) -> Heard;
 
-    /// Sleeps until more is heard, at most for `limit`.
+    /// Sleeps until more moves than in `heard`, for at most `limit`.
     fn sleep(&self, heard: Heard, limit: Duration);
 
-    /// Listens no longer.
+    /// Stops listening.
     fn leave(&self);
 }
 
-/// What a bell has told until now.
+/// What a bell has noticed so far.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heard {
     pub(crate) word: u32,
-    /// The peers may not know yet that somebody listens: this sleep is to be a nap.
+    /// Whether the peers may not know yet that this rank listens, so that this sleep must be short.
     pub(crate) is_new: bool,
 }
 
-/// What a link says of a peer whose host has stopped answering: for how long nothing came back. It may be heard again.
+/// The error of a link whose peer's host has stopped answering: how long nothing has come back. The peer may answer
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer's host has not answered for {:.0} s", .0.as_secs_f64())]
 pub(crate) struct Silence(pub(crate) Duration);
 
 impl Silence {
-    /// That of a link's error, where it is one.
+    /// Returns the silence in a link's error, if it is one.
     pub(crate) fn of(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
@@ -90,19 +99,19 @@ impl From<Silence> for io::Error {
     }
 }
 
-/// How a frame begins, as words that move without being copied from place to place.
+/// The beginning of a frame, as words that are passed on without copies between buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// The first bytes in memory order; those behind the frame's end mean nothing.
+    /// The first bytes in memory order. Those after the frame's end have no meaning.
     pub(crate) words: [u64; Self::WORDS],
-    /// How many bytes the frame is.
+    /// Number of bytes of the frame.
     pub(crate) bytes: usize,
 }
 
 impl Head {
-    /// How many words it is.
+    /// Number of words.
     pub(crate) const WORDS: usize = 6;
-    /// How many bytes of a frame it has.
+    /// Number of bytes of a frame that the words hold.
     pub(crate) const BYTES: usize = 8 * Self::WORDS;
 }
 
@@ -114,15 +123,15 @@ pub(super) mod script {
 
     use super::ByteLink;
 
-    /// A peer that sends these bytes and takes whatever it is sent, a few at a time.
+    /// A peer that sends these bytes and accepts whatever it is sent, a few at a time.
     pub(in crate::host) struct Script {
         bytes: Vec<u8>,
         at: usize,
-        /// What comes when they are over; the end of the stream where there is nothing.
+        /// What follows after the last of them; `None` for the end of the stream.
         filler: Option<u8>,
-        /// State of the generator that says how many bytes move; all that can where it is 0.
+        /// State of the generator that decides how many bytes move. If it is 0, all move that can.
         jitter: u64,
-        /// What it was sent.
+        /// What the peer was sent.
         pub(in crate::host) taken: Vec<u8>,
     }
 
@@ -131,7 +140,7 @@ pub(super) mod script {
             Self { bytes: bytes.to_vec(), at: 0, filler, jitter, taken: Vec::new() }
         }
 
-        /// How many of so many bytes move, at least one.
+        /// Returns how many of `most` bytes move, at least one.
         fn part(&mut self, most: usize) -> usize {
             if self.jitter == 0 {
                 return most;

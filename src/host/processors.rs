@@ -1,23 +1,24 @@
-//! How many processors the ranks of a host have between them. Each rank knows only those that it is bound to, so ranks exchange them.
+//! How many processors the ranks of a host share. Each rank knows only those that it is bound to, so ranks exchange
+//! them.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// How many words a set of processors has, 64 a word.
+/// Number of words in a set of processors, with 64 processors per word.
 pub(crate) const WORDS: usize = CpuSet::MAX_CPU / 64;
 
 type Mask = [u64; WORDS];
 
-/// What one rank may use.
+/// The processors that one rank may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Processors {
-    /// How many it can keep busy, by quota or affinity.
+    /// How many of them it can keep busy, by quota or affinity.
     pub(crate) available: u32,
-    /// Those that it may run on; all zero if that is not known.
+    /// The processors that it may run on; all zero if unknown.
     pub(crate) mask: Mask,
 }
 
 impl Processors {
-    /// Those of the calling thread.
+    /// Returns those of the calling thread.
     pub(crate) fn here() -> Self {
         let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         let set = sched_getaffinity(None).ok();
@@ -26,13 +27,13 @@ impl Processors {
         Self { available, mask: std::array::from_fn(word) }
     }
 
-    /// Its text for other ranks: the number, then the words in base 16 without trailing zero words.
+    /// Encodes it for other ranks: the number, then the words in hexadecimal without trailing zero words.
     pub(crate) fn to_text(self) -> String {
         let words = self.mask.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         self.mask[..words].iter().fold(self.available.to_string(), |text, word| format!("{text} {word:x}"))
     }
 
-    /// The reverse of [`Processors::to_text`]; `None` for any other text.
+    /// Decodes [`Processors::to_text`]. Returns `None` for any other text.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let mut found = Self { available: words.next()?.parse().ok()?, mask: Mask::default() };
@@ -47,7 +48,7 @@ impl Processors {
     }
 }
 
-/// How many the ranks of one host have, by their affinities and quotas; one at least.
+/// Returns how many processors the ranks of one host share, by their affinities and quotas; at least 1.
 pub(crate) fn between(ranks: &[Processors]) -> usize {
     let least = ranks.iter().map(|rank| rank.available as usize).min().unwrap_or(1);
     if ranks.iter().any(|rank| rank.count() == 0) {
@@ -55,7 +56,7 @@ pub(crate) fn between(ranks: &[Processors]) -> usize {
     }
     let either = |all: Mask, rank: &Processors| std::array::from_fn(|word| all[word] | rank.mask[word]);
     let union = Processors { available: 0, mask: ranks.iter().fold(Mask::default(), either) }.count();
-    // Fewer than its affinity allows: a quota, which is most likely everybody's.
+    // Fewer than its affinity allows: that is a quota, which most likely applies to all ranks together.
     let has_quota = ranks.iter().any(|rank| (rank.available as usize) < rank.count());
     if has_quota { union.min(least) } else { union }.max(1)
 }
@@ -75,7 +76,7 @@ mod tests {
         assert_eq!(between(&[of(1, &[0]), of(1, &[1])]), 2);
         assert_eq!(between(&[of(1, &[1]), of(1, &[1])]), 1);
         assert_eq!(between(&[of(2, &[0, 64]), of(2, &[64, 130])]), 3);
-        // A quota counts for all; where affinities are not known, so does the least number.
+        // A quota counts for all ranks. If affinities are unknown, so does the lowest number.
         assert_eq!(between(&[of(2, &[0, 1, 2, 3]), of(4, &[0, 1, 2, 3])]), 2);
         assert_eq!(between(&[of(2, &[]), of(4, &[0, 1, 2, 3])]), 2);
         assert_eq!(between(&[]), 1);

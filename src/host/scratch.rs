@@ -1,21 +1,22 @@
-//! Memory of the crate's own, aligned for every element, reused from call to call.
+//! Memory that belongs to the crate, aligned for every element and reused from call to call.
 
 use crate::base::tuning::engine::KEPT_SCRATCH_BYTES;
 
-/// One cache line; the unit in which scratch memory is had.
+/// One cache line; the unit in which scratch memory is allocated.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; Scratch::ALIGNMENT]);
 
-/// A block of memory, initialised, aligned to a cache line.
+/// A block of initialised memory, aligned to a cache line.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch(Vec<Line>);
 
 impl Scratch {
-    /// To what it is aligned.
+    /// Its alignment in bytes.
     pub(crate) const ALIGNMENT: usize = 64;
 
-    /// Makes room for `bytes`, with any content. `false` where there is no memory. Pointers taken before are void.
+    /// Makes room for `bytes` bytes, with any content. Returns `false` if there is no memory. Earlier pointers are
+    /// invalid afterwards.
     pub(crate) fn reserve(&mut self, bytes: usize) -> bool {
         let lines = bytes.div_ceil(Self::ALIGNMENT);
         if lines <= self.0.len() && self.bytes() <= bytes.max(KEPT_SCRATCH_BYTES) {
@@ -29,19 +30,19 @@ impl Scratch {
         true
     }
 
-    /// Gives back what is too much to keep.
+    /// Frees the memory if it is too much to keep.
     pub(crate) fn trim(&mut self) {
         if self.bytes() > KEPT_SCRATCH_BYTES {
             self.0 = Vec::new();
         }
     }
 
-    /// Where it begins, and how long it is.
+    /// Returns its start and its length in bytes.
     pub(crate) fn region(&mut self) -> (*mut u8, usize) {
         (self.as_mut_ptr(), self.bytes())
     }
 
-    /// Where it begins.
+    /// Returns its start.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }

@@ -1,19 +1,22 @@
-//! The one policy of waiting: a rank for which nothing moves looks again at once, then gives up its core between looks, then sleeps.
+//! The waiting policy. A rank that sees no progress looks again at once, then yields its core between looks, then
+//! sleeps.
 //!
-//! When it goes on to the next of these is in [`Limits`], of which there is one for each kind of wait (`tuning::waiting`). Who waits looks
-//! at the health in every round, and at the deadline in every round in which nothing moved.
+//! [`Limits`] determines when it goes on to the next of these. There is one for each kind of wait (`tuning::waiting`).
+//! A waiter checks the health in every round, and the deadline in every round in which nothing moved.
 //!
 //! # Crowds
 //!
-//! A rank with a core to itself does best to stay awake for as long as most waits take. With others who want that core it does best to sleep soon. The
-//! scheduler counts what it spins away against it and lets it wait for whole time slices later, and a rank that yields hands such slices to the
-//! others, where a sleeper is woken at once.
+//! A rank with a core to itself does best to stay awake for as long as most waits take. If other threads want that
+//! core, it does best to sleep soon. The scheduler counts the time that it spins against it, and later makes it wait
+//! for whole time slices. A rank that yields hands such slices to the others, whereas a sleeper is woken at once.
 //!
-//! So each waiter learns whether there are others ([`Crowd`]): a yield that returns late was taken by somebody, and so was a core on which a look comes much
-//! later than the one before. That is remembered for a hundred times as long as it took. In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then
-//! sleeps; where waits come to sleep again and again, it stays awake for less and less, and one wait of many tries whether that is still right.
+//! So each waiter learns whether other threads want its core ([`Crowd`]). If a yield returns late, or a look comes much
+//! later than the one before, another thread had the core. That is remembered for a hundred times as long as it took.
+//! In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then sleeps. If waits end
+//! asleep again and again, they stay awake for less and less. One wait in many tests whether that is still right.
 //!
-//! Where the ranks themselves are more than the cores, a yield goes to another rank. There only one that takes as long as a time slice tells of others.
+//! If there are more ranks than cores, a yield goes to another rank. Then only a yield that takes as long as a time
+//! slice shows that other threads want the core.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +30,7 @@ use crate::config::Waiting;
 pub(crate) enum Pause {
     /// Look again at once.
     Spin,
-    /// Give up the core for others.
+    /// Yield the core to other threads.
     Yield,
     /// Sleep.
     Sleep(Sleep),
@@ -36,35 +39,37 @@ pub(crate) enum Pause {
 /// How long a sleep may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sleep {
-    /// On something that wakes the sleeper.
+    /// The limit if something wakes the sleeper.
     pub(crate) limit: Duration,
-    /// Where something cannot be slept on.
+    /// The duration if there is nothing to sleep on.
     pub(crate) nap: Duration,
 }
 
-/// What a waiter has learnt of others who want the core that it runs on.
+/// What a waiter has learnt about other threads that want its core.
 #[derive(Debug, Default)]
 struct Crowd {
-    /// Until when it counts on them.
+    /// The time until which it expects them.
     until: Option<Instant>,
-    /// How often the time that a wait stays awake is halved, since so many waits more came to sleep than ended awake; from [`MOST_HASTE`] on it is none.
+    /// How often the time that a wait stays awake is halved: by how many more waits ended asleep than awake. From
+    /// [`MOST_HASTE`] on, that time is zero.
     haste: u32,
-    /// Waits that lasted longer than the first looks.
+    /// Number of waits that lasted longer than the first looks.
     waits: u32,
 }
 
 impl Crowd {
-    /// Whether there are others, as far as is remembered.
+    /// Whether other threads want the core, as far as is remembered.
     fn is_near(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Others have just had the core for so long. What that cost is the price of finding it out anew, so it is remembered for many times as long.
+    /// Records that other threads have just had the core for `late`. Learning that again would cost as much, so it is
+    /// remembered for many times as long.
     fn met(&mut self, now: Instant, late: Duration) {
         self.until = self.until.max(Some(now + late * MEMORY));
     }
 
-    /// How long of so long a wait stays awake.
+    /// Returns how much of `most` a wait stays awake.
     fn hurried(&self, most: Duration) -> Duration {
         match self.haste {
             _ if self.is_trying() => most,
@@ -73,12 +78,12 @@ impl Crowd {
         }
     }
 
-    /// Whether this wait is to show if staying awake has become worth while again.
+    /// Whether this wait tests if staying awake pays again.
     fn is_trying(&self) -> bool {
         self.waits.is_multiple_of(TRY_EVERY)
     }
 
-    /// A wait has ended, awake or asleep.
+    /// Records whether a wait ended awake or asleep.
     fn ended(&mut self, awake: bool) {
         self.haste = match awake {
             true if self.is_trying() => 0,
@@ -88,7 +93,7 @@ impl Crowd {
     }
 }
 
-/// One rank's patience: counts fruitless rounds, and remembers what former waits have taught.
+/// One rank's waiting state: counts rounds without progress, and remembers what earlier waits have shown.
 #[derive(Debug)]
 pub(crate) struct Patience {
     limits: &'static Limits,
@@ -96,18 +101,18 @@ pub(crate) struct Patience {
     is_crowded: bool,
     rounds: u32,
     sleeps: u32,
-    /// When the clock was read first, and last.
+    /// The first and the last reading of the clock in this wait.
     clock: Option<(Instant, Instant)>,
     crowd: Crowd,
 }
 
 impl Patience {
-    /// Where there are more ranks than cores, cores are given up at once.
+    /// Creates the state. If there are more ranks than cores (`is_crowded`), the core is yielded at once.
     pub(crate) fn new(limits: &'static Limits, is_crowded: bool) -> Self {
         Self { limits, waiting: Waiting::Auto, is_crowded, rounds: 0, sleeps: 0, clock: None, crowd: Crowd::default() }
     }
 
-    /// Has the program decide how this rank waits.
+    /// Sets how this rank waits, as the program chose.
     pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
         self.waiting = waiting;
     }
@@ -118,7 +123,7 @@ impl Patience {
         self.is_crowded
     }
 
-    /// How often to look, of so many looks, before the first round.
+    /// Returns how often to look before the first round, out of `most` looks.
     #[inline]
     pub(crate) fn looks(&self, most: u32) -> u32 {
         match self.waiting {
@@ -129,12 +134,12 @@ impl Patience {
         }
     }
 
-    /// Whether a wait that begins now is to sleep at once.
+    /// Whether a wait that begins now should sleep at once.
     pub(crate) fn is_hasty(&self) -> bool {
         self.waiting == Waiting::Auto && self.rounds == 0 && self.crowd.haste >= MOST_HASTE && !self.crowd.is_trying()
     }
 
-    /// A wait was over within the first looks.
+    /// Records that a wait ended within the first looks.
     #[inline]
     pub(crate) fn was_brief(&mut self) {
         if self.crowd.haste > 0 {
@@ -142,7 +147,7 @@ impl Patience {
         }
     }
 
-    /// What to do after one more fruitless round. Where that is to yield, [`Patience::yield_now`] does it.
+    /// Returns what to do after one more round without progress. [`Patience::yield_now`] carries out a yield.
     pub(crate) fn next(&mut self) -> Pause {
         self.rounds = self.rounds.saturating_add(1);
         match self.waiting {
@@ -154,7 +159,7 @@ impl Patience {
         self.decide()
     }
 
-    /// The clock was read.
+    /// Records a reading of the clock.
     fn look(&mut self, now: Instant) {
         let (began, last) = self.clock.unwrap_or((now, now));
         let late = now.duration_since(last);
@@ -164,7 +169,7 @@ impl Patience {
         self.clock = Some((began, now));
     }
 
-    /// What to do by what the clock said last.
+    /// Returns what to do, given the last reading of the clock.
     fn decide(&mut self) -> Pause {
         let Some((began, now)) = self.clock else { return if self.is_crowded { Pause::Yield } else { Pause::Spin } };
         let waited = now.duration_since(began);
@@ -182,7 +187,7 @@ impl Patience {
         }
     }
 
-    /// Gives up the core, and learns who has had it meanwhile.
+    /// Yields the core, and learns whether other threads had it meanwhile.
     pub(crate) fn yield_now(&mut self) {
         let before = Instant::now();
         std::thread::yield_now();
@@ -190,7 +195,7 @@ impl Patience {
         self.yielded(before, after);
     }
 
-    /// A yield has taken so long.
+    /// Records how long a yield took.
     fn yielded(&mut self, before: Instant, after: Instant) {
         let late = after.duration_since(before);
         if self.waiting == Waiting::Auto && late >= if self.is_crowded { LATE_AMONG_RANKS } else { LATE_YIELD } {
@@ -199,12 +204,12 @@ impl Patience {
         self.clock = self.clock.map(|(began, _)| (began, after));
     }
 
-    /// How many sleeps this wait has come to, that which [`Patience::next`] has just asked for among them.
+    /// Returns the number of sleeps in this wait, including the one that [`Patience::next`] has just returned.
     pub(crate) fn sleeps(&self) -> u32 {
         self.sleeps
     }
 
-    /// The time as it was when [`Patience::next`] last looked at the clock, or now.
+    /// Returns the time at which [`Patience::next`] last read the clock, or the current time.
     pub(crate) fn now(&self) -> Instant {
         self.clock.map_or_else(Instant::now, |(_, now)| now)
     }
@@ -219,7 +224,7 @@ impl Patience {
         Pause::Sleep(sleep)
     }
 
-    /// Something moved.
+    /// Ends the wait, because something moved.
     #[inline]
     pub(crate) fn reset(&mut self) {
         if self.rounds == 0 {
@@ -232,11 +237,11 @@ impl Patience {
         }
     }
 
-    /// Begins anew, knowing how this wait has ended, now.
+    /// Starts over, and records that this wait ended at `now`.
     fn learn_at(&mut self, now: Instant) {
         let since = self.clock.map_or(Duration::ZERO, |(_, last)| now.duration_since(last));
         match self.sleeps {
-            // It has not been awake all the time: somebody else was.
+            // After a long gap it was not awake all the time: another thread had the core.
             0 => self.crowd.ended(!self.crowd.is_near(now) || since < BRIEFLY),
             _ if self.crowd.is_near(now) => self.crowd.ended(false),
             _ => {}
@@ -244,19 +249,19 @@ impl Patience {
         self.begin();
     }
 
-    /// Begins anew.
+    /// Starts over.
     fn begin(&mut self) {
         self.crowd.waits = self.crowd.waits.wrapping_add(1);
         (self.rounds, self.sleeps, self.clock) = (0, 0, None);
     }
 }
 
-/// Says when something that is dear is due again: an interval after it was last, or after it was first asked.
+/// A timer for something expensive: due one interval after it was last due, or after the first query.
 #[derive(Debug, Default)]
 pub(crate) struct Interval(Option<Instant>);
 
 impl Interval {
-    /// Whether it is due now; then it is not for another interval.
+    /// Whether it is due now. If so, it is next due after another interval.
     pub(crate) fn is_due(&mut self, now: Instant, interval: Duration) -> bool {
         let is_due = now.duration_since(*self.0.get_or_insert(now)) >= interval;
         if is_due {
@@ -323,7 +328,7 @@ mod tests {
         assert_eq!(patience.next(), SLEEPS[3]);
     }
 
-    /// A wait of a rank with a core of its own, a clock of its own, and others who may take the core.
+    /// A rank that waits on a core of its own, with a simulated clock, and other threads that may take the core.
     struct Waiter {
         patience: Patience,
         now: Instant,
@@ -336,7 +341,7 @@ mod tests {
             Self { patience, now: Instant::now() }
         }
 
-        /// The next round, so much later.
+        /// Runs the next round, `later` after the last one.
         fn round(&mut self, later: Duration) -> Pause {
             self.now += later;
             self.patience.rounds += 1;
@@ -344,14 +349,14 @@ mod tests {
             self.patience.decide()
         }
 
-        /// A yield that takes so long.
+        /// Simulates a yield that takes `time`.
         fn give_up(&mut self, time: Duration) {
             let before = self.now;
             self.now += time;
             self.patience.yielded(before, self.now);
         }
 
-        /// How long a wait stays awake that lasts long, looking each microsecond.
+        /// Returns how long a long wait stays awake, looking each microsecond.
         fn awake(&mut self) -> u32 {
             let awake = (0..1000).take_while(|_| !matches!(self.round(Duration::from_micros(1)), Pause::Sleep(_))).count();
             self.patience.learn_at(self.now);
@@ -387,7 +392,7 @@ mod tests {
     #[test]
     fn waits_that_come_to_sleep_stay_awake_for_less_and_less_and_one_of_many_tries_again() {
         let mut waiter = Waiter::new(&USUAL, Waiting::Auto);
-        // The first wait of all is a try.
+        // The very first wait is a test.
         waiter.awake();
         waiter.round(NO_TIME);
         waiter.give_up(Duration::from_secs(1));
@@ -396,7 +401,7 @@ mod tests {
         assert!(awake.is_sorted_by(|before, after| before >= after) && awake[6] == 0 && waiter.patience.looks(400) < 20, "{awake:?}");
         let tries = (0..TRY_EVERY).filter(|_| waiter.awake() > 0).count();
         assert_eq!(tries, 1);
-        // A wait that ends awake says that there is something in it.
+        // A wait that ends awake shows that staying awake pays.
         while !waiter.patience.crowd.is_trying() {
             waiter.awake();
         }

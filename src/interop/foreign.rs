@@ -1,4 +1,4 @@
-//! Traits by which other GPU crates hand over their memory and streams, without either crate depending on the other.
+//! Traits by which other GPU crates pass their memory and streams, without either crate depending on the other.
 
 #![expect(unsafe_code, reason = "what other crates promise about addresses and handles")]
 
@@ -13,27 +13,30 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::Data;
 use crate::error::{Error, Result};
 
-/// A CUDA stream, whoever made it: what [`Communicator::in_order_of`](crate::Communicator::in_order_of) takes.
+/// A CUDA stream of any crate, as [`Communicator::in_order_of`](crate::Communicator::in_order_of) takes it.
 ///
 /// Implemented for cudarc's streams and for [`RawStream`]; implement it for the stream type of your crate.
 ///
 /// # Safety
 ///
-/// As long as the value is borrowed, the handle that [`AsStream::as_raw_stream`] gives is that of a stream in the primary context of
-/// the device that [`AsStream::device`] gives, always the same one, and the stream is not destroyed.
+/// As long as the value is borrowed, the handle that [`AsStream::as_raw_stream`] returns is that of a stream in the
+/// primary context of the device that [`AsStream::device`] returns, always the same one, and the stream is not
+/// destroyed.
 ///
-/// The handle 2, CUDA's per-thread default stream, means another stream on every thread: a value with it is that of the thread which
-/// borrows it, and what is made of it (a [`ForeignBuffer`], a tensor of [`dlpack`](crate::interop::dlpack)) is used and dropped on that thread alone.
+/// The handle 2, CUDA's per-thread default stream, means another stream on every thread. A value with it stands for
+/// the stream of the thread that borrows it. What is made from it (a [`ForeignBuffer`], a tensor of
+/// [`dlpack`](crate::interop::dlpack)) must be used and dropped on that thread alone.
 pub unsafe trait AsStream {
-    /// The stream's `CUstream`, which is its `cudaStream_t` too. Null is the legacy default stream, and 2 that of the calling thread.
+    /// Returns the stream's `CUstream`, which is its `cudaStream_t` too. Null is the legacy default stream, and 2 is
+    /// the per-thread default stream of the calling thread.
     fn as_raw_stream(&self) -> *mut c_void;
 
-    /// The number, in this process, of the device that it belongs to.
+    /// Returns the number, in this process, of the stream's device.
     fn device(&self) -> usize;
 }
 
-// SAFETY: the stream lives as long as its owner; where its context is not the primary one, the driver refuses to mix the two. The
-// per-thread one is the calling thread's, as for all that cudarc queues on it.
+// SAFETY: the stream lives as long as its owner; if its context is not the primary one, the driver refuses to mix the
+// two. The per-thread stream is the calling thread's, as for everything that cudarc queues on it.
 unsafe impl AsStream for CudaStream {
     fn as_raw_stream(&self) -> *mut c_void {
         self.cu_stream().cast()
@@ -44,10 +47,10 @@ unsafe impl AsStream for CudaStream {
     }
 }
 
-/// Implements a trait of this file for what points at something that has it.
+/// Implements a trait of this file for pointers to a type that implements it.
 macro_rules! pointed_at {
     ($($pointer:ty),*) => {$(
-        // SAFETY: it is the same stream, and what points at it borrows or owns it.
+        // SAFETY: it is the same stream, and the pointer borrows or owns it.
         unsafe impl<S: AsStream + ?Sized> AsStream for $pointer {
             fn as_raw_stream(&self) -> *mut c_void {
                 (**self).as_raw_stream()
@@ -69,25 +72,29 @@ pub struct RawStream {
     device: usize,
 }
 
-// SAFETY: a handle, which may be used on any thread, but for 2: whoever makes that promises to keep it on one.
+// SAFETY: a handle, which may be used on any thread, except for 2: the caller who makes that promises to keep it on
+// one.
 unsafe impl Send for RawStream {}
 // SAFETY: a shared reference only reads the handle and the device's number.
 unsafe impl Sync for RawStream {}
 
 impl RawStream {
-    /// The stream with this handle, on the device with this number in this process. Null is the legacy default stream.
+    /// Wraps the stream with this handle, on the device with this number in this process. Null is the legacy default
+    /// stream.
     ///
     /// # Safety
     ///
-    /// It is a stream in the primary context of that device, and is destroyed after this value, its copies, and the buffers made with
-    /// them have gone. With the handle 2, the per-thread default stream, all of those stay on the thread whose stream is meant.
+    /// The handle is a stream in the primary context of that device. It is destroyed after this value, its copies, and
+    /// the buffers made with them have been dropped. With the handle 2, the per-thread default stream, all of those
+    /// stay on the thread whose stream is meant.
     #[must_use]
     pub const unsafe fn new(handle: *mut c_void, device: usize) -> Self {
         Self { handle, device }
     }
 }
 
-// SAFETY: who made it promised that the handle is a stream in that device's primary context, and outlives this value and its copies.
+// SAFETY: the caller of `new` promised that the handle is a stream in that device's primary context, and outlives this
+// value and its copies.
 unsafe impl AsStream for RawStream {
     fn as_raw_stream(&self) -> *mut c_void {
         self.handle
@@ -98,10 +105,10 @@ unsafe impl AsStream for RawStream {
     }
 }
 
-/// Memory of a GPU that another crate owns and uses in the order of one stream: what a [`ForeignBuffer`] is made of.
+/// GPU memory that another crate owns and uses in the order of one stream: the source of a [`ForeignBuffer`].
 ///
-/// Tensors of crates that queue all their work on one stream for each device (or thread), and free in its order, are such memory. cudarc's
-/// own slices need none of this: they are buffers, with events of their own.
+/// Tensors are such memory if their crate queues all work on one stream for each device (or thread), and frees in its
+/// order. cudarc's own slices need none of this: they are buffers with their own events.
 ///
 /// ```
 /// use std::ffi::c_void;
@@ -121,35 +128,36 @@ unsafe impl AsStream for RawStream {
 /// # Safety
 ///
 /// As long as the value is borrowed:
-/// - `elements()` elements of type `Element`, initialised, lie at `device_ptr()`, aligned, in memory that work in the primary context
-///   of device `device()` can reach; all four methods give the same each time;
-/// - `raw_stream()` is a stream as [`AsStream`] demands it, and lives until the value has gone; where it is 2, the per-thread default
-///   stream, the value (and a buffer made of it) stays on the thread whose stream is meant.
+/// - `elements()` elements of type `Element`, initialised, are at `device_ptr()`, aligned, in memory that work in the
+///   primary context of device `device()` can access; all four methods return the same each time;
+/// - `raw_stream()` is a stream as [`AsStream`] requires it, and lives until the value has been dropped; if it is 2,
+///   the per-thread default stream, the value (and a buffer made of it) stays on the thread whose stream is meant.
 ///
-/// And always: whoever writes, reuses or frees the memory does so in the order of that stream: after what had been queued on it by then.
-/// (Calls on another stream are ordered before and after it by events.)
+/// At all times, code that writes, reuses or frees the memory does so in the order of that stream: after everything
+/// queued on it so far. (Calls on another stream are ordered before and after it by events.)
 pub unsafe trait AsDevicePtr {
-    /// What it holds.
+    /// The type of its elements.
     type Element: Data;
 
-    /// Its address: a `CUdeviceptr`.
+    /// Returns its address, a `CUdeviceptr`.
     fn device_ptr(&self) -> u64;
 
-    /// How many elements it has.
+    /// Returns its number of elements.
     fn elements(&self) -> usize;
 
-    /// The number, in this process, of the device that it lies on.
+    /// Returns the number, in this process, of the device that it is on.
     fn device(&self) -> usize;
 
-    /// The `CUstream` (or `cudaStream_t`) whose order its uses follow.
+    /// Returns the `CUstream` (or `cudaStream_t`) whose order its uses follow.
     fn raw_stream(&self) -> *mut c_void;
 }
 
-/// Memory of a GPU that calls may also write.
+/// GPU memory that calls may also write.
 ///
 /// # Safety
 ///
-/// Whoever else reads it does so in the order of its stream too, or has no access while the value is borrowed mutably.
+/// Other code that reads it does so in the order of its stream too, or has no access while the value is borrowed
+/// mutably.
 pub unsafe trait AsDevicePtrMut: AsDevicePtr {}
 
 /// Implements the trait for references.
@@ -183,24 +191,28 @@ borrowed_memory!(&P, &mut P);
 // SAFETY: the same memory, borrowed mutably as long as the reference lives.
 unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 
-/// A buffer, for any call, over memory that another crate owns: made of a value or a reference with [`AsDevicePtr`].
+/// A buffer, for any call, over memory that another crate owns. It is made of a value or a reference that implements
+/// [`AsDevicePtr`].
 ///
-/// Calls are queued on the communicator's stream (or the one that is named with [`Communicator::with_stream`](crate::Communicator::with_stream)): that
-/// stream first waits for the memory's own one, and the memory's own one goes on after the call. Where both are the same, nothing is
-/// added. While a graph is captured nothing is added either: order the graph's launches.
+/// Calls are queued on the communicator's stream, or the one named with
+/// [`Communicator::with_stream`](crate::Communicator::with_stream). That stream first waits for the memory's own
+/// stream, which continues after the call. If both are the same, nothing is added. While a graph is captured nothing
+/// is added either: you must order the graph's launches.
 pub struct ForeignBuffer<P> {
     memory: P,
     context: Arc<CudaContext>,
-    /// The stream that the memory follows. It goes no further than this value, which owns or borrows what keeps it alive.
+    /// The stream that the memory follows. It is not passed on from this value, which owns or borrows what keeps it
+    /// alive.
     home: Arc<CudaStream>,
 }
 
 impl<P: AsDevicePtr> ForeignBuffer<P> {
-    /// A buffer over `memory`, in this context: [`Device::context`](crate::Device::context) of the communicator it is for.
+    /// Makes a buffer over `memory` in this context, which must be [`Device::context`](crate::Device::context) of the
+    /// communicator that uses it.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for memory of another device, at no address, or not aligned.
+    /// `InvalidArgument` for memory of another device, at a null address, or not aligned.
     pub fn new(context: &Arc<CudaContext>, memory: P) -> Result<Self> {
         let (address, elements) = (memory.device_ptr(), memory.elements());
         if memory.device() != context.ordinal() {
@@ -212,12 +224,13 @@ impl<P: AsDevicePtr> ForeignBuffer<P> {
             let reason = format!("{elements} elements of {} B cannot lie at {address:#x}", size_of::<P::Element>());
             return Err(Error::argument("ForeignBuffer::new", reason));
         }
-        // SAFETY: a stream of that device's primary context, alive until the memory has gone (the trait's contract), which this owns.
+        // SAFETY: a stream of that device's primary context, alive until the memory has been dropped (the trait's
+        // contract), which this owns.
         let home = unsafe { context.wrap_borrowed_stream(memory.raw_stream().cast()) };
         Ok(Self { memory, context: Arc::clone(context), home })
     }
 
-    /// The memory again.
+    /// Returns the memory.
     pub fn into_inner(self) -> P {
         self.memory
     }
@@ -253,7 +266,7 @@ impl<P: AsDevicePtrMut> DeviceWrite for ForeignBuffer<P> {
     }
 }
 
-// SAFETY: whoever has `AsDevicePtr` promises to give the same address and length each time.
+// SAFETY: implementors of `AsDevicePtr` promise to return the same address and length each time.
 unsafe impl<P: AsDevicePtr> StableMemory for ForeignBuffer<P> {}
 
 impl<P: AsDevicePtr> Buffer for ForeignBuffer<P> {

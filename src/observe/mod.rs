@@ -1,8 +1,9 @@
-//! What a communicator tells of its calls while they happen: to `tracing`, to counters, to a trace file, to NVIDIA's profilers.
+//! Reports a communicator's calls while they happen: to `tracing`, to counters, to a trace file, and to NVIDIA's
+//! profilers.
 //!
-//! All of it is off until somebody listens. What a call then costs is one load of a flag of the communicator's and one of `tracing`'s
-//! level. (The [flight recorder](crate::flight::Recorder), which keeps the last calls for when one hangs, is another matter: it is on, and
-//! reads no clock where that would cost something.)
+//! All of it is off until something listens. Until then a call costs one load of a flag of the communicator and one
+//! load of the `tracing` level. The [flight recorder](crate::flight::Recorder) is separate. It keeps the last calls
+//! in case one hangs. It is on by default, and reads no clock when that would cost anything.
 //!
 //! # `tracing`
 //!
@@ -10,28 +11,33 @@
 //! | --- | --- | --- |
 //! | `collectives::call` | TRACE | span `call`, around each call |
 //! | `collectives::call` | TRACE | event in that span, at the end of the call |
-//! | `collectives::call` | WARN | event: a call failed; DEBUG where it was refused since the communicator had ended |
-//! | `collectives::life` | INFO | events: a job's communicator is ready, its device backend is; abort, shrink; the trace is written |
+//! | `collectives::call` | WARN | event: a call failed; DEBUG if it was refused because the communicator had ended |
+//! | `collectives::life` | INFO | events: a job's communicator is ready, its device backend is ready; abort, shrink; the trace is written |
 //! | `collectives::life` | DEBUG | events: split, close, drop |
-//! | `collectives::…` | WARN, DEBUG | waits that get long, links that break, unproven connections at the recovery listener |
+//! | `collectives::…` | WARN, DEBUG | long waits, broken links, connections to the recovery listener without a proof |
 //!
-//! | of | fields |
+//! | record | fields |
 //! | --- | --- |
 //! | the span | `communicator` `rank` `world_size` `backend` `kind` `sequence` `op` `dtype` `count` `bytes` `root` `peer` `tag` `algorithm` |
-//! | its event | `elapsed_us` `bandwidth` (10⁹ B/s) `result`, and `error` where it failed |
+//! | its event | `elapsed_us` `bandwidth` (10⁹ B/s) `result`, and `error` if it failed |
 //! | failures | `communicator` `rank` `result` `error` |
-//! | ready | `communicator` `rank` `world_size` `wiring`, and since the beginning `met_ms` `linked_ms` `ready_ms` |
-//! | the rest of life | `communicator` `rank`; a split also `child` `world_size` |
+//! | ready | `communicator` `rank` `world_size` `wiring`, and times since the start: `met_ms` `linked_ms` `ready_ms` |
+//! | other life events | `communicator` `rank`; a split also `child` `world_size` |
 //!
-//! `kind` is the method's name (`send` and `recv` for messages of every kind), `backend` `host` or `device`, `result` `ok`, `timeout`,
-//! `peer_lost`, `mismatch`, `aborted`, `poisoned`, `unsupported` or `error`; the rest is described at [`CallReport`]. Fields that a call
-//! does not have are left out. So `RUST_LOG=collectives::call=trace` shows each call and how it ended, and `RUST_LOG=collectives=info`
-//! failures, stalls and starts. A call that is made of others (an object collective, a split, a tagged or monitored barrier) shows those; the crate's own messages have tags from 2⁶³ on. A message in the background has its span
-//! when it has ended.
+//! `kind` is the method's name (`send` and `recv` for all messages), and `backend` is `host` or `device`. `result` is
+//! `ok`, `timeout`, `peer_lost`, `mismatch`, `aborted`, `poisoned`, `unsupported` or `error`. [`CallReport`]
+//! describes the other fields. Fields that do not apply to a call are left out.
+//!
+//! `RUST_LOG=collectives::call=trace` shows each call and how it ended. `RUST_LOG=collectives=info` shows failures,
+//! stalls and starts.
+//!
+//! A call that consists of other calls (an object collective, a split, a tagged or monitored barrier) is reported as
+//! those calls. The crate's own messages have tags from 2⁶³ on. A message in the background gets its span when it has
+//! ended.
 //!
 //! # Counters
 //!
-//! [`Config::observer`](crate::Config::observer) is told of every call when it has ended. With plain atomics:
+//! [`Config::observer`](crate::Config::observer) is called at the end of every call. With plain atomics:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -52,7 +58,7 @@
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!
-//! With the `metrics` crate, which is the program's dependency and not this crate's:
+//! With the `metrics` crate, as a dependency of your program:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -72,18 +78,22 @@
 //!
 //! # A trace file
 //!
-//! `COLLECTIVES_TRACE=FOLDER` (or [`Config::trace_dir`](crate::Config::trace_dir)) has every rank write what its calls took as
-//! `trace-ID-rankR.json` when its communicators are gone; [`Communicator::write_trace`](crate::Communicator::write_trace) writes it at any
-//! time. A process that crashes, is killed, or leaves by `std::process::exit` while it has communicators writes none: where that is what is
-//! to be looked into, call `write_trace` beforehand, or read the [flight recorder](crate::flight::Recorder). Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` makes one of those of all ranks, put in line by
-//! the hosts' clocks; `collperf COLLECTIVE --trace FILE` does that for what it measures. A process of the trace is a rank, and has a track
-//! each for collectives, messages and device calls of each communicator.
+//! With `COLLECTIVES_TRACE=FOLDER` (or [`Config::trace_dir`](crate::Config::trace_dir)), every rank writes how long
+//! its calls took to `trace-ID-rankR.json` once its communicators are dropped.
+//! [`Communicator::write_trace`](crate::Communicator::write_trace) writes the trace at any time. A process writes no
+//! trace if it crashes, is killed, or calls `std::process::exit` while it has communicators. To look into such a
+//! process, call `write_trace` beforehand or read the [flight recorder](crate::flight::Recorder).
+//!
+//! Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` merges the files of all ranks
+//! and aligns them by the hosts' clocks. `collperf COLLECTIVE --trace FILE` does the same for the calls it measures.
+//! Each rank is a process of the trace. It has separate tracks for the collectives, messages and device calls of each
+//! communicator.
 //!
 //! # NVTX
 //!
-//! Under `nsys profile`, or any other tool that sets `NVTX_INJECTION64_PATH`, calls are ranges in the domain `collectives` (feature
-//! `cuda`). Without such a tool nothing is loaded. Ranges of device calls cover their queueing, as NCCL's own do; calls of a
-//! group, and messages in the background, have none.
+//! Under `nsys profile`, or any other tool that sets `NVTX_INJECTION64_PATH`, calls appear as ranges in the domain
+//! `collectives` (feature `cuda`). Without such a tool nothing is loaded. The range of a device call covers its
+//! queueing, as in NCCL. Calls of a group and messages in the background have no range.
 
 #[cfg(feature = "cuda")]
 mod nvtx;
@@ -105,64 +115,66 @@ pub use crate::call::CallKind;
 pub(crate) use trace::{TraceLog, Track};
 pub(crate) use watch::{Moved, Observers, Watch};
 
-/// Where events go that are not of one call.
+/// The target of events that do not belong to one call.
 pub(crate) const LIFE: &str = "collectives::life";
 
 /// A call that has ended.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CallReport<'a> {
-    /// The communicator's name, the same on all of its ranks: `world`, or what it was split from and how.
+    /// The communicator's name, the same on all of its ranks: `world`, or the name of its parent and how it was
+    /// split.
     pub communicator: &'a str,
     /// This rank.
     pub rank: usize,
-    /// How many ranks the communicator has.
+    /// The number of ranks of the communicator.
     pub world_size: usize,
-    /// Where it ran.
+    /// The backend that ran it.
     pub backend: flight::Backend,
-    /// The collective, or which end of a message.
+    /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
-    /// For collectives of the host, the number by which ranks compare them.
+    /// The number by which ranks compare collectives on the host; `None` for other calls.
     pub sequence: Option<u64>,
-    /// What it reduces with: `sum`, `avg`, `custom op #5d3f21`.
+    /// The reduction op: `sum`, `avg`, `custom op #5d3f21`.
     pub op: Option<Cow<'static, str>>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: Cow<'static, str>,
-    /// Elements in each block, of the whole vector, or of the message; 0 where ranks may differ.
+    /// Elements in each block, in the whole vector, or in the message; 0 if the count may differ between ranks.
     pub count: u64,
     /// Bytes of the larger of this rank's two buffers.
     pub bytes: u64,
-    /// The root, where there is one.
+    /// The root, if the call has one.
     pub root: Option<usize>,
-    /// For messages the other end; `None` for a receive from any rank.
+    /// The other end of a message; `None` for a receive from any rank.
     pub peer: Option<usize>,
-    /// For messages the tag; from 2⁶³ on in the crate's own.
+    /// The tag of a message; from 2⁶³ on for the crate's own messages.
     pub tag: Option<u64>,
-    /// How a collective of the host was done, as [`Communicator::algorithm`](crate::Communicator::algorithm) has it. `None` for messages, and on
-    /// devices, where NCCL does it, with what this crate adds to it.
+    /// The algorithm of a collective on the host, as [`Communicator::algorithm`](crate::Communicator::algorithm)
+    /// returns it. `None` for messages and for device calls, which NCCL runs together with this crate's additions.
     pub algorithm: Option<Algorithm>,
-    /// From the call until it returned; for messages in the background until they were done, and on devices until it was queued.
+    /// Time from the call to its return; for messages in the background until they were done, on devices until the
+    /// call was queued.
     pub elapsed: Duration,
-    /// Why it failed.
+    /// The error, if the call failed.
     pub error: Option<&'a Error>,
 }
 
 impl CallReport<'_> {
-    /// How it ended, in a word that is fit for a label: `ok`, `timeout`, `peer_lost`, `mismatch`, `aborted`, `poisoned`, `unsupported`, or
-    /// `error` for anything else.
+    /// Returns the outcome as a word that can serve as a label: `ok`, `timeout`, `peer_lost`, `mismatch`, `aborted`,
+    /// `poisoned`, `unsupported`, or `error` for anything else.
     #[must_use]
     pub fn result(&self) -> &'static str {
         self.error.map_or("ok", Error::label)
     }
 
-    /// Bytes over time, in 10⁹ bytes per second.
+    /// Returns bytes divided by time, in 10⁹ bytes per second.
     #[must_use]
     pub fn bandwidth(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         if seconds == 0.0 { 0.0 } else { self.bytes as f64 / seconds / 1e9 }
     }
 
-    /// A collective of `communicator`, which has not begun.
+    /// Describes a collective of `communicator` that has not begun.
     fn of_call<'a>(communicator: &'a str, (rank, world_size): (usize, usize), call: &Call) -> CallReport<'a> {
         CallReport {
             communicator,
@@ -184,7 +196,7 @@ impl CallReport<'_> {
         }
     }
 
-    /// A message of `communicator`, which has not begun.
+    /// Describes a message of `communicator` that has not begun.
     fn of_message<'a>(communicator: &'a str, (rank, world_size): (usize, usize), message: &Message) -> CallReport<'a> {
         CallReport {
             communicator,
@@ -207,7 +219,7 @@ impl CallReport<'_> {
     }
 }
 
-/// What a call reduces with, without an allocation for the ops that are built in.
+/// Returns the name of the reduction op, without an allocation for built-in ops.
 fn op(call: &Call) -> Option<Cow<'static, str>> {
     match ReduceOp::ALL.iter().find(|op| u64::from(op.code()) == call.op) {
         Some(op) => Some(Cow::Borrowed(op.name())),
@@ -215,7 +227,7 @@ fn op(call: &Call) -> Option<Cow<'static, str>> {
     }
 }
 
-/// A type's name, without an allocation for scalars.
+/// Returns a type's name, without an allocation for scalars.
 fn element(element: &TypeTag) -> Cow<'static, str> {
     match element {
         TypeTag::Scalar(dtype) => Cow::Borrowed(dtype.name()),
@@ -223,20 +235,26 @@ fn element(element: &TypeTag) -> Cow<'static, str> {
     }
 }
 
-/// Is told of calls; see [`Config::observer`](crate::Config::observer). Every `Fn(&CallReport<'_>)` is one.
+/// A callback that receives every call that has ended; see [`Config::observer`](crate::Config::observer). Every
+/// `Fn(&CallReport<'_>)` is an observer.
 pub trait Observer: Send + Sync {
-    /// A call has ended, well or not. Runs on the thread that made the call, or the one that ran it in the background, before that thread
-    /// goes on. A background message may be told of by any thread that moves messages on, of its communicator, and its
-    /// [`Work`](crate::Work) may have been given back by then; all have been told when the communicator is dropped.
+    /// Receives a call that has ended, with or without an error.
     ///
-    /// It may call what any thread may: [`AbortHandle::abort`](crate::AbortHandle::abort),
-    /// [`flight::Recorder`], other communicators; of the one that it is told of no calls, since one is under way. No
-    /// lock of this crate's is held meanwhile.
+    /// It runs on the thread that made the call, or on the thread that ran the call in the background, before that
+    /// thread continues. A background message may be reported by any thread that moves messages of its communicator.
+    /// Its [`Work`](crate::Work) may already have been returned by then. All calls have been reported when the
+    /// communicator is dropped.
     ///
-    /// It should be short: as long as it takes, the call has not returned, or, where it was told in the background, the calls behind it
-    /// wait, and messages go on only as far as others wait for them. One that never returns holds up its thread for good; the drop of the
-    /// communicator waits for it for some seconds. A panic in it is caught, and told to `tracing`.
-    /// All of this holds for subscribers of `tracing` too.
+    /// It may call anything that any thread may call: [`AbortHandle::abort`](crate::AbortHandle::abort),
+    /// [`flight::Recorder`], other communicators. It must not make calls on the communicator that it reports on,
+    /// because a call is under way there. This crate holds no lock meanwhile.
+    ///
+    /// Keep it short. The call does not return before the observer does. If the call ran in the background, the calls
+    /// behind it wait, and messages advance only while other threads wait for them. An observer that never returns
+    /// blocks its thread permanently. Dropping the communicator waits some seconds for it. A panic in it is caught
+    /// and reported to `tracing`.
+    ///
+    /// All of this also applies to subscribers of `tracing`.
     fn call_ended(&self, call: &CallReport<'_>);
 }
 

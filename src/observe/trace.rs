@@ -1,7 +1,8 @@
-//! What calls took, kept to be written as a file of Chrome's Trace Event Format.
+//! A log of how long calls took, written as a file in Chrome's Trace Event Format.
 //!
-//! One log for each rank of a job: communicators that are made of others write into theirs, in tracks of their own. Times are those of the
-//! monotonic clock. At the beginning both clocks are read once, so that logs of several ranks can be laid side by side.
+//! Each rank of a job has one log. Communicators made from others write to the same log, in tracks of their own.
+//! Times are those of the monotonic clock. Both clocks are read once at the beginning, so that the logs of several
+//! ranks can be aligned.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
@@ -19,30 +20,30 @@ use crate::call::algorithm::Algorithm;
 use crate::error::{Peer, Result};
 use crate::flight::{self, Json, write_whole};
 
-/// What the files say that they are.
+/// The value of `format` in the files.
 const FORMAT: &str = "collectives trace";
 const VERSION: u32 = 1;
 
-/// The track of a trace in which a call is drawn.
+/// The track of a trace that shows a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Track {
     Collectives,
     Messages,
     Device,
-    /// Background messages: they overlap other calls, so each has a line of its own.
+    /// Background messages. They overlap other calls, so each has its own line.
     Background,
 }
 
-/// The tracks of one communicator, of which the last is for background messages' own lines.
+/// The tracks of one communicator. The last is for background messages, each on its own line.
 const LANES: [(Track, &str); 4] =
     [(Track::Collectives, "collectives"), (Track::Messages, "messages"), (Track::Device, "device"), (Track::Background, "background")];
 
 /// One call.
 #[derive(Debug, Clone)]
 struct Event {
-    /// Since the log began.
+    /// Nanoseconds since the log began.
     start_ns: u64,
-    /// `None` where nobody looked when it was over.
+    /// `None` if the end was not timed.
     duration_ns: Option<u64>,
     communicator: u32,
     track: Track,
@@ -69,29 +70,29 @@ struct Kept {
 /// The log of one rank.
 #[derive(Debug)]
 pub(crate) struct TraceLog {
-    /// The first communicator's, which names the file.
+    /// The id of the first communicator, which names the file.
     id: u64,
     rank: usize,
     world_size: usize,
     me: Peer,
     began: Instant,
-    /// The same moment, since 1970.
+    /// The same moment, in nanoseconds since 1970.
     began_ns: u64,
     folder: Option<PathBuf>,
-    /// The process that keeps it: one that was forked from it writes nothing.
+    /// The process that keeps the log. A process forked from it writes nothing.
     process: Process,
     kept: Mutex<Kept>,
 }
 
 impl TraceLog {
-    /// Begins one, to be written to `folder` in the end.
+    /// Begins a log that is written to `folder` when it is dropped.
     pub(crate) fn new(id: u64, (rank, world_size): (usize, usize), me: Peer, folder: Option<PathBuf>) -> Self {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (began, began_ns) = (Instant::now(), nanoseconds(since_1970));
         Self { id, rank, world_size, me, began, began_ns, folder, process: Process::this(), kept: Mutex::default() }
     }
 
-    /// A log of what a flight recorder knows, with the times that it took.
+    /// Makes a log from the records of a flight recorder, with the times that it recorded.
     pub(crate) fn of_records(id: u64, ranks: (usize, usize), me: Peer, name: &str, records: &[flight::Record]) -> Self {
         let mut log = Self::new(id, ranks, me, None);
         log.began_ns = records.iter().filter_map(|record| record.started_ns).min().unwrap_or(log.began_ns);
@@ -105,15 +106,15 @@ impl TraceLog {
         event::lock(&self.kept)
     }
 
-    /// Adds a communicator. Gives its number.
+    /// Adds a communicator and returns its number.
     pub(crate) fn admit(&self, name: &str) -> u32 {
         let mut kept = self.kept();
         kept.communicators.push(name.to_owned());
         kept.communicators.len() as u32 - 1
     }
 
-    /// A copy of what is kept, so that no call waits while it is written. Empty in a forked process, where a thread of the parent's may have
-    /// held the lock.
+    /// Returns a copy of the log, so that no call waits while the file is written. Returns an empty one in a forked
+    /// process, where a thread of the parent may have held the lock.
     fn copy(&self) -> Kept {
         if self.process.is_foreign() { Kept::default() } else { self.kept().clone() }
     }
@@ -133,13 +134,13 @@ impl TraceLog {
         kept.events.push_back(event);
     }
 
-    /// Writes it into a folder, whole or not at all. Gives the path of the file.
+    /// Writes the log into a folder, whole or not at all, and returns the path of the file.
     pub(crate) fn write(&self, folder: &Path) -> Result<PathBuf> {
         let name = format!("trace-{:016x}-rank{}.json", self.id, self.rank);
         write_whole(folder, &name, &self.to_json(), "the trace")
     }
 
-    /// The file's text.
+    /// Returns the text of the file.
     pub(crate) fn to_json(&self) -> String {
         let kept = self.copy();
         let mut json = Json::default();
@@ -163,7 +164,7 @@ impl TraceLog {
         json.into_text()
     }
 
-    /// What the rank and its tracks are called, and in which order they stand.
+    /// Returns the names of the rank and its tracks, and their order.
     fn names(&self, kept: &Kept) -> Vec<Name> {
         let Peer { host, pid, .. } = &self.me;
         let process = |what, value| Name { what, thread: 0, value };
@@ -217,7 +218,7 @@ impl TraceLog {
         }
     }
 
-    /// What all phases of events have in common.
+    /// Writes what all phases of events have in common.
     fn event(&self, json: &mut Json, event: &Event, phase: &str, at_ns: u64, more: impl FnOnce(&mut Json)) {
         json.object(|json| {
             json.key("ph").text(phase);
@@ -262,7 +263,7 @@ enum Value {
     Number(usize),
 }
 
-/// The number of a track.
+/// Returns the number of a track.
 fn thread(communicator: u32, track: Track) -> u32 {
     let place = LANES.iter().position(|(other, _)| *other == track).unwrap_or_default();
     communicator * LANES.len() as u32 + place as u32 + 1
@@ -302,7 +303,7 @@ impl Event {
         }
     }
 
-    /// `None` where nobody looked when it began, or it has not.
+    /// Returns `None` if the call's start was not timed, or if it has not started.
     fn of_record(record: &flight::Record, communicator: u32, began_ns: u64) -> Option<Self> {
         let started = record.started_ns.filter(|_| record.backend == flight::Backend::Device || record.state != flight::State::Queued)?;
         let start_ns = started.saturating_sub(began_ns);

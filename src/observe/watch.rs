@@ -1,14 +1,19 @@
-//! Who listens to one communicator, and how they are told of its calls.
+//! The observers of one communicator, and how calls are reported to them.
 //!
 //! # Design
 //!
-//! `observe/` tells of calls while they happen. What makes calls holds the communicator's `Observers`: a `Watch`, and a flag that says whether it has an
-//! observer, a trace or an NVTX tool. A call looks at the flag and at `tracing`'s level, one load each, where it begins (`HostBackend::run`, the progress engine,
-//! `Communicator::queue`), and goes a cold way if somebody listens: clock, span, range, the call itself, report. The trace file is not made of
-//! the flight recorder's rings, since these read no clock for the shortest calls; it has a log of its own, which communicators hand on to
-//! those that are made of them, and which is written when the last is gone. A trace that nobody asked for beforehand is made of the rings
-//! all the same, with what they have. Ranks' times are laid side by side by their hosts' clocks. NVTX is a header for C; `observe/nvtx.rs` is the program's
-//! side of it: the tool's library is loaded where `NVTX_INJECTION64_PATH` names one, and fills a table of functions.
+//! `observe/` reports calls while they happen. Everything that makes calls holds the communicator's `Observers`: a
+//! `Watch`, and a flag that is set if there is an observer, a trace or an NVTX tool. When a call begins
+//! (`HostBackend::run`, the progress engine, `Communicator::queue`), it checks the flag and the `tracing` level, one
+//! load each. If something listens, the call takes a cold path: clock, span, range, the call itself, report.
+//!
+//! The trace file does not come from the rings of the flight recorder, because these read no clock for the shortest
+//! calls. It has its own log. Communicators pass the log on to those made from them, and it is written when the last
+//! of them is dropped. A trace that was not requested beforehand is made from the rings, with the times that they
+//! have. The times of several ranks are aligned by their hosts' clocks.
+//!
+//! NVTX is a header for C. `observe/nvtx.rs` is the program's side of it: it loads the tool's library if
+//! `NVTX_INJECTION64_PATH` names one, and the tool fills a table of functions.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -26,10 +31,10 @@ use crate::call::algorithm::Algorithm;
 use crate::error::{Error, Result};
 use crate::flight::{self, Message};
 
-/// Where spans and events of single calls go.
+/// The target of spans and events of single calls.
 const CALL: &str = "collectives::call";
 
-/// Whether `tracing` wants to hear of calls. One load where it wants less.
+/// Whether a `tracing` subscriber wants calls. Costs one load if the level excludes them.
 #[inline]
 fn is_traced() -> bool {
     LevelFilter::current() == LevelFilter::TRACE && is_call_traced()
@@ -40,18 +45,18 @@ fn is_call_traced() -> bool {
     caught(SUBSCRIBER, || tracing::enabled!(target: CALL, tracing::Level::TRACE)).unwrap_or_default()
 }
 
-/// What a call moves, and how.
+/// The bytes that a call moves, and the algorithm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moved {
     pub(crate) bytes: usize,
     pub(crate) algorithm: Option<Algorithm>,
 }
 
-/// Who listens to one communicator. Everything that makes calls has a copy, with the flag beside it.
+/// The observers of one communicator. Everything that makes calls has a copy, with the flag next to it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observers {
     watch: Option<Arc<Watch>>,
-    /// Whether somebody listens, apart from `tracing`.
+    /// Whether anything other than `tracing` listens.
     is_wanted: bool,
 }
 
@@ -60,28 +65,29 @@ impl Observers {
         Self { is_wanted: watch.is_wanted(), watch: Some(Arc::new(watch)) }
     }
 
-    /// Who is to be told of a call; `None`, after two loads, where nobody listens.
+    /// Returns the watch to report a call to; `None`, after two loads, if nothing listens.
     #[inline]
     pub(crate) fn watch(&self) -> Option<&Watch> {
         if self.is_wanted || is_traced() { self.watch.as_deref() } else { None }
     }
 }
 
-/// One communicator, for those who listen.
+/// One communicator as its observers see it.
 #[derive(Debug)]
 pub(crate) struct Watch {
     communicator: String,
     rank: usize,
     world_size: usize,
     observer: Option<Arc<dyn Observer>>,
-    /// The log, which communicators hold and handles that outlive them do not, and the number by which it knows the communicator.
+    /// The log, and the communicator's number in it. The log belongs to the communicators, not to handles that
+    /// outlive them.
     trace: Option<(Weak<TraceLog>, u32)>,
     #[cfg(feature = "cuda")]
     nvtx: Option<&'static super::nvtx::Nvtx>,
 }
 
 impl Watch {
-    /// The watch of a communicator. `injection` is the library of a tool that wants NVTX ranges.
+    /// Creates the watch of a communicator. `injection` is the library of a tool that wants NVTX ranges.
     pub(crate) fn new(
         communicator: &str,
         (rank, world_size): (usize, usize),
@@ -102,7 +108,7 @@ impl Watch {
         }
     }
 
-    /// Whether anybody listens, apart from `tracing`.
+    /// Whether anything other than `tracing` listens.
     fn is_wanted(&self) -> bool {
         #[cfg(feature = "cuda")]
         if self.nvtx.is_some() {
@@ -111,21 +117,21 @@ impl Watch {
         self.observer.is_some() || self.trace.is_some()
     }
 
-    /// A collective of the host, or of the device.
+    /// Describes a collective on the host or on the device.
     pub(crate) fn call(&self, call: &Call, backend: flight::Backend, moved: Moved) -> CallReport<'_> {
         let report = CallReport::of_call(&self.communicator, (self.rank, self.world_size), call);
-        // On a device the number is not the one by which ranks compare calls.
+        // On a device, this number is not the one by which ranks compare calls.
         let sequence = report.sequence.filter(|_| backend == flight::Backend::Host);
         CallReport { backend, sequence, bytes: moved.bytes as u64, algorithm: moved.algorithm, ..report }
     }
 
-    /// A message.
+    /// Describes a message.
     pub(crate) fn message(&self, message: &Message, backend: flight::Backend, bytes: usize) -> CallReport<'_> {
         let report = CallReport::of_message(&self.communicator, (self.rank, self.world_size), message);
         CallReport { backend, bytes: bytes as u64, ..report }
     }
 
-    /// Runs a call, inside a span and a range, and tells how it ended; also where it panics.
+    /// Runs a call inside a span and a range, and reports how it ended, even if it panics.
     pub(crate) fn around<R>(&self, report: CallReport<'_>, track: Track, run: impl FnOnce() -> Result<R>) -> Result<R> {
         let _entered = Entered::new(&report);
         #[cfg(feature = "cuda")]
@@ -140,7 +146,7 @@ impl Watch {
         ended.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Tells of a call that went on without anybody around it, and is over now.
+    /// Reports a call that ran outside [`Watch::around`] and has now ended.
     pub(crate) fn ended(&self, report: CallReport<'_>, elapsed: Duration, error: Option<&Error>, track: Track) {
         let report = CallReport { elapsed, error, ..report };
         let now = Instant::now();
@@ -148,7 +154,7 @@ impl Watch {
         self.tell(&report, now.checked_sub(elapsed).unwrap_or(now), track);
     }
 
-    /// Tells everyone, whatever the others do.
+    /// Reports a call to all observers; a panic in one does not affect the others.
     fn tell(&self, report: &CallReport<'_>, began: Instant, track: Track) {
         let (elapsed_us, bandwidth, result) = (report.elapsed.as_secs_f64() * 1e6, report.bandwidth(), report.result());
         caught(SUBSCRIBER, || match report.error {
@@ -166,7 +172,7 @@ impl Watch {
     }
 }
 
-/// A call's span, which this thread is in. What a subscriber does when it hears of any of it ends nothing.
+/// A call's span, which this thread has entered. A panic in a subscriber is caught here.
 struct Entered(Span);
 
 impl Entered {
@@ -185,7 +191,7 @@ impl Drop for Entered {
     }
 }
 
-/// The span of a call.
+/// Creates the span of a call.
 fn span(report: &CallReport<'_>) -> Span {
     tracing::trace_span!(
         target: CALL,

@@ -1,4 +1,4 @@
-//! Why a rank failed, in a file that its launcher reads.
+//! Writes the reason why a rank failed to a file that its launcher reads.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -12,9 +12,12 @@ use crate::base::regular_file;
 use crate::config;
 use crate::flight::Json;
 
-/// Runs a rank's program, and where it fails writes why into the file that the launcher names, so that the launcher can say it when the
-/// job has ended: `collrun` and torchrun's agent name one in `TORCHELASTIC_ERROR_FILE`, and read what PyTorch's `@record` writes there, which
-/// this is. Without a launcher that names one it writes nothing. An error comes back as it is, and a panic goes on.
+/// Runs a rank's program. If it fails, writes the reason to the file named by the launcher, so that the launcher can
+/// report it when the job has ended.
+///
+/// `collrun` and torchrun's agent name this file in `TORCHELASTIC_ERROR_FILE`. They read the format of PyTorch's
+/// `@record`, which this function writes. If no file is named, nothing is written. An error is returned unchanged,
+/// and a panic continues.
 ///
 /// ```no_run
 /// use collectives::{Communicator, ReduceOp};
@@ -32,7 +35,8 @@ use crate::flight::Json;
 ///
 /// # Errors
 ///
-/// The program's own. That the file cannot be written is told to `tracing` alone: it is no reason to hide why the program failed.
+/// The program's own errors. If the file cannot be written, only `tracing` reports it: that must not hide why the
+/// program failed.
 pub fn record_failure<T, E: Display>(program: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     match catch_unwind(AssertUnwindSafe(program)) {
         Ok(Ok(value)) => Ok(value),
@@ -47,7 +51,7 @@ pub fn record_failure<T, E: Display>(program: impl FnOnce() -> Result<T, E>) -> 
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word")
@@ -69,7 +73,7 @@ fn write(path: &Path, message: &str) -> io::Result<()> {
             json.key("extraInfo").object(|json| {
                 json.key("py_callstack").text(message);
                 json.key("timestamp").text(&since.as_secs().to_string());
-                // Ours alone, by which collrun finds out who was first.
+                // Not in PyTorch's format: collrun uses it to find out which rank failed first.
                 json.key("timestamp_ns").number(since.as_nanos());
             });
         });
@@ -106,7 +110,7 @@ mod tests {
         let path = folder.path().join("error.json");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         assert!(write(&path, "lost rank 3").is_err());
-        // What an earlier attempt wrote is gone.
+        // Text from an earlier attempt is gone.
         std::fs::remove_file(&path).unwrap();
         ["a long reason", "short"].iter().for_each(|reason| write(&path, reason).unwrap());
         assert!(!std::fs::read_to_string(&path).unwrap().contains("long"));

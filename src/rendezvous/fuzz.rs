@@ -1,4 +1,5 @@
-//! What must hold for any bytes that come to the rendezvous: requests, answers, files of stores, URLs, and what launchers say.
+//! Properties that must hold for any bytes that reach the rendezvous: requests, answers, store files, URLs, and
+//! launchers' variables.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,7 +20,7 @@ use crate::base::deadline::Deadline;
 use crate::call::algorithm::{Algorithm, AlgorithmRanges};
 use crate::config::{Config, Transport};
 
-/// Any bytes as a client's requests: decoded alike however they are split, and encoded again to the same bytes.
+/// Any bytes as a client's requests decode to the same however they are split, and encode to the same bytes again.
 pub fn store_requests(data: &[u8]) {
     let whole = decode_requests(data, data.len().max(1));
     for step in [1, 3, 64] {
@@ -29,7 +30,7 @@ pub fn store_requests(data: &[u8]) {
     assert_eq!(again, data[..again.len()], "encoded again");
 }
 
-/// The requests in `data` as it comes in parts, and why there are no more.
+/// Returns the requests in `data` as it arrives in parts, and why there are no more.
 fn decode_requests(data: &[u8], step: usize) -> (Vec<StoreRequest>, Option<String>) {
     let (mut decoder, mut found) = (RequestDecoder::default(), Vec::new());
     for part in data.chunks(step) {
@@ -45,7 +46,7 @@ fn decode_requests(data: &[u8], step: usize) -> (Vec<StoreRequest>, Option<Strin
     (found, None)
 }
 
-/// A request as a client sends it.
+/// Encodes a request as a client sends it.
 fn request_bytes(request: &StoreRequest) -> Vec<u8> {
     let several = |code, keys: &[Vec<u8>]| encode_keys(code, keys.len(), keys.iter().map(Vec::as_slice));
     match request {
@@ -74,7 +75,8 @@ fn request_bytes(request: &StoreRequest) -> Vec<u8> {
     }
 }
 
-/// Any bytes as a server's answer; the first two say to what. Decoded alike however they are split, and encoded again to the same.
+/// Any bytes as a server's answer decode to the same however they are split, and encode to the same again. The first
+/// two bytes select the request.
 pub fn store_replies(data: &[u8]) {
     let Some(([kind, count], data)) = data.split_first_chunk() else { return };
     let expect = match kind % 6 {
@@ -92,19 +94,19 @@ pub fn store_replies(data: &[u8]) {
     if let Ok(Some((reply, rest))) = whole {
         let taken = &data[..data.len() - rest.len()];
         assert_eq!(data[taken.len()..], rest);
-        // How many values a queue holds is not kept, only whether it holds any.
+        // The number of values in a queue is not kept, only whether it holds any.
         let checked = if let Reply::Popped(_) = reply { &taken[8..] } else { taken };
         assert_eq!(reply_bytes(&reply), checked, "encoded again");
     }
 }
 
-/// An answer and what came behind it.
+/// An answer and the bytes after it.
 type Replied = Result<Option<(Reply, Vec<u8>)>, String>;
 
-/// The answer in `data` as it comes in parts.
+/// Returns the answer in `data` as it arrives in parts.
 fn decode_reply(expect: Expect, data: &[u8], step: usize) -> Replied {
     let mut decoder = ReplyDecoder::new(expect);
-    // Once without any: an answer of no fields is there from the start.
+    // Pushes once without bytes: an answer without fields is complete from the start.
     let mut at = 0;
     loop {
         let part = &data[at..(at + step).min(data.len())];
@@ -118,7 +120,7 @@ fn decode_reply(expect: Expect, data: &[u8], step: usize) -> Replied {
     }
 }
 
-/// An answer as a server sends it, without the number before a queue's value.
+/// Encodes an answer as a server sends it, without the number before a queue's value.
 fn reply_bytes(reply: &Reply) -> Vec<u8> {
     let mut bytes = Vec::new();
     match reply {
@@ -135,7 +137,7 @@ fn reply_bytes(reply: &Reply) -> Vec<u8> {
     bytes
 }
 
-/// Any text as a rendezvous URL: what is understood can be written again and means the same.
+/// Any text as a rendezvous URL: what parses can be written again and means the same.
 pub fn urls(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match text.parse::<Rendezvous>() {
@@ -152,7 +154,7 @@ pub fn urls(data: &[u8]) {
     }
 }
 
-/// A rendezvous as a URL.
+/// Writes a rendezvous as a URL.
 fn url_text(rendezvous: &Rendezvous) -> String {
     let place = match &rendezvous.method {
         Method::Env => "env://".to_owned(),
@@ -167,7 +169,8 @@ fn url_text(rendezvous: &Rendezvous) -> String {
     if query.is_empty() { place } else { format!("{place}?{}", query.join("&")) }
 }
 
-/// Lines of `NAME=value` as a launcher's variables: what they say is within its bounds, and said plainly it means the same.
+/// Lines of `NAME=value` as a launcher's variables: the result is within its limits, and means the same in plain
+/// variables.
 pub fn launchers(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let variables: Vec<(&str, &str)> = text.lines().filter_map(|line| line.split_once('=')).collect();
@@ -192,7 +195,7 @@ pub fn launchers(data: &[u8]) {
     assert!(agent_store || !launch.agent_store);
 }
 
-/// Lines of `NAME=value` as the variables that set what a communicator was not told.
+/// Lines of `NAME=value` as the variables for settings that a communicator's code leaves open.
 pub fn settings(data: &[u8]) {
     let mut unstructured = Unstructured::new(data);
     let is_set = unstructured.arbitrary::<bool>().unwrap_or_default();
@@ -217,10 +220,11 @@ pub fn settings(data: &[u8]) {
     }
 }
 
-/// Long enough for a lock that nobody else wants.
+/// Long enough for a lock that no other process wants.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Any bytes as a store's file: an error, or records that mean the same when written again; and a store that works on it.
+/// Any bytes as a store's file give an error, or records that mean the same when written again. A store then works on
+/// the file.
 pub fn file_log(data: &[u8]) {
     let (file, path) = memory_file(data);
     let mut log = Log::default();
@@ -228,7 +232,7 @@ pub fn file_log(data: &[u8]) {
         Err(error) => assert!(error.to_string().contains("store file"), "{error}"),
         Ok(_) => check_records(&log),
     }
-    // Half a record or a counter that is no number is an error of every call.
+    // Half a record, or a counter that is not a number, is an error of every call.
     if let Ok(store) = FileStore::open(&path, None, LOCK_LIMIT) {
         store.set("key", b"value").expect("a store that opens can be written");
         assert_eq!(store.get("key", Duration::ZERO).expect("just set"), b"value");
@@ -240,7 +244,7 @@ pub fn file_log(data: &[u8]) {
     drop(file);
 }
 
-/// Writes what was read to another file, which must then say the same.
+/// Writes the records to another file, which must then contain the same.
 fn check_records(log: &Log) {
     let records = |log: &Log| log.keys().map(|key| (key.to_vec(), log.value(key).map(<[u8]>::to_vec))).collect::<BTreeMap<_, _>>();
     let expected = records(log);
@@ -248,7 +252,7 @@ fn check_records(log: &Log) {
     let mut writer = Log::default();
     let opened = writer.open(&path, Access::Existing, &Deadline::after(LOCK_LIMIT)).and_then(|opened| opened.present(&path));
     let mut target = opened.expect("an empty file is a store");
-    // One at a time: what was read before is not read again.
+    // One at a time: records read before are not read again.
     for (key, value) in &expected {
         writer.append(&mut target, &path, &[(key, value.as_deref().unwrap_or_default())]).expect("written");
     }
@@ -259,7 +263,7 @@ fn check_records(log: &Log) {
     drop(file);
 }
 
-/// A file without a name, which is gone when it is closed, and a path to it.
+/// Creates an unnamed file, which disappears when it is closed, and a path to it.
 fn memory_file(content: &[u8]) -> (File, PathBuf) {
     let file = rustix::fs::memfd_create("store", rustix::fs::MemfdFlags::CLOEXEC).expect("memory for a file");
     let mut file = File::from(file);
@@ -268,24 +272,25 @@ fn memory_file(content: &[u8]) -> (File, PathBuf) {
     (file, path)
 }
 
-/// The client that behaves.
+/// The client that behaves correctly.
 const WITNESS: ClientId = 9;
-/// How many others there are.
+/// The number of other clients.
 const CLIENTS: ClientId = 3;
 
-/// What several clients send, in parts: each a byte for the client, one for the length, and as many bytes. The answers do not depend
-/// on how a part is split, a client that is refused stays so, and one that behaves is served to the end.
+/// What several clients send, in parts: a byte for the client, one for the length, and that many bytes. The answers
+/// do not depend on how a part is split. A client that was refused stays refused, and one that behaves correctly is
+/// served to the end.
 pub fn store_service(data: &[u8]) {
     let mut whole = serve(data, usize::MAX);
     let mut split = serve(data, 1);
     if data.contains(&query::LIST_KEYS) {
-        // Keys come in no order.
+        // Keys come in no particular order.
         whole.iter_mut().chain(&mut split).for_each(|(answers, _)| answers.sort_unstable());
     }
     assert_eq!(whole, split, "byte by byte");
 }
 
-/// What each client has been answered, and why it was refused.
+/// The answers that each client received, and why it was refused.
 type Answers = Vec<(Vec<u8>, Option<String>)>;
 
 fn serve(mut data: &[u8], step: usize) -> Answers {
@@ -302,7 +307,7 @@ fn serve(mut data: &[u8], step: usize) -> Answers {
         data = rest;
         let id = ClientId::from(*client) % CLIENTS;
         bytes.chunks(step.min(bytes.len().max(1))).for_each(|part| service.receive(id, part));
-        // The longest numbers of clients hang up.
+        // Clients disconnect at the highest client bytes.
         if *client >= 0xf0 {
             collect(&mut service, &mut told);
             service.disconnect(id);
@@ -318,7 +323,7 @@ fn serve(mut data: &[u8], step: usize) -> Answers {
     told
 }
 
-/// Takes the answers; a client that was refused is no longer read from.
+/// Takes the answers. A client that was refused is no longer read from.
 fn collect(service: &mut Service, told: &mut Answers) {
     for (id, (answers, refusal)) in (0..).zip(told) {
         while !service.unsent(id).is_empty() {
@@ -333,7 +338,7 @@ fn collect(service: &mut Service, told: &mut Answers) {
     }
 }
 
-/// That the client that behaves is answered.
+/// Checks that the correct client is answered.
 fn check_witness(service: &mut Service) {
     service.receive(WITNESS, &[&[query::PING][..], &7_u32.to_le_bytes()].concat());
     assert_eq!(service.unsent(WITNESS), 7_u32.to_le_bytes());
@@ -345,7 +350,7 @@ fn validate() -> Vec<u8> {
     [&[query::VALIDATE][..], &MAGIC.to_le_bytes()].concat()
 }
 
-/// Inputs to begin with: what clients, servers, users and launchers say in order.
+/// Returns initial inputs: valid bytes of clients, servers, users and launchers.
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut seeds: Vec<(&'static str, Vec<u8>)> = Vec::new();
     let requests = requests();
@@ -392,7 +397,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     seeds
 }
 
-/// One request of each kind.
+/// Returns one request of each kind.
 fn requests() -> Vec<Vec<u8>> {
     let (key, value) = (b"/key".to_vec(), b"12".to_vec());
     let keys = vec![key.clone(), b"/other".to_vec()];

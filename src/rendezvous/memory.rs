@@ -31,7 +31,7 @@ pub struct MemoryStore {
     shared: Arc<Shared>,
 }
 
-/// What clones share: the table, and a condition variable that is notified when it changes.
+/// State shared by clones: the table, and a condition variable that is notified of changes.
 #[derive(Debug, Default)]
 struct Shared {
     table: Mutex<Table>,
@@ -39,25 +39,25 @@ struct Shared {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The table. A panic elsewhere cannot leave it half changed, so a poisoned lock is as good as any.
+    /// Locks the table. A panic cannot leave it half changed, so a poisoned lock can be used.
     fn table(&self) -> MutexGuard<'_, Table> {
         self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the table and wakes everyone who waits.
+    /// Changes the table and wakes all waiting callers.
     fn change<T>(&self, call: &'static str, change: impl FnOnce(&mut Table) -> std::result::Result<T, Refusal>) -> Result<T> {
         let result = change(&mut self.table());
         self.shared.changed.notify_all();
         result.map_err(|Refusal(reason)| Error::argument(call, reason))
     }
 
-    /// Waits until `ready` finds what it wants in the table, or says `None` when the deadline has passed.
+    /// Waits until `ready` returns something. Returns `None` once the deadline has passed.
     fn wait_until<T>(&self, deadline: &Deadline, mut ready: impl FnMut(&mut Table) -> Option<T>) -> Option<T> {
         let mut table = self.table();
         loop {
@@ -72,7 +72,7 @@ impl MemoryStore {
         }
     }
 
-    /// The error for keys that did not come in time.
+    /// Makes the error for keys that did not come in time.
     fn missing(&self, keys: &[&str], deadline: &Deadline) -> Error {
         let table = self.table();
         let missing: Vec<&str> = keys.iter().copied().filter(|key| !table.has(key.as_bytes())).collect();

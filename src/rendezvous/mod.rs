@@ -41,41 +41,42 @@ use crate::base::tuning::bootstrap::LAST_QUESTIONS;
 use crate::base::tuning::store::TELL_OF_OUTSIDER;
 use crate::error::{Error, Result};
 
-/// The store at which the ranks of a job meet, and who this process is among them.
+/// The store at which the ranks of a job meet, and this process's place among them.
 ///
 /// Fields are dropped in this order: the store before the server, which waits for its clients to leave.
 pub(crate) struct JobStore {
-    /// The store, which all ranks share. Its keys have a prefix of their own, for each attempt of an elastic job.
+    /// The store that all ranks share. Its keys have a prefix, a new one for each attempt of an elastic job.
     pub(crate) store: Arc<dyn Store>,
     /// This process's rank.
     pub(crate) rank: usize,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(crate) world_size: usize,
-    /// Where the store is one that a launcher's agent serves, and which outlives this meeting: its address and prefix.
+    /// The address and prefix of the store, if a launcher's agent serves it. Such a store outlives this communicator.
     pub(crate) agent: Option<String>,
-    /// Where the store is, unless it is in a file.
+    /// The address of the store, unless it is a file.
     pub(crate) address: Option<StoreAddress>,
-    /// The server of the store, on rank 0 where it serves it.
+    /// The server of the store, if this is rank 0 and rank 0 serves it.
     pub(crate) server: Option<TcpStoreServer>,
     /// The address by which this host reached the store; `None` for a file.
     pub(crate) local_address: Option<IpAddr>,
-    /// Where the store may be out of reach of other hosts.
+    /// Set if other hosts may be unable to reach the store.
     pub(crate) confined: Option<Confined>,
 }
 
-/// Where the store of a job is, for those who connect to it once more.
+/// The address of a job's store, for connecting to it again.
 #[derive(Clone)]
 pub(crate) struct StoreAddress {
     host: String,
     port: u16,
     prefix: String,
     secret: Option<Secret>,
-    /// Who serves it, and for how long.
+    /// Which process serves it, and for how long.
     served: &'static str,
 }
 
 impl StoreAddress {
-    /// One more connection to the store, which is bounded by `timeout`, as are requests that have no limit of their own.
+    /// Opens another connection to the store. `timeout` limits the connection and each request that has no limit of
+    /// its own.
     pub(crate) fn open(&self, timeout: Duration) -> Result<Arc<dyn Store>> {
         let store = TcpStore::open_again(&self.host, self.port, timeout, self.secret.as_ref(), self.served)?;
         Ok(Arc::new(PrefixStore::new(&self.prefix, Arc::new(store))))
@@ -89,8 +90,9 @@ impl fmt::Debug for JobStore {
     }
 }
 
-/// Connects to the store that `rendezvous` names, until `deadline`, as long as which its requests may take. `secret` is what the other end of a connection must know. `environment`
-/// reads one variable, and `parent_process` is the id of the process that started this one: both matter only where launchers do.
+/// Connects to the store that `rendezvous` names, until `deadline`, which also limits its requests. `secret` is what
+/// the other end of a connection must know. `environment` reads one variable, and `parent_process` is the id of the
+/// process that started this one. Both matter only if a launcher is involved.
 pub(crate) fn connect(
     rendezvous: &Rendezvous,
     deadline: &Deadline,
@@ -124,7 +126,7 @@ pub(crate) fn connect(
     }
 }
 
-/// What the launcher says. A rank or size in the URL stands for the variable of that name.
+/// Returns what the launcher specifies. A rank or size in the URL replaces the variable of that name.
 fn from_env(rendezvous: &Rendezvous, environment: &dyn Fn(&str) -> Option<String>, parent_process: u32) -> Result<Launch> {
     let given = |name: &str| match name {
         "RANK" => rendezvous.rank,
@@ -142,7 +144,7 @@ fn from_env(rendezvous: &Rendezvous, environment: &dyn Fn(&str) -> Option<String
     Ok(launch)
 }
 
-/// The rank and size that a URL must say.
+/// Returns the rank and size, which this URL must contain.
 fn numbers(rendezvous: &Rendezvous, scheme: &str) -> Result<(usize, usize)> {
     let missing = |name: &str| Error::config(format!("{scheme} URL"), format!("{name} is missing; write ?rank=R&world_size=N at its end"));
     let rank = rendezvous.rank.ok_or_else(|| missing("rank"))?;
@@ -150,7 +152,7 @@ fn numbers(rendezvous: &Rendezvous, scheme: &str) -> Result<(usize, usize)> {
     Ok((rank, world_size))
 }
 
-/// Serves the store where that is this process's part, and connects to it.
+/// Serves the store if this process has to, and connects to it.
 fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secret>) -> Result<JobStore> {
     let Launch { rank, world_size, ref address, mut port, .. } = *launch;
     if rank >= world_size {
@@ -210,8 +212,8 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
     })
 }
 
-/// Refuses a rank that its world does not have. Where the others' store is there, they are told by the exchange over it, so that they do not
-/// wait for the rank whose number is missing.
+/// Refuses a rank that its world does not have. If the other ranks' store exists, the exchange over it notifies them,
+/// so that they do not wait for the missing rank.
 fn connect_outside(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<JobStore> {
     let Launch { rank, world_size, ref address, port, .. } = *launch;
     let reason = format!("its world has {world_size} ranks, 0 to {}, by {}", world_size.saturating_sub(1), launch.launcher);
@@ -223,18 +225,19 @@ fn connect_outside(launch: &Launch, timeout: Duration, secret: Option<&Secret>) 
     Ok(JobStore { store, rank, world_size, agent, address: None, server: None, local_address: None, confined: None })
 }
 
-/// That the store's address is one of the loopback interface here, which no other host can reach: some systems give a host's own name such an
-/// address. A launcher's own store may listen on others as well.
+/// The store's address is a loopback address on this host, which no other host can reach. Some systems assign such an
+/// address to a host's own name. A launcher's own store may also listen on other addresses.
 #[derive(Debug, Clone)]
 pub(crate) struct Confined(String);
 
 impl Confined {
-    /// Whether a job's address is, by its `addresses` here. `None` also where all ranks are known to share this host.
+    /// Checks whether the job's address, resolved here to `addresses`, is confined to this host. Returns `None` also
+    /// if all ranks are known to share this host.
     ///
     /// # Errors
     ///
-    /// Where several hosts are known to take part, and the address is a name. Loopback addresses themselves are left to who tries several hosts
-    /// on one.
+    /// Fails if several hosts are known to take part and the address is a name. Literal loopback addresses are
+    /// allowed, for running several simulated hosts on one.
     fn of(launch: &Launch, addresses: &[SocketAddr]) -> Result<Option<Self>> {
         let Some(first) = addresses.first().filter(|_| addresses.iter().all(|address| address.ip().is_loopback())) else { return Ok(None) };
         if launch.agent_store || launch.hosts() == Hosts::One {
@@ -257,7 +260,7 @@ impl Confined {
         Ok(Some(Self(format!("{name:?} is the job's address; {reason}"))))
     }
 
-    /// Says so in the error of a deadline that passed, or of a store that was not found.
+    /// Adds this explanation to the error of a passed deadline.
     pub(crate) fn blame(confined: Option<&Self>, error: Error) -> Error {
         match (confined, error) {
             (Some(Self(words)), Error::Timeout { doing, elapsed, missing, arrived, meanwhile }) => {

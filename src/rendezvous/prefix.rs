@@ -1,4 +1,4 @@
-//! A store seen through a prefix, so that several users of one store do not meet.
+//! A view of a store through a prefix, so that several users of one store do not collide.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::store::Store;
 use crate::error::Result;
 
-/// Puts a prefix and a slash before every key of another store.
+/// A store that adds a prefix and a slash to every key of another store.
 ///
-/// Prefixes of nested stores are joined from the inside out: the innermost store's prefix comes first.
-/// [`num_keys`](Store::num_keys) counts the keys of the whole store, [`list_keys`](Store::list_keys) lists only those with the prefix.
+/// The prefixes of nested stores are joined: the innermost store's prefix comes first. [`num_keys`](Store::num_keys)
+/// counts the keys of the whole store. [`list_keys`](Store::list_keys) lists only those with the prefix.
 ///
 /// # Examples
 ///
@@ -29,23 +29,23 @@ use crate::error::Result;
 /// ```
 #[derive(Clone)]
 pub struct PrefixStore {
-    /// With its slash.
+    /// The prefix with its slash.
     prefix: String,
     inner: Arc<dyn Store>,
 }
 
 impl PrefixStore {
-    /// Sees `inner` through `prefix`.
+    /// Creates a view of `inner` through `prefix`.
     pub fn new(prefix: impl Into<String>, inner: Arc<dyn Store>) -> Self {
         Self { prefix: prefix.into() + "/", inner }
     }
 
-    /// The key in the inner store.
+    /// Returns the key in the inner store.
     fn key(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
 
-    /// Several keys in the inner store.
+    /// Returns several keys of the inner store.
     fn keys(&self, keys: &[&str]) -> Vec<String> {
         keys.iter().map(|key| self.key(key)).collect()
     }
@@ -57,7 +57,7 @@ impl fmt::Debug for PrefixStore {
     }
 }
 
-/// Borrows a list of keys as the trait takes them.
+/// Borrows a list of keys in the form that the trait takes.
 fn borrow(keys: &[String]) -> Vec<&str> {
     keys.iter().map(String::as_str).collect()
 }

@@ -1,4 +1,4 @@
-//! What every store can do: keys, values, counters, queues, and waits that end.
+//! The interface of every store: keys, values, counters, queues, and waits with a timeout.
 
 use std::time::Duration;
 
@@ -6,18 +6,19 @@ use super::limits;
 use crate::base::deadline::Deadline;
 use crate::error::{Error, Result};
 
-/// A small key-value store shared by the ranks of a job, with the meanings of `torch.distributed.Store`.
+/// A small key-value store shared by the ranks of a job, with the semantics of `torch.distributed.Store`.
 ///
-/// Keys are text of at most 8 KiB, values are bytes of at most 8 MiB. Numbers made by [`add`](Store::add) are kept as decimal text, so
-/// that [`get`](Store::get) of a counter reads `b"42"`. Every call can be made from any thread.
+/// Keys are text of at most 8 KiB, values are bytes of at most 8 MiB. Numbers made by [`add`](Store::add) are kept as
+/// decimal text, so [`get`](Store::get) of a counter returns `b"42"`. Any thread can make every call.
 ///
 /// A store is for start-up and small agreements: nothing in it is fast, and nothing in it is secret.
 ///
 /// # Errors
 ///
-/// Every call fails with [`Error::InvalidArgument`] where a key or value is too long, and with [`Error::Io`] or [`Error::Protocol`]
-/// where what lies behind the store (a server, a file) fails or says nonsense. Calls that take a `timeout` fail with
-/// [`Error::Timeout`] once it has passed; the error's `doing` names the keys that were still missing. A timeout of zero looks once.
+/// Every call fails with [`Error::InvalidArgument`] if a key or value is too long. It fails with [`Error::Io`] or
+/// [`Error::Protocol`] if what implements the store (a server, a file) fails or returns nonsense. Calls that take a
+/// `timeout` fail with [`Error::Timeout`] once it has passed; the error's `doing` names the keys that were still
+/// missing. A timeout of zero checks once.
 ///
 /// # Examples
 ///
@@ -35,123 +36,124 @@ use crate::error::{Error, Result};
 /// # }
 /// ```
 pub trait Store: Send + Sync {
-    /// Sets `key` to `value` and wakes those who wait for it.
+    /// Sets `key` to `value` and wakes the callers that wait for it.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Waits until `key` is there and returns its value.
+    /// Waits until `key` exists and returns its value.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
-    /// Adds `delta` to the number at `key` (0 where there is none) and returns the sum.
+    /// Adds `delta` to the number at `key` (0 if absent) and returns the sum.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`]; also where the value at `key` is not a decimal number or the sum leaves the range of `i64`. A TCPStore
-    /// server can only answer that by closing the connection, so a [`TcpStore`](crate::store::TcpStore) is of no use afterwards.
+    /// See [`Store`]; also if the value at `key` is not a decimal number or the sum exceeds the range of `i64`. A
+    /// TCPStore server can report that only by closing the connection, so a [`TcpStore`](crate::store::TcpStore) is
+    /// unusable afterwards.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
-    /// Sets `key` to `desired` where its value is `expected`, and returns the value that `key` then has.
+    /// Sets `key` to `desired` if its value is `expected`, and returns the value that `key` then has.
     ///
-    /// An absent key is set where `expected` is empty. Where it is not, nothing is set and `expected` comes back, although the key
-    /// does not exist: so PyTorch's stores answer, and so do these.
+    /// An absent key is set if `expected` is empty. If `expected` is not empty, nothing is set and `expected` is
+    /// returned, although the key does not exist. PyTorch's stores do the same.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
 
-    /// Waits until every one of `keys` is there, as a value or as a queue that is not empty.
+    /// Waits until every one of `keys` exists, as a value or as a queue that is not empty.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
 
-    /// Whether every one of `keys` is there now, as a value or as a queue that is not empty.
+    /// Returns whether every one of `keys` exists now, as a value or as a queue that is not empty.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
-    /// Deletes `key` and says whether it was there. Wakes nobody.
+    /// Deletes `key` and returns whether it existed. Wakes no caller.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn delete_key(&self, key: &str) -> Result<bool>;
 
-    /// How many keys there are, whatever their prefix, with those that the store keeps for itself, without queues.
+    /// Returns the number of keys, whatever their prefix. The store's own keys count, queues do not.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn num_keys(&self) -> Result<i64>;
 
-    /// Puts `value` behind what `key` holds; sets `key` where it is absent.
+    /// Appends `value` to the value of `key`; sets `key` if it is absent.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn append(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Waits until every one of `keys` is there and returns their values in the same order.
+    /// Waits until every one of `keys` exists and returns their values in the same order.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>>;
 
-    /// Sets several keys in one go.
+    /// Sets several keys in one request.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
 
-    /// Puts `value` at the end of the queue `key`.
+    /// Appends `value` to the queue `key`.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`]; [`Error::Unsupported`] where the store has no queues.
+    /// See [`Store`]; [`Error::Unsupported`] if the store has no queues.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until the queue `key` is not empty and takes its first value.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`]; [`Error::Unsupported`] where the store has no queues.
+    /// See [`Store`]; [`Error::Unsupported`] if the store has no queues.
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
-    /// How many values the queue `key` holds; 0 where there is no such queue.
+    /// Returns the number of values in the queue `key`; 0 if there is no such queue.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`]; [`Error::Unsupported`] where the store has no queues.
+    /// See [`Store`]; [`Error::Unsupported`] if the store has no queues.
     fn queue_len(&self, key: &str) -> Result<i64>;
 
-    /// The keys that were set through this store, in no order, without queues.
+    /// Returns the keys that were set through this store, in no particular order, without queues.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     fn list_keys(&self) -> Result<Vec<String>>;
 
-    /// Waits until `world_size` callers have come to the barrier `key`.
+    /// Waits until `world_size` callers have reached the barrier `key`.
     ///
-    /// The key holds a plain counter that is never set back, so every barrier needs a key of its own; a caller whose time runs
-    /// out leaves its count behind.
+    /// The key holds a plain counter that is never reset, so every barrier needs its own key. A caller that times out
+    /// stays counted.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`]; [`Error::InvalidArgument`] where `world_size` is 0.
+    /// See [`Store`]; [`Error::InvalidArgument`] if `world_size` is 0.
     fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
         check_barrier(key, world_size)?;
         let deadline = Deadline::after(timeout);
@@ -176,30 +178,30 @@ pub(super) fn check_barrier(key: &str, world_size: usize) -> Result<()> {
     Ok(())
 }
 
-/// The error of a barrier whose time has run out; `arrived` is how many had come, where it could be asked.
+/// Makes the error of a barrier that timed out; `arrived` is the number of callers that had reached it, if known.
 pub(super) fn barrier_timeout(key: &str, world_size: usize, arrived: Option<i64>, deadline: &Deadline) -> Error {
     let arrived = arrived.map_or_else(|| "an unknown number".to_owned(), |arrived| arrived.to_string());
     timeout(format!("waiting at the store's barrier {key:?}, to which {arrived} of {world_size} have come"), deadline)
 }
 
-/// What a store lacks of some keys.
+/// The keys that a store lacks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Missing<'a> {
-    /// Those that are not there, in order.
+    /// Keys that do not exist, in order.
     pub(crate) absent: Vec<&'a str>,
-    /// Those of which that was not found out, in order.
+    /// Keys whose state was not determined, in order.
     pub(crate) unknown: Vec<&'a str>,
 }
 
 impl<'a> Missing<'a> {
-    /// Both, in order of the keys if all of one kind come first.
+    /// Returns the absent keys, then the unknown ones, each in order.
     pub(super) fn in_order(self) -> Vec<&'a str> {
         [self.absent, self.unknown].concat()
     }
 }
 
-/// Finds out which of `keys` are missing by asking whether all of several are there: of `n` keys that lack one it asks 2 log₂ `n` times. It
-/// stops asking once `may_ask` says so.
+/// Finds which of `keys` are missing by asking whether all keys of a set exist. To find one missing key of `n`, it
+/// asks 2 log₂ `n` times. It stops asking once `may_ask` returns `false`.
 pub(crate) fn missing<'a>(
     keys: &[&'a str],
     may_ask: &mut dyn FnMut() -> bool,
@@ -210,7 +212,7 @@ pub(crate) fn missing<'a>(
     Ok(missing)
 }
 
-/// [`missing`] for one part of the keys, which may be known to lack one.
+/// Does the same as [`missing`] for a part of the keys. With `lacks_one` at least one of them is known to be missing.
 fn find_missing<'a>(
     keys: &[&'a str],
     lacks_one: bool,
@@ -241,7 +243,7 @@ fn find_missing<'a>(
     find_missing(right, is_left_whole, missing, may_ask, all_there)
 }
 
-/// The error of a wait whose time has run out, naming what is still missing of `keys` keys.
+/// Makes the error of a wait that timed out; it names the missing ones of `keys` keys.
 pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -> Error {
     const NAMED: usize = 16;
     let named = missing.iter().take(NAMED).map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ");
@@ -250,7 +252,7 @@ pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -
         more => format!(" and {more} more"),
     };
     let words = if missing.is_empty() {
-        // The keys came between the end of the wait and the question which of them were missing.
+        // The keys were set between the end of the wait and the check for missing keys.
         format!("waiting for {keys} keys of the store, the last of which came too late")
     } else {
         format!("waiting for {keys} keys of the store, of which {} are missing: {named}{more}", missing.len())
@@ -258,7 +260,7 @@ pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -
     timeout(words, deadline)
 }
 
-/// A timeout of a store: it knows keys, not ranks.
+/// Makes a store's timeout error. A store knows keys, not ranks.
 pub(super) fn timeout(doing: String, deadline: &Deadline) -> Error {
     Error::Timeout { doing, elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
 }
@@ -268,7 +270,7 @@ mod tests {
     use super::*;
     use crate::base::random::Random;
 
-    /// What is found of keys of which some are there, and how often it was asked.
+    /// Returns the absent keys, the unknown keys and the number of questions, for keys of which some exist.
     fn found(there: &[bool], most: usize) -> (Vec<usize>, Vec<usize>, usize) {
         let names: Vec<String> = (0..there.len()).map(|key| key.to_string()).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -294,7 +296,7 @@ mod tests {
                 assert_eq!((&absent, unknown.len()), (&expected, 0), "{keys} keys, one of {of} missing");
                 let most = 1 + 2 * expected.len() * (keys.max(1).ilog2() as usize + 1);
                 assert!(asked <= most.min(2 * keys + 1), "{asked} questions for {} of {keys} keys", expected.len());
-                // Stopped at any moment, what it says is true.
+                // If it stops early, its answer is still correct.
                 let (absent, unknown, asked) = found(&there, random.below(40));
                 assert!(asked < 40 && absent.iter().all(|key| !there[*key]));
                 assert!(expected.iter().all(|key| absent.contains(key) || unknown.contains(key)));

@@ -1,35 +1,37 @@
-//! Keys, values and queues in memory, with PyTorch's rules: what a server and an in-process store share. Nothing waits here.
+//! Keys, values and queues in memory, with PyTorch's rules, shared by the server and the in-process store. No call
+//! here waits.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::limits::{TABLE_BYTES, VALUE_BYTES};
 
-/// Why a request cannot be carried out.
+/// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal(pub(super) String);
 
-/// A key as it was sent: any bytes.
+/// A key as it was sent, of arbitrary bytes.
 pub(super) type Key = Vec<u8>;
 
-/// What an entry counts besides its key and its value, so that empty ones are not free: about what it takes of memory.
+/// Bytes that an entry counts in addition to its key and value, so that empty entries are not free. It is about the
+/// memory that an entry takes.
 const ENTRY_BYTES: usize = 96;
 
-/// What an entry counts.
+/// Returns the bytes that an entry counts.
 fn cost(key: &[u8], value: &[u8]) -> usize {
     key.len() + value.len() + ENTRY_BYTES
 }
 
-/// The state of a store.
+/// The content of a store.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     values: HashMap<Key, Vec<u8>>,
     queues: HashMap<Key, VecDeque<Vec<u8>>>,
-    /// What all entries count, so that no client can fill the memory.
+    /// The total cost of all entries, limited so that no client can fill the memory.
     bytes: usize,
 }
 
 impl Table {
-    /// Accounts for `more` bytes, or refuses them.
+    /// Adds `more` bytes to the total, or refuses.
     fn reserve(&mut self, more: usize) -> Result<(), Refusal> {
         let bytes = self.bytes.saturating_add(more);
         if bytes > TABLE_BYTES {
@@ -57,12 +59,12 @@ impl Table {
         Ok(())
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(super) fn value(&self, key: &[u8]) -> Option<&[u8]> {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    /// Adds to the decimal number at a key.
+    /// Adds to the decimal number at a key and returns the sum.
     pub(super) fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, Refusal> {
         let old = self.value(key).map_or(Ok(0), |value| parse_number(key, value))?;
         let sum = old
@@ -72,10 +74,10 @@ impl Table {
         Ok(sum)
     }
 
-    /// Sets a key where it has the expected value; says what it has then, and whether it was set.
+    /// Sets a key if it has the expected value. Returns the value that the key then has.
     pub(super) fn compare_set(&mut self, key: &[u8], expected: Vec<u8>, desired: Vec<u8>) -> Result<Vec<u8>, Refusal> {
         match self.value(key) {
-            // An absent key counts as empty; asked for anything else, PyTorch answers what was expected.
+            // An absent key counts as empty. For any other expected value, PyTorch returns that value.
             None if !expected.is_empty() => return Ok(expected),
             Some(value) if value != expected => return Ok(value.to_vec()),
             _ => {}
@@ -84,7 +86,7 @@ impl Table {
         Ok(desired)
     }
 
-    /// Puts a value behind that of a key.
+    /// Appends to the value of a key.
     pub(super) fn append(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
         let Some(old) = self.values.get(key) else { return self.set(key, value.to_vec()) };
         if old.len() + value.len() > VALUE_BYTES {
@@ -98,29 +100,29 @@ impl Table {
         Ok(())
     }
 
-    /// Whether a key is there, as a value or as a queue that is not empty.
+    /// Whether a key exists, as a value or as a queue that is not empty.
     pub(super) fn has(&self, key: &[u8]) -> bool {
         self.values.contains_key(key) || self.queue_len(key) > 0
     }
 
-    /// Deletes a key.
+    /// Deletes a key and returns whether it existed.
     pub(super) fn delete(&mut self, key: &[u8]) -> bool {
         let Some(value) = self.values.remove(key) else { return false };
         self.bytes -= cost(key, &value);
         true
     }
 
-    /// How many keys there are, without queues.
+    /// Returns the number of keys, without queues.
     pub(super) fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// All keys, without queues.
+    /// Returns all keys, without queues.
     pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
         self.values.keys()
     }
 
-    /// Puts a value at the end of a queue.
+    /// Appends a value to a queue.
     pub(super) fn push(&mut self, key: &[u8], value: Vec<u8>) -> Result<(), Refusal> {
         self.reserve(cost(key, &value))?;
         self.queues.entry(key.to_vec()).or_default().push_back(value);
@@ -138,13 +140,13 @@ impl Table {
         Some(value)
     }
 
-    /// How many values a queue holds.
+    /// Returns the number of values in a queue.
     pub(super) fn queue_len(&self, key: &[u8]) -> usize {
         self.queues.get(key).map_or(0, VecDeque::len)
     }
 }
 
-/// The decimal number that a counter's value is.
+/// Parses the decimal number that is a counter's value.
 pub(super) fn parse_number(key: &[u8], value: &[u8]) -> Result<i64, Refusal> {
     std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
         let begin = &value[..value.len().min(40)];

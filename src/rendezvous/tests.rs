@@ -1,4 +1,4 @@
-//! Stores against each other, and whole start-ups.
+//! Tests of stores against each other, and of whole start-ups.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ mod ports;
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Variables by name.
+/// Returns a reader of these variables.
 fn reader(pairs: &[(&str, String)]) -> impl Fn(&str) -> Option<String> + use<> {
     let pairs: Vec<(String, String)> = pairs.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     move |name| pairs.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone())
@@ -22,7 +22,7 @@ fn nothing(_: &str) -> Option<String> {
     None
 }
 
-/// Every store answers the same questions alike.
+/// Every store answers the same questions in the same way.
 #[test]
 fn all_stores_agree() {
     let folder = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn threads_wait_for_each_other_in_memory() {
     assert_eq!(popped, [[0], [1], [2], [3]]);
 }
 
-/// Starts `size` threads that open the same rendezvous and tell each other their ranks; returns who served.
+/// Starts `size` threads that open the same rendezvous and exchange their ranks; returns the ranks that served.
 fn start(size: usize, open: impl Fn(usize) -> Result<JobStore> + Sync) -> Vec<usize> {
     let servers = std::sync::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -181,7 +181,7 @@ fn ranks_meet_by_variables() {
         connect(&Rendezvous::env(), &Deadline::after(LONG), None, &reader(&variables), 1)
     });
     assert_eq!(servers, [0]);
-    // The URL may say what the variables do not.
+    // The URL may give what the variables do not.
     let variables = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", free_port().to_string())];
     let servers = start(2, |rank| {
         connect(&format!("env://?rank={rank}&world_size=2").parse()?, &Deadline::after(LONG), None, &reader(&variables), 1)
@@ -235,7 +235,7 @@ fn what_a_url_lacks_is_said() {
     assert!(error.to_string().contains("neither") || error.to_string().contains("WORLD_SIZE"), "{error}");
 }
 
-/// A job's launch at this address, with so many ranks on this host as it is told.
+/// A job's launch at this address, with `local_world_size` ranks on this host.
 fn launch_at(address: &str, local_world_size: Option<usize>, agent_store: bool) -> Launch {
     Launch {
         rank: 0,
@@ -258,7 +258,7 @@ fn a_name_of_the_loopback_interface_is_refused_where_several_hosts_take_part_and
     let of = |name: &str, local, agent, addresses: &[SocketAddr]| Confined::of(&launch_at(name, local, agent), addresses);
     let error = of("host1", Some(2), false, &loopback).unwrap_err().to_string();
     assert!(error.contains("MASTER_ADDR=\"host1\"") && error.contains("127.0.1.1") && error.contains("/etc/hosts"), "{error}");
-    // One host, an address that others reach, another's own store that listens everywhere, nobody known.
+    // One host, an address that others can reach, a launcher's own store, no known address.
     assert!(of("host1", Some(4), false, &loopback).unwrap().is_none());
     assert!(of("host1", Some(2), false, &addresses(&["127.0.1.1:1", "10.0.0.1:1"])).unwrap().is_none());
     assert!(of("host1", Some(2), true, &loopback).unwrap().is_none());

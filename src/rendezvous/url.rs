@@ -10,10 +10,10 @@ use crate::error::{Error, Result};
 /// The port of a `tcp://` URL without one, and of a launcher that names none.
 pub(crate) const DEFAULT_PORT: u16 = 29500;
 
-/// Where ranks meet.
+/// The place where ranks meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Method {
-    /// What the launcher's variables say.
+    /// The place that the launcher's variables name.
     Env,
     /// A store that rank 0 serves.
     Tcp {
@@ -22,28 +22,28 @@ pub(crate) enum Method {
         /// The port.
         port: u16,
     },
-    /// A file that all ranks can reach.
+    /// A file that all ranks can access.
     File {
         /// Its absolute path.
         path: PathBuf,
     },
 }
 
-/// A URL, taken apart.
+/// A parsed URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rendezvous {
-    /// Where ranks meet.
+    /// The place where ranks meet.
     pub(crate) method: Method,
-    /// This process's rank, where the URL says it.
+    /// This process's rank, if the URL gives it.
     pub(crate) rank: Option<usize>,
-    /// How many ranks there are, where the URL says it.
+    /// The number of ranks, if the URL gives it.
     pub(crate) world_size: Option<usize>,
-    /// How long to wait for the others, where the URL says it.
+    /// How long to wait for the other ranks, if the URL gives it.
     pub(crate) timeout: Option<Duration>,
 }
 
 impl Rendezvous {
-    /// What the launcher's variables say: `env://`.
+    /// Returns the rendezvous of `env://`, by the launcher's variables.
     pub(crate) fn env() -> Self {
         Self { method: Method::Env, rank: None, world_size: None, timeout: None }
     }
@@ -72,7 +72,7 @@ impl FromStr for Rendezvous {
 }
 
 impl Rendezvous {
-    /// Takes in one `name=value` of the query.
+    /// Parses one `name=value` of the query.
     fn parameter(&mut self, part: &str) -> std::result::Result<(), String> {
         let (name, value) = part.split_once('=').ok_or_else(|| format!("parameter {part:?} has no value"))?;
         match name {
@@ -83,19 +83,20 @@ impl Rendezvous {
         }
     }
 
-    /// Checks what the parts say together.
+    /// Checks the parts of the URL against each other.
     fn check(&self) -> std::result::Result<(), String> {
-        // A rank outside the world is refused once the others can be told: see the exchange over the store.
+        // A rank outside the world is refused later, when the others can be notified: see the exchange over the
+        // store.
         if self.world_size == Some(0) { Err("world_size=0: there is at least one rank".to_owned()) } else { Ok(()) }
     }
 }
 
-/// `env://` names no place.
+/// Parses the rest of `env://`, which must be empty.
 fn env(place: &str) -> std::result::Result<Method, String> {
     if place.is_empty() { Ok(Method::Env) } else { Err(format!("{place:?} after env://, which names no place")) }
 }
 
-/// `host:port`, `host`, or either with IPv6 in brackets.
+/// Parses `host:port`, `host`, or either with IPv6 in brackets.
 fn tcp(place: &str) -> std::result::Result<Method, String> {
     let place = place.strip_suffix('/').unwrap_or(place);
     let (host, port) = match place.strip_prefix('[') {
@@ -126,13 +127,13 @@ pub(super) fn is_host(text: &str) -> bool {
     !text.is_empty() && !text.contains(|letter: char| letter.is_whitespace() || "/@#".contains(letter))
 }
 
-/// Whether a text is an IPv6 address, perhaps with the name of an interface behind a percent sign.
+/// Whether a text is an IPv6 address, optionally followed by a percent sign and an interface name.
 fn is_ipv6(text: &str) -> bool {
     let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
     address.parse::<Ipv6Addr>().is_ok() && zone != Some("")
 }
 
-/// `/path`: a file of this host or of a file system that it shares, taken as it is written.
+/// Parses `/path`: a file of this host or of a shared file system. The path is used as written.
 fn file(place: &str) -> std::result::Result<Method, String> {
     let path = place.strip_prefix("localhost").filter(|path| path.starts_with('/')).unwrap_or(place);
     if !path.starts_with('/') {
@@ -144,22 +145,22 @@ fn file(place: &str) -> std::result::Result<Method, String> {
     Ok(Method::File { path: PathBuf::from(path) })
 }
 
-/// A port in decimal digits.
+/// Parses a port of decimal digits.
 pub(super) fn port(text: &str) -> Option<u16> {
     digits(text)?.parse().ok()
 }
 
-/// A text of nothing but decimal digits: the parser for numbers would let a sign pass.
+/// Returns the text if it is all decimal digits. The number parser alone would accept a sign.
 pub(super) fn digits(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
 }
 
-/// A rank or a count of ranks.
+/// Parses a rank or a number of ranks.
 fn number(name: &str, value: &str) -> std::result::Result<usize, String> {
     digits(value).and_then(|value| value.parse().ok()).ok_or_else(|| format!("{name}={value:?} is no number of ranks"))
 }
 
-/// A positive number of seconds, perhaps with a fraction.
+/// Parses a positive number of seconds, with or without a fraction.
 fn seconds(value: &str) -> std::result::Result<Duration, String> {
     let seconds = value.parse().ok().filter(|&seconds: &f64| seconds > 0.0).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds.filter(|seconds| !seconds.is_zero()).ok_or_else(|| format!("timeout={value:?} is no positive number of seconds"))

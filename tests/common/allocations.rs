@@ -1,4 +1,5 @@
-//! Counts what each thread allocates. A program that declares this module has this allocator, so `mod.rs` does not declare it.
+//! Counts the allocations of each thread. Declaring this module replaces the program's allocator, so `mod.rs` leaves it
+//! out.
 
 #![allow(unsafe_code, reason = "counts what the system's allocator is asked for")]
 
@@ -11,11 +12,11 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes on to the system's allocator as it came, and counting neither allocates nor unwinds.
+// SAFETY: every call is passed on unchanged to the system's allocator, and counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps what the trait asks of it, and the system's allocator asks the same.
+        // SAFETY: the caller meets the trait's requirements, and the system's allocator has the same ones.
         unsafe { System.alloc(layout) }
     }
 
@@ -28,7 +29,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// How many allocations `call` makes on this thread. Libraries that bring an allocator of their own are not seen.
+/// Returns how many allocations `call` makes on this thread. Those of libraries with their own allocator are not
+/// counted.
 pub(crate) fn allocations(call: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.get();
     call();

@@ -4,34 +4,34 @@ use collectives::{BufferMut, Communicator, Data, F8E4M3, F8E5M2, ReduceOp, Reduc
 
 use super::oracle::{Predict, SCALAR, assert_bits, folded, inputs};
 
-/// The reduce ops, with a scalar that shows.
+/// Returns the reduce ops, with a scalar whose effect is visible.
 pub fn ops() -> Vec<ReduceOp> {
     ReduceOp::ALL.into_iter().map(|op| if matches!(op, ReduceOp::PreMulSum(_)) { ReduceOp::PreMulSum(SCALAR) } else { op }).collect()
 }
 
-/// What must be left alone is filled with this pattern.
+/// Returns a pattern for memory that a call must leave alone.
 fn poison<T: Predict>(count: usize) -> Vec<T> {
     (0..count).map(|index| T::input(ReduceOp::Max, 0xbad, 99, index, 4)).collect()
 }
 
-/// Where the buffers of a test live.
+/// The kind of memory that holds the buffers of a test.
 pub trait Memory {
-    /// What calls know of the elements.
+    /// The element type that calls see.
     type Element<T: Predict>: Data;
 
-    /// A buffer there.
+    /// A buffer in this memory.
     type Buffer<T: Predict>: BufferMut<Element = Self::Element<T>>;
 
-    /// A reduction of such buffers.
+    /// Returns the reduction of such buffers by `op`.
     fn reduction<T: Predict>(&self, op: ReduceOp) -> Reduction<Self::Element<T>>;
 
-    /// A buffer that holds these elements.
+    /// Creates a buffer that holds these elements.
     fn put<T: Predict>(&self, elements: &[T]) -> Self::Buffer<T>;
 
-    /// What a buffer holds now.
+    /// Returns the elements of a buffer.
     fn get<T: Predict>(&self, buffer: &Self::Buffer<T>) -> Vec<T>;
 
-    /// Makes a call on such buffers, in whatever way is to be tested.
+    /// Makes a call on such buffers, in the way under test.
     fn make(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
         call()
     }
@@ -57,12 +57,12 @@ impl Memory for HostMemory {
     }
 }
 
-/// Every reducing collective of one op and type, in place and not.
+/// Checks every reducing collective with one op and type, in place and not.
 pub fn reductions<T: Predict>(comm: &Communicator, op: ReduceOp, count: usize, seed: u64) {
     reductions_in::<T, _>(&HostMemory, comm, op, count, seed);
 }
 
-/// As [`reductions`], on buffers in `memory`.
+/// Does the same as [`reductions`], on buffers in `memory`.
 pub fn reductions_in<T: Predict, M: Memory>(memory: &M, comm: &Communicator, op: ReduceOp, count: usize, seed: u64) {
     let (n, me) = (comm.world_size(), comm.rank());
     let what = |call: &str| format!("{call}({op}, {}, {count}) on rank {me} of {n}, seed {seed}", T::ELEMENT_TYPE);
@@ -92,7 +92,7 @@ pub fn reductions_in<T: Predict, M: Memory>(memory: &M, comm: &Communicator, op:
     scattered_reductions::<T, M>(memory, comm, op, count, seed);
 }
 
-/// The reducing collectives that leave each rank with its block.
+/// Checks the reducing collectives that leave each rank with its block.
 fn scattered_reductions<T: Predict, M: Memory>(memory: &M, comm: &Communicator, op: ReduceOp, count: usize, seed: u64) {
     let (n, me) = (comm.world_size(), comm.rank());
     let what = |call: &str| format!("{call}({op}, {}, {count}) on rank {me} of {n}, seed {seed}", T::ELEMENT_TYPE);
@@ -125,12 +125,12 @@ fn scattered_reductions<T: Predict, M: Memory>(memory: &M, comm: &Communicator, 
     assert_bits(&what("reduce_scatter_v"), &memory.get(&buffer)[own.clone()], &expected[own]);
 }
 
-/// Every moving collective of one type, in place and not.
+/// Checks every moving collective with one type, in place and not.
 pub fn movements<T: Predict>(comm: &Communicator, count: usize, seed: u64) {
     movements_in::<T, _>(&HostMemory, comm, count, seed);
 }
 
-/// As [`movements`], on buffers in `memory`.
+/// Does the same as [`movements`], on buffers in `memory`.
 pub fn movements_in<T: Predict, M: Memory>(memory: &M, comm: &Communicator, count: usize, seed: u64) {
     let (n, me) = (comm.world_size(), comm.rank());
     let what = |call: &str| format!("{call}({}, {count}) on rank {me} of {n}, seed {seed}", T::ELEMENT_TYPE);
@@ -184,7 +184,7 @@ pub fn movements_in<T: Predict, M: Memory>(memory: &M, comm: &Communicator, coun
     unequal_movements::<T, M>(memory, comm, count, seed);
 }
 
-/// The moving collectives with a count for each rank.
+/// Checks the moving collectives with a count for each rank.
 fn unequal_movements<T: Predict, M: Memory>(memory: &M, comm: &Communicator, count: usize, seed: u64) {
     let (n, me) = (comm.world_size(), comm.rank());
     let what = |call: &str| format!("{call}({}, {count}) on rank {me} of {n}, seed {seed}", T::ELEMENT_TYPE);
@@ -235,12 +235,12 @@ macro_rules! for_every_type {
     (@each $T:ident, $body:expr, $($type:ty)*) => {$({ type $T = $type; $body; })*};
 }
 
-/// Every collective × op × type at the given counts.
+/// Checks every collective × op × type at the given counts.
 pub fn everything(comm: &Communicator, counts: &[usize], seed: u64) {
     everything_in(&HostMemory, comm, counts, seed);
 }
 
-/// As [`everything`], on buffers in `memory`.
+/// Does the same as [`everything`], on buffers in `memory`.
 pub fn everything_in<M: Memory>(memory: &M, comm: &Communicator, counts: &[usize], seed: u64) {
     for (number, count) in counts.iter().enumerate() {
         let seed = seed.wrapping_add(number as u64);

@@ -1,13 +1,13 @@
-//! Every collective in each of its forms, on buffers of any kind: started, and in a group, against the blocking one.
+//! Every collective on buffers of any kind, as a started call and in a group, compared with the blocking call.
 
 use collectives::{Buffer, BufferMut, Communicator, Data, OwnedBuffer, ReduceOp, Reduction};
 
-/// What a rank contributes: other numbers for each rank, seed and place.
+/// Returns a rank's contribution. Its numbers depend on seed, rank and place.
 fn numbers(seed: u64, rank: usize, count: usize) -> Vec<u32> {
     (0..count).map(|place| super::oracle::hash(seed, rank, place) as u32).collect()
 }
 
-/// Runs every form. `put` makes a buffer of elements that come of these numbers, `get` reads one.
+/// Checks every form. `put` creates a buffer of elements from such numbers, and `get` reads one.
 pub fn every_form<E, B>(comm: &Communicator, seed: u64, put: impl Fn(&[u32]) -> B, get: impl Fn(&B) -> Vec<u32>)
 where
     E: Data,
@@ -63,7 +63,7 @@ where
     into!(all_to_all_into, start_all_to_all_into, COUNT * n, COUNT * n, ());
     into!(all_gather_v_into, start_all_gather_v_into, counts[me], total, (&counts));
     into!(reduce_scatter_v_into, start_reduce_scatter_v_into, total, counts[me], (&counts, op));
-    // A destination on the root alone.
+    // A destination on the root only.
     macro_rules! to_root {
         ($name:ident, $start:ident, $source:expr, $destination:expr, $with:expr, ($($argument:expr),*)) => {{
             let source = some($source);
@@ -80,7 +80,7 @@ where
     to_root!(reduce_into, start_reduce_into, COUNT, COUNT, |it| it, (op));
     to_root!(gather_into, start_gather_into, COUNT, COUNT * n, |it| it, ());
     to_root!(gather_v_into, start_gather_v_into, counts[me], total, |it| (it, &counts[..]), ());
-    // A source on the root alone.
+    // A source on the root only.
     macro_rules! from_root {
         ($name:ident, $start:ident, $source:expr, $destination:expr, $with:expr) => {{
             let source = some($source);
@@ -97,7 +97,7 @@ where
     from_root!(broadcast_into, start_broadcast_into, COUNT, COUNT, |it| it);
     from_root!(scatter_into, start_scatter_into, COUNT * n, COUNT, |it| it);
     from_root!(scatter_v_into, start_scatter_v_into, total, counts[me], |it| (it, &counts[..]));
-    // Other counts for each pair.
+    // The counts differ between pairs.
     let pair = |from: usize, to: usize| (from * 3 + to * 2) % 5;
     let (send, receive): (Vec<usize>, Vec<usize>) = (0..n).map(|other| (pair(me, other), pair(other, me))).unzip();
     let [sent, received] = [&send, &receive].map(|counts| counts.iter().sum::<usize>());
@@ -111,16 +111,16 @@ where
     list_forms(comm, seed, &put, &get);
 }
 
-/// The forms on several buffers: each against a call of its own on each buffer.
+/// Checks the forms on several buffers, each against separate calls on each buffer.
 fn many_forms<E, B>(comm: &Communicator, seed: u64, put: &impl Fn(&[u32]) -> B, get: &impl Fn(&B) -> Vec<u32>)
 where
     E: Data,
     B: OwnedBuffer + Buffer<Element = E> + BufferMut,
     ReduceOp: Into<Reduction<E>>,
 {
-    /// One is longer than what is joined, whichever way.
+    /// Lengths of which one is too long to be joined with others, in every form.
     const LENGTHS: [usize; 5] = [5, 0, 40_000, 1, 700];
-    // Exact for every type, however many are folded at once.
+    // Exact for every type, however many buffers are reduced at once.
     let (n, me, op) = (comm.world_size(), comm.rank(), ReduceOp::Max);
     let root = n / 2;
     let some = |blocks: usize| LENGTHS.iter().map(|length| put(&numbers(seed, me, length * blocks))).collect::<Vec<_>>();
@@ -159,7 +159,7 @@ where
     into!(reduce_scatter_many_into, start_reduce_scatter_many_into, reduce_scatter_into, n, 1, (op));
 }
 
-/// The forms with lists, against what each rank is known to contribute.
+/// Checks the forms with lists against the known contributions of the ranks.
 fn list_forms<E, B>(comm: &Communicator, seed: u64, put: &impl Fn(&[u32]) -> B, get: &impl Fn(&B) -> Vec<u32>)
 where
     E: Data,
@@ -167,7 +167,7 @@ where
 {
     let (n, me) = (comm.world_size(), comm.rank());
     let root = n / 2;
-    // Other lengths for each pair; one of them in all, where one is all there is.
+    // The lengths differ between pairs. A call with one source for all ranks uses the length for its root.
     let length = |from: usize, to: usize| [3, 0, 1500, 1][(from + 2 * to + from * to) % 4];
     let made = |from: usize, to: usize| put(&numbers(seed + to as u64, from, length(from, to)));
     let of = |from: usize, to: usize| get(&made(from, to));
@@ -179,7 +179,7 @@ where
     };
     let room = |lengths: &dyn Fn(usize) -> usize| (0..n).map(|rank| put(&vec![0; lengths(rank)])).collect::<Vec<_>>();
     let at_root = |list: Vec<B>| (me == root).then_some(list);
-    // Everyone's source for the root.
+    // Each rank's source for the root.
     let source = made(me, root);
     let from = |rank: usize| length(rank, root);
     let (mut blocking, mut grouped) = (at_root(room(&from)), at_root(room(&from)));
@@ -188,7 +188,7 @@ where
     comm.group(|group| group.gather_list(&source, grouped.as_deref_mut(), root)).unwrap();
     let expected: Vec<_> = (0..n).filter(|_| me == root).map(|rank| of(rank, root)).collect();
     check("gather_list", [blocking, started, grouped].map(|list| list.map_or(Vec::new(), |list| gets(&list))), &expected);
-    // The root's sources for everyone.
+    // The root's sources for all ranks.
     let sources = || at_root((0..n).map(|rank| made(root, rank)).collect());
     let (given, own) = (sources(), || put(&vec![0; length(root, me)]));
     let (mut blocking, mut grouped) = (own(), own());
@@ -196,7 +196,7 @@ where
     let (_, started) = comm.start_scatter_list(sources(), own(), root).unwrap().wait().unwrap();
     comm.group(|group| group.scatter_list(given.as_deref(), &mut grouped, root)).unwrap();
     check("scatter_list", [blocking, started, grouped].map(|own| vec![get(&own)]), &[of(root, me)]);
-    // Everyone's source for everyone.
+    // Each rank's source for all ranks.
     let (mut blocking, mut grouped) = (room(&from), room(&from));
     comm.all_gather_list(&source, &mut blocking).unwrap();
     let (_, started) = comm.start_all_gather_list(made(me, root), room(&from)).unwrap().wait().unwrap();

@@ -1,10 +1,10 @@
-//! Hosts with addresses of their own: network namespaces joined by a bridge. Needs root and `ip`.
+//! Hosts with separate addresses: network namespaces joined by a bridge. Needs root and `ip`.
 
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Says, even where what tests print is kept back, that a test did not run, and ends it.
+/// Ends a test and reports that it did not run, even if the output of tests is captured.
 macro_rules! skip {
     ($($why:tt)*) => {{
         use std::io::Write as _;
@@ -15,7 +15,7 @@ macro_rules! skip {
 }
 pub(crate) use skip;
 
-/// Runs a command; what it says where it fails.
+/// Runs a command. Returns its error output if it fails.
 pub fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
     if output.status.success() {
@@ -24,7 +24,7 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
     Err(format!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// Hosts that vanish with this value.
+/// A set of hosts. Dropping this value removes them.
 #[allow(dead_code, reason = "each test program uses what it needs")]
 pub struct Hosts {
     tag: String,
@@ -33,10 +33,10 @@ pub struct Hosts {
 
 #[allow(dead_code, reason = "each test program uses what it needs")]
 impl Hosts {
-    /// `count` namespaces on one bridge, with the addresses 10.99.`net`.1 and up.
+    /// Creates `count` namespaces on one bridge, with the addresses 10.99.`net`.1 and up.
     pub fn up(net: u8, count: usize) -> Result<Self, String> {
         let hosts = Self { tag: format!("c{}n{net}", std::process::id()), count };
-        // A test that was killed has left what it made, and this process may have its number.
+        // A killed test leaves its namespaces behind, and this process may have the same pid.
         hosts.clear();
         let bridge = format!("{}br", hosts.tag);
         run("ip", &["link", "add", &bridge, "type", "bridge"])?;
@@ -53,22 +53,22 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Lets nothing through to a host or from it any more, without a word to either end.
+    /// Cuts a host off from the network, without notifying either end.
     pub fn cut(&self, host: usize) {
         run("ip", &["link", "set", &format!("{}v{host}", self.tag), "nomaster"]).unwrap();
     }
 
-    /// Lets it through again.
+    /// Reconnects a host.
     pub fn heal(&self, host: usize) {
         run("ip", &["link", "set", &format!("{}v{host}", self.tag), "master", &format!("{}br", self.tag)]).unwrap();
     }
 
-    /// The namespace of a host.
+    /// Returns the name of a host's namespace.
     pub fn space(&self, host: usize) -> String {
         format!("{}h{host}", self.tag)
     }
 
-    /// Ends what runs on them, and takes them away.
+    /// Ends the processes on the hosts and removes the hosts.
     fn clear(&self) {
         for host in 0..self.count {
             self.kill_all(host);
@@ -78,7 +78,7 @@ impl Hosts {
         let _ = run("ip", &["link", "del", &format!("{}br", self.tag)]);
     }
 
-    /// Kills what runs on a host, daemons among it; again, as long as some may have started others meanwhile.
+    /// Kills the processes on a host, including daemons. Repeats this, since some may have started others meanwhile.
     fn kill_all(&self, host: usize) {
         for _ in 0..100 {
             let Ok(listed) = Command::new("ip").args(["netns", "pids", &self.space(host)]).output() else { return };
@@ -91,7 +91,7 @@ impl Hosts {
         }
     }
 
-    /// A command on a host.
+    /// Returns a command that runs on a host.
     pub fn command(&self, host: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.space(host), program]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,4 +1,4 @@
-//! What ends a test that is stuck: limits for the processes that it started, and for itself.
+//! Ends tests that are stuck: time limits for the processes that they started, and for the test itself.
 
 use std::process::Child;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -10,14 +10,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_se
 /// Long enough for anything that is not stuck. The thread sanitizer is slow.
 pub const PATIENCE: Duration = Duration::from_secs(if cfg!(one_mapping) { 600 } else { 120 });
 
-/// Kills a process that has not ended when its time is over, or when this is dropped.
+/// Kills a process that has not ended when its time is over, or when this value is dropped.
 pub struct Limit {
     dropped: Option<Sender<()>>,
     watching: Option<JoinHandle<()>>,
 }
 
 impl Limit {
-    /// For a child that nobody has waited for yet.
+    /// Limits a child that has not been waited for yet.
     pub fn on(child: &Child) -> Self {
         Self::of(Pid::from_child(child))
     }
@@ -27,7 +27,7 @@ impl Limit {
         let (dropped, waiting) = channel::<()>();
         let watching = std::thread::spawn(move || {
             let _ = waiting.recv_timeout(PATIENCE);
-            // One that has been waited for is not found any more.
+            // A child that has been waited for is not found, which is fine.
             let _ = pidfd_send_signal(process, Signal::KILL);
         });
         Self { dropped: Some(dropped), watching: Some(watching) }
@@ -41,7 +41,7 @@ impl Drop for Limit {
     }
 }
 
-/// How a forked child ended; one that hangs is killed.
+/// Returns the exit status of a forked child. Kills it if it is stuck.
 pub fn exit_status(child: i32) -> Option<i32> {
     let child = Pid::from_raw(child).unwrap();
     let _limit = Limit::of(child);
@@ -49,7 +49,8 @@ pub fn exit_status(child: i32) -> Option<i32> {
     status.exit_status()
 }
 
-/// What `work` returns, or panics with. Ends the process where it is stuck, since its threads cannot be ended.
+/// Returns what `work` returns, or panics as it does. Ends the process if `work` is stuck, since its thread cannot be
+/// ended.
 pub fn within<R: Send + 'static>(what: &str, work: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, ended) = channel();
     let thread = std::thread::spawn(move || {

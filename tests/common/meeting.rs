@@ -1,18 +1,18 @@
-//! Waits between threads of a test that end: where what is waited for does not come, since its thread has failed, they panic.
+//! Waits between the threads of a test. If a wait takes too long, because another thread has failed, it panics.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long something may take that is not stuck: so many seconds, and more of them where the thread sanitizer or Miri looks on.
+/// Returns a limit of `seconds` for what is not stuck, and a longer one under the thread sanitizer or Miri.
 pub const fn patience(seconds: u64) -> Duration {
     Duration::from_secs(if cfg!(any(one_mapping, miri)) { 10 * seconds } else { seconds })
 }
 
-/// How long a wait may take.
+/// The limit of a wait.
 const PATIENCE: Duration = patience(20);
 
-/// Where the ranks of a test wait for each other without their communicator. One that waits in vain panics.
+/// A barrier between the ranks of a test that does not use their communicator. A wait that takes too long panics.
 pub struct Meeting {
     ranks: usize,
     arrived: Mutex<usize>,
@@ -24,7 +24,7 @@ impl Meeting {
         Self { ranks, arrived: Mutex::new(0), bell: Condvar::new() }
     }
 
-    /// Returns when every rank has come as often as this one.
+    /// Returns when every rank has arrived as often as this one.
     #[track_caller]
     pub fn meet(&self) {
         let mut arrived = self.arrived.lock().unwrap();
@@ -37,7 +37,7 @@ impl Meeting {
     }
 }
 
-/// Looks again and again until `condition` holds; panics where that takes too long.
+/// Polls until `condition` holds. Panics if that takes too long.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -47,7 +47,7 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Sets it when it is dropped, however the thread that has it ends.
+/// A flag that is set on drop, so however its thread ends.
 pub struct End<'a>(pub &'a AtomicBool);
 
 impl Drop for End<'_> {

@@ -1,4 +1,4 @@
-//! What the integration tests share: ranks as threads, ranks as processes, and a plain oracle.
+//! Code that the integration tests share: ranks as threads, ranks as processes, and a plain oracle.
 
 #![allow(dead_code, unused_imports, unused_macros, unreachable_pub, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

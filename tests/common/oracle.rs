@@ -1,23 +1,24 @@
-//! What a reduction must give, computed plainly, and inputs for which every order of folding gives the same bits.
+//! The expected results of reductions, computed plainly, and inputs for which every order of reduction gives the same
+//! bits.
 
 use collectives::{Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 
 use super::random::Random;
 
-/// A number of a place's own.
+/// Returns a number that depends on seed, rank and place.
 pub fn hash(seed: u64, rank: usize, index: usize) -> u64 {
     Random(seed ^ (rank as u64 + 1).wrapping_mul(0xc2b2_ae3d_27d4_eb4f) ^ (index as u64).wrapping_mul(0xd1b5_4a32_d192_ed03)).next()
 }
 
 /// An element type whose results can be predicted.
 pub trait Predict: Element {
-    /// This rank's contribution at `index`, different for each rank and place.
+    /// Returns a rank's contribution at `index`, different for each rank and place.
     fn input(op: ReduceOp, seed: u64, rank: usize, index: usize, ranks: usize) -> Self;
 
-    /// The result over all ranks' contributions, in rank order.
+    /// Returns the result over all ranks' contributions, in rank order.
     fn fold(op: ReduceOp, inputs: &[Self]) -> Self;
 
-    /// Its bits, for comparing.
+    /// Returns its bits, for comparison.
     fn bits(self) -> u64;
 }
 
@@ -75,13 +76,13 @@ impl Predict for bool {
 /// The scalar that rank contributions are multiplied by in the tests of `PreMulSum`.
 pub const SCALAR: f64 = 0.5;
 
-/// A float contribution such that no partial result is ever rounded: `exact` is the largest integer up to which the type holds
-/// every integer.
+/// Returns a float contribution for which no partial result is ever rounded. `exact` is the largest integer up to which
+/// the type holds every integer.
 fn float_input(op: ReduceOp, seed: u64, rank: usize, index: usize, ranks: usize, exact: usize) -> f64 {
     let h = hash(seed, rank, index);
     let sign = if h & 1 == 1 { -1.0 } else { 1.0 };
     match op {
-        // At most `exact` ranks contribute ±1 (or ±2, where halves are summed), the others 0.
+        // At most `exact` ranks contribute ±1 (or ±2, if halves are summed), the others 0.
         ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => {
             let contributors = ranks.div_ceil(exact);
             let unit = if matches!(op, ReduceOp::PreMulSum(_)) { 2.0 } else { 1.0 };
@@ -97,7 +98,7 @@ fn float_input(op: ReduceOp, seed: u64, rank: usize, index: usize, ranks: usize,
     }
 }
 
-/// The exact result of a fold, but for the average's division.
+/// Returns the exact result of a reduction, before the division of an average.
 fn float_fold(op: ReduceOp, inputs: impl Iterator<Item = f64>) -> f64 {
     match op {
         ReduceOp::Sum | ReduceOp::Avg => inputs.sum::<f64>() + 0.0,
@@ -126,7 +127,7 @@ macro_rules! floats {
             }
 
             fn bits(self) -> u64 {
-                // A sum of nothing but zeros may have either sign, by the order of folding.
+                // A sum of zeros may have either sign, depending on the order.
                 let zero = widen(self) == 0.0;
                 let bits: fn($float) -> u64 = $bits;
                 if zero { 0 } else { bits(self) }
@@ -135,7 +136,7 @@ macro_rules! floats {
     )*};
 }
 
-/// To and from f64, exactly for the values used here.
+/// Conversions to and from f64, exact for the values used here.
 trait Wide: Copy {
     fn wide(self) -> f64;
     fn narrow(value: f64) -> Self;
@@ -176,18 +177,18 @@ floats! {
     F8E5M2, 8, |x| u64::from(x.to_bits()), |sum, n| F8E5M2::from_f32(sum as f32 / n as f32);
 }
 
-/// Every rank's contribution of `count` elements.
+/// Returns every rank's contribution of `count` elements.
 pub fn inputs<T: Predict>(op: ReduceOp, seed: u64, ranks: usize, count: usize) -> Vec<Vec<T>> {
     (0..ranks).map(|rank| (0..count).map(|index| T::input(op, seed, rank, index, ranks)).collect()).collect()
 }
 
-/// The result of reducing them.
+/// Returns the result of reducing them.
 pub fn folded<T: Predict>(op: ReduceOp, inputs: &[Vec<T>]) -> Vec<T> {
     let count = inputs.first().map_or(0, Vec::len);
     (0..count).map(|index| T::fold(op, &inputs.iter().map(|input| input[index]).collect::<Vec<_>>())).collect()
 }
 
-/// Asserts equal bits, and says where they differ.
+/// Asserts equal bits and prints where they differ.
 #[track_caller]
 pub fn assert_bits<T: Predict>(what: &str, got: &[T], expected: &[T]) {
     assert_eq!(got.len(), expected.len(), "{what}: length");

@@ -5,19 +5,19 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Where the ports that are given begin: few programs listen between here and the system's own range.
+/// The first port that is given out. Few programs listen between here and the system's range of ephemeral ports.
 const FIRST: u32 = 10_000;
 
-/// A port of 127.0.0.1 where nobody listens, which this process is given once.
+/// Returns a port of 127.0.0.1 on which no process listens. This process receives each port only once.
 ///
-/// It lies below the ports that the system gives to connections and to listeners that ask for any: one of those could be taken by a test
-/// beside this one between the question and the use. It is tried by a connection, not by a listener of our own: a process
-/// that another test starts keeps a copy of such a listener until its program runs, and the port is taken for that long.
+/// The port lies below the system's range for connections and for listeners on any port. A port in that range could be
+/// taken by another test between the check and its use. The check is a connection, not a listener: a process that
+/// another test starts holds a copy of such a listener until its program runs, and the port stays taken for that long.
 pub fn free_port() -> u16 {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let span = first_of_the_system() - FIRST;
     loop {
-        // Test programs that run at the same time begin at different places.
+        // Test programs that run at the same time begin at different ports.
         let given = GIVEN.fetch_add(1, Ordering::Relaxed);
         assert!(given < span, "every port from {FIRST} on was given, or is taken");
         let port = (FIRST + std::process::id().wrapping_mul(1009).wrapping_add(given) % span) as u16;
@@ -28,7 +28,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// Where the system's own range begins, as Linux has it unless it is set otherwise.
+/// Returns the first port of the system's range, or Linux's default if that cannot be read.
 fn first_of_the_system() -> u32 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let first = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32_768);

@@ -1,4 +1,4 @@
-//! What this process may run on, as the kernel says it: for tests of programs that bind ranks.
+//! The processors that this process may run on, as the kernel reports them: for tests of programs that bind ranks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// A set of processors.
 pub type Processors = BTreeSet<usize>;
 
-/// What the kernel lists as `0-3,8`.
+/// Parses a kernel list such as `0-3,8`.
 pub fn read_list(list: &str) -> Processors {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -17,18 +17,18 @@ pub fn read_list(list: &str) -> Processors {
     list.trim().split(',').flat_map(range).collect()
 }
 
-/// Those that a process or thread may run on, by its `status` file.
+/// Returns the processors that a process or thread may run on, according to its `status` file.
 pub fn allowed(status: &str) -> Processors {
     let text = fs::read_to_string(status).unwrap();
     read_list(text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap())
 }
 
-/// Those that the calling thread may run on.
+/// Returns the processors that the calling thread may run on.
 pub fn allowed_here() -> Processors {
     allowed("/proc/thread-self/status")
 }
 
-/// How many cores these are of; each is one where the kernel says nothing.
+/// Returns the number of cores of these processors. Each processor counts as a core if the kernel lists no siblings.
 pub fn core_count(processors: &Processors) -> usize {
     let siblings = |processor: &usize| {
         let list = fs::read_to_string(format!("/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"));
@@ -37,7 +37,8 @@ pub fn core_count(processors: &Processors) -> usize {
     processors.iter().map(siblings).collect::<BTreeSet<_>>().len()
 }
 
-/// Runs something on a thread that may run on the first of its processors alone, as `taskset` has it; which one that was.
+/// Runs a function on a thread that is bound to the first of its processors, as by `taskset`. Also returns that
+/// processor.
 pub fn on_one_processor<R: Send>(run: impl FnOnce() -> R + Send) -> (usize, R) {
     std::thread::scope(|scope| {
         let bound = scope.spawn(|| {

@@ -1,18 +1,20 @@
-//! What cargo has built beside a test's own program: examples, and programs of other packages, which cargo names to their own tests alone.
+//! Programs that cargo built beside the test binary: examples, and programs of other packages. Cargo passes the
+//! latter's paths only to their own tests.
 
 use std::path::PathBuf;
 
-/// An example of the crate, as it was last built: `cargo test` does that, unless it is told which tests to build.
+/// Returns an example of the crate as last built. `cargo test` builds it, unless its arguments select tests.
 pub fn example(name: &str) -> Result<PathBuf, String> {
     built(&format!("examples/{name}"), "--examples")
 }
 
-/// A program of the workspace, as it was last built: `cargo test --workspace` does that.
+/// Returns a program of the workspace as last built. `cargo test --workspace` builds it.
 pub fn program(name: &str) -> Result<PathBuf, String> {
     built(name, &format!("-p {name}"))
 }
 
-/// Above the test's own program, which lies in `target/…/deps`, or beside it, as in a bundle. Where there is nothing, what makes it.
+/// Finds a program above the test binary in `target/…/deps`, or beside it, as in a bundle. Otherwise the error names
+/// the command that builds it.
 fn built(name: &str, flags: &str) -> Result<PathBuf, String> {
     let own = std::env::current_exe().unwrap();
     let mut places = own.ancestors().skip(1).take(2).map(|folder| folder.join(name));

@@ -1,4 +1,4 @@
-//! Random numbers that a seed brings back.
+//! Random numbers that can be repeated from a seed.
 
 #[path = "../../src/base/random.rs"]
 mod generator;
@@ -6,7 +6,8 @@ mod generator;
 pub(crate) use generator::Random;
 
 impl Random {
-    /// A generator, and the seed that the caller prints: that of the environment (`COLLECTIVES_TEST_SEED`, decimal), else a new one.
+    /// Returns a generator and its seed, which the caller prints. The seed is `COLLECTIVES_TEST_SEED` (decimal) if set,
+    /// else new.
     pub(crate) fn new() -> (Self, u64) {
         let given = std::env::var("COLLECTIVES_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
         let now = || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64);

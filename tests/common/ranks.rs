@@ -1,4 +1,4 @@
-//! Starts the ranks of a test: as threads of this process, or as processes that run this very test again.
+//! Starts the ranks of a test: as threads of this process, or as processes that run the same test again.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,18 +11,18 @@ use collectives::{Communicator, Config, Result, Transport};
 pub use super::meeting::{Meeting, patience};
 pub use super::ports::free_port;
 
-/// How the ranks of a test reach each other.
+/// The connections between the ranks of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wiring {
     /// All on one host, in shared memory.
     Shm,
-    /// Over TCP only.
+    /// TCP only.
     Tcp,
     /// Hosts of up to two ranks, side by side: 0 1 | 2 3 | 4 …
     Pairs,
-    /// Two hosts of unequal size, ranks dealt out in turn with every third on the second: 0 1 3 4 | 2 5.
+    /// Two hosts of unequal size. Every third rank is on the second: 0 1 3 4 | 2 5.
     Dealt,
-    /// Over TCP only, and all of it encrypted.
+    /// TCP only, all of it encrypted.
     #[cfg(feature = "encryption")]
     Encrypted,
 }
@@ -30,12 +30,12 @@ pub enum Wiring {
 impl Wiring {
     pub const ALL: [Wiring; 4] = [Wiring::Shm, Wiring::Tcp, Wiring::Pairs, Wiring::Dealt];
 
-    /// The communicator builder of one rank.
+    /// Returns the communicator builder of one rank.
     pub fn builder(self, rank: usize) -> collectives::Builder {
         self.builder_with(rank, Config::default())
     }
 
-    /// As [`Wiring::builder`], on top of settings of the test's own.
+    /// Does the same as [`Wiring::builder`], in addition to the test's own settings.
     pub fn builder_with(self, rank: usize, mut config: Config) -> collectives::Builder {
         config.timeout = patience(60);
         match self {
@@ -54,12 +54,12 @@ impl Wiring {
     }
 }
 
-/// Runs `program` on `world_size` threads that are ranks of one group; what they return, in rank order.
+/// Runs `program` on `world_size` threads, each a rank of one job. Returns their results in rank order.
 pub fn threads<R: Send>(wiring: Wiring, world_size: usize, program: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     threads_with(world_size, |rank| wiring.builder(rank), program)
 }
 
-/// As [`threads`], with a builder for each rank.
+/// Does the same as [`threads`], with a builder for each rank.
 pub fn threads_with<R: Send>(
     world_size: usize,
     builder: impl Fn(usize) -> collectives::Builder + Sync,
@@ -68,13 +68,13 @@ pub fn threads_with<R: Send>(
     each(communicators_with(world_size, builder), |comm| program(&comm))
 }
 
-/// The communicators of one group, in rank order, for tests that move or drop them. All are complete: a rank that fails at once
-/// cannot disturb one that is still joining.
+/// Returns the communicators of one job in rank order, for tests that move or drop them. All are complete: a rank that
+/// fails at once cannot disturb one that is still joining.
 pub fn communicators(wiring: Wiring, world_size: usize) -> Vec<Communicator> {
     communicators_with(world_size, |rank| wiring.builder(rank))
 }
 
-/// As [`communicators`], with a builder for each rank.
+/// Does the same as [`communicators`], with a builder for each rank.
 pub fn communicators_with(world_size: usize, builder: impl Fn(usize) -> collectives::Builder + Sync) -> Vec<Communicator> {
     let store = collectives::store::MemoryStore::new();
     let join = |rank: usize| builder(rank).with_store(std::sync::Arc::new(store.clone()), rank, world_size).unwrap();
@@ -85,7 +85,7 @@ pub fn communicators_with(world_size: usize, builder: impl Fn(usize) -> collecti
     })
 }
 
-/// Runs each program on a thread of its own with a communicator of its own; what they return, in rank order.
+/// Runs `program` on one thread for each communicator. Returns the results in rank order.
 pub fn each<R: Send>(communicators: Vec<Communicator>, program: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let program = &program;
@@ -94,7 +94,7 @@ pub fn each<R: Send>(communicators: Vec<Communicator>, program: impl Fn(Communic
     })
 }
 
-/// Marks a process as a rank of the test it names.
+/// The variable that marks a process as a rank of the test it names.
 const CHILD: &str = "COLLECTIVES_TEST_CHILD";
 
 /// Whether this process is a rank of the test `name`.
@@ -102,7 +102,8 @@ pub fn is_rank_of(name: &str) -> bool {
     std::env::var(CHILD).as_deref() == Ok(name)
 }
 
-/// A process that runs the test `name` of this binary as one rank; `variables` come on top of the usual ones.
+/// Starts a process that runs the test `name` of this binary as one rank, with `variables` in addition to the usual
+/// ones.
 pub fn spawn_rank(name: &str, rank: usize, world_size: usize, port: u16, variables: &[(&str, String)]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, name);
@@ -110,7 +111,7 @@ pub fn spawn_rank(name: &str, rank: usize, world_size: usize, port: u16, variabl
     as_rank(&mut command, rank, world_size, port).envs(variables).spawn().unwrap()
 }
 
-/// Makes a command one rank of a job on this host, whose rank 0 serves the store at `port`.
+/// Makes a command one rank of a job on this host. Rank 0 serves the store at `port`.
 fn as_rank(command: &mut Command, rank: usize, world_size: usize, port: u16) -> &mut Command {
     command
         .env("RANK", rank.to_string())
@@ -125,20 +126,20 @@ fn as_rank(command: &mut Command, rank: usize, world_size: usize, port: u16) -> 
         .stderr(Stdio::piped())
 }
 
-/// Runs a program as every rank of a job; how each ended, in rank order.
+/// Runs a program as every rank of a job. Returns their outputs in rank order.
 pub fn run_ranks(world_size: usize, command: impl Fn() -> Command) -> Vec<Output> {
     let port = free_port();
     let ranks: Vec<Child> = (0..world_size).map(|rank| as_rank(&mut command(), rank, world_size, port).spawn().unwrap()).collect();
     ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
 }
 
-/// Runs `program` in `world_size` processes, each a rank, and checks that every one of them succeeds. `name` is the full name of the
-/// test that calls it.
+/// Runs `program` in `world_size` processes, each a rank, and checks that all succeed. `name` is the full name of the
+/// calling test.
 pub fn processes(name: &str, wiring: Wiring, world_size: usize, program: impl Fn(&Communicator) -> Result<()>) {
     processes_with(name, world_size, |rank| wiring.builder(rank), program);
 }
 
-/// As [`processes`], with a builder for each rank.
+/// Does the same as [`processes`], with a builder for each rank.
 pub fn processes_with(
     name: &str,
     world_size: usize,
@@ -164,13 +165,13 @@ pub fn processes_with(
     }
 }
 
-/// Runs `program` in a process of its own, which runs this very test again. `name` is its full name.
+/// Runs `program` in a separate process, which runs the same test again. `name` is the test's full name.
 pub fn alone_in_a_process(name: &str, program: impl FnOnce()) {
     alone_in(|| Command::new(std::env::current_exe().unwrap()), name, program);
 }
 
-/// As [`alone_in_a_process`], where threads and processes have numbers of their own: nobody else uses one up. Where that is not allowed here the
-/// numbers are the machine's.
+/// Does the same as [`alone_in_a_process`], in a pid namespace of its own, so that no other process uses its numbers.
+/// If namespaces are not allowed, the numbers are the machine's.
 pub fn alone_with_numbers(name: &str, program: impl FnOnce()) {
     const NUMBERS: [&str; 4] = ["--user", "--map-root-user", "--pid", "--fork"];
     let own_numbers = || {
@@ -204,7 +205,7 @@ fn alone_in(command: impl FnOnce() -> Command, name: &str, program: impl FnOnce(
     assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
 }
 
-/// Where this process listens.
+/// Returns the addresses on which this process listens.
 pub fn listening() -> HashSet<SocketAddr> {
     let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
     let sockets: HashSet<String> =

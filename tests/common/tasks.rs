@@ -1,4 +1,4 @@
-//! An executor of one future, which polls it only where it was woken.
+//! An executor of one future, which polls it only after a wake-up.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// Wakes a thread, and counts.
+/// Wakes a thread and counts the wake-ups.
 struct Unpark(std::thread::Thread, AtomicUsize);
 
 impl Wake for Unpark {
@@ -17,7 +17,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future on this thread; it is polled again only where it was woken. How often it was.
+/// Runs a future on this thread and polls it again only after a wake-up. Returns its output and the number of wake-ups.
 pub fn block_on<F: Future>(future: F) -> (F::Output, usize) {
     let mut future = pin!(future);
     let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
@@ -29,7 +29,7 @@ pub fn block_on<F: Future>(future: F) -> (F::Output, usize) {
         }
         let began = Instant::now();
         while unpark.1.load(Ordering::Relaxed) == woken {
-            // A token may be left of something else.
+            // An unpark token of something else may be left.
             std::thread::park_timeout(Duration::from_secs(20));
             assert!(began.elapsed() < Duration::from_secs(20), "nobody woke the task");
         }

@@ -1,4 +1,4 @@
-//! Writes trace files and reads them. Not in `mod.rs`, since not every package that includes that has `serde_json`.
+//! Writes and reads trace files. Not in `mod.rs`, since not every package that includes that has `serde_json`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,8 +8,10 @@ use serde_json::Value;
 
 use crate::common::ranks::{Wiring, threads_with};
 
-/// Makes every kind of call on three ranks, whose traces go to `folder`: three sums of 1, 2 and 3 elements, a split of ranks 0 and 1
-/// from 2, broadcasts in the halves, and messages around a ring.
+/// Makes every kind of call on three ranks, with traces in `folder`:
+/// - three sums of 1, 2 and 3 elements
+/// - a split of ranks 0 and 1 from 2, and broadcasts in the halves
+/// - messages around a ring
 pub(crate) fn write_three(folder: &Path) {
     let mut config = Config::default();
     config.trace_dir = Some(folder.to_owned());
@@ -34,15 +36,15 @@ pub(crate) fn read(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Nanoseconds, of the format's microseconds.
+/// Converts the format's microseconds to nanoseconds.
 fn nanoseconds(value: &Value) -> i64 {
     (value.as_f64().unwrap() * 1e3).round() as i64
 }
 
-/// The calls of each lane, by process and thread: when they began, how long they took, and which they were.
+/// The calls of each lane, by process and thread: start, duration, name and arguments.
 pub(crate) type Lanes = BTreeMap<(u64, u64), Vec<(i64, i64, String, Value)>>;
 
-/// The lanes of a trace, where every call fits in its lane: apart from the one before, or inside of it.
+/// Returns the lanes of a trace. Checks that each call lies after or inside of the one before it in its lane.
 pub(crate) fn lanes(trace: &Value) -> Lanes {
     let mut lanes = Lanes::new();
     for event in trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X") {
@@ -62,7 +64,7 @@ pub(crate) fn lanes(trace: &Value) -> Lanes {
     lanes
 }
 
-/// What processes and lanes are called.
+/// Returns the names of processes or lanes.
 pub(crate) fn names(trace: &Value, what: &str) -> Vec<String> {
     let events = trace["traceEvents"].as_array().unwrap().iter();
     events.filter(|event| event["name"] == what).map(|event| event["args"]["name"].as_str().unwrap().to_owned()).collect()

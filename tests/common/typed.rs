@@ -1,4 +1,4 @@
-//! Buffers whose element type is known at run time, in memory that an engine of the test's own keeps.
+//! Buffers whose element type is known at run time, in memory that an engine of the test owns.
 
 #![allow(unsafe_code, reason = "the tests play the part of a binding, which knows addresses")]
 
@@ -15,33 +15,34 @@ use super::oracle::Predict;
 /// A buffer of such memory.
 pub type Typed = TypedBytes<RawHostSlice<u8>>;
 
-/// The bytes of elements.
+/// Returns the bytes of elements.
 pub fn bytes_of<T: Predict>(elements: &[T]) -> Vec<u8> {
     // SAFETY: elements are plain data.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) }.to_vec()
 }
 
-/// The elements of bytes.
+/// Converts bytes to elements.
 pub fn elements_of<T: Predict>(bytes: &[u8]) -> Vec<T> {
     assert!(T::ELEMENT_TYPE != DType::Bool || bytes.iter().all(|byte| *byte < 2), "{bytes:?} are no truth values");
     let mut elements = vec![T::default(); bytes.len() / size_of::<T>()];
-    // SAFETY: as many bytes, which are values of the type: any are, and truth values were looked at.
+    // SAFETY: as many bytes, which are values of the type: any bytes are, except for `bool`, whose bytes were checked.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), elements.as_mut_ptr().cast(), bytes.len()) };
     elements
 }
 
-/// Memory of an engine: all of it goes when this goes.
+/// The memory of an engine. Dropping this value frees all of it.
 #[derive(Default)]
 pub struct Engine(RefCell<Vec<Vec<u64>>>);
 
 impl Engine {
-    /// Bytes of a type, aligned for any.
+    /// Creates a buffer of a type from bytes, aligned for any type.
     pub fn bytes(&self, dtype: DType, bytes: &[u8]) -> Typed {
-        // One more, so that an empty buffer has an address too.
+        // One word more, so that an empty buffer also has an address.
         let mut room = vec![0_u64; bytes.len() / 8 + 1];
         let address: *mut u8 = room.as_mut_ptr().cast();
         self.0.borrow_mut().push(room);
-        // SAFETY: an allocation of as many bytes and more, which the engine keeps and nobody else uses; tests wait for their calls.
+        // SAFETY: the allocation has at least that many bytes. The engine keeps it and uses it for nothing else. Tests
+        // wait for their calls.
         let slice = unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len());
             RawHostSlice::new(address, bytes.len())
@@ -49,9 +50,9 @@ impl Engine {
         TypedBytes::new(dtype, slice.unwrap()).unwrap()
     }
 
-    /// The bytes of a buffer now.
+    /// Returns the bytes of a buffer.
     pub fn read(&self, buffer: &Typed) -> Vec<u8> {
-        // SAFETY: a buffer of this engine's, whose calls have ended.
+        // SAFETY: a buffer of this engine, whose calls have ended.
         unsafe { std::slice::from_raw_parts(buffer.bytes().as_ptr(), buffer.bytes().len()) }.to_vec()
     }
 }
@@ -74,14 +75,14 @@ impl Memory for Engine {
     }
 }
 
-/// Elements of a type that come of numbers: all are finite, and other numbers give others.
+/// Returns the bytes of one element for each number. All are finite, and different numbers give different elements.
 pub fn from_numbers(dtype: DType, numbers: &[u32]) -> Vec<u8> {
     let mask = if dtype == DType::Bool { 1 } else { 0x3f };
     let element = |number: &u32| (0..dtype.size_bytes()).map(|at| (number >> (8 * (at % 4))) as u8 & mask).collect::<Vec<_>>();
     numbers.iter().flat_map(element).collect()
 }
 
-/// A number for each element: other elements give others.
+/// Returns a number for each element. Different elements give different numbers.
 pub fn to_numbers(dtype: DType, bytes: &[u8]) -> Vec<u32> {
     let number = |element: &[u8]| element.iter().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
     bytes.chunks(dtype.size_bytes()).map(number).collect()

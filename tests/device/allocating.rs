@@ -1,4 +1,4 @@
-//! What a call on a device buffer costs besides NCCL: no memory is allocated.
+//! The cost of a call on a device buffer in addition to NCCL's: no memory is allocated.
 
 use super::gpu::ranks;
 use crate::allocations::allocations;
@@ -16,7 +16,7 @@ fn a_native_call_allocates_nothing() {
             comm.all_reduce_into(&source, &mut destination, ReduceOp::Avg).unwrap();
             comm.broadcast(&mut destination, 1).unwrap();
         };
-        // What is used for the first time may allocate. The calls are compared, before and after.
+        // The first calls may allocate. The ranks compare the calls in the first loop and not in the later one.
         (0..22).for_each(|_| calls());
         let allocated = allocations(|| (0..10).for_each(|_| calls()));
         device.synchronize().unwrap();

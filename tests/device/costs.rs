@@ -1,20 +1,21 @@
-//! What a call costs beside the work itself, counted: calls of the driver, by name and apart from NCCL's own; calls of NCCL; threads started;
-//! allocations.
+//! The cost of a call in addition to the work itself, counted: driver calls by name (without NCCL's own), NCCL calls,
+//! threads started, and allocations.
 //!
-//! | a call, after the first | driver calls beside NCCL's own | of NCCL | threads | allocations |
+//! | a call, after the first | driver calls beside NCCL's own | NCCL calls | threads | allocations |
 //! | --- | --- | --- | --- | --- |
 //! | all_reduce in place, an address with a stream | 1: is the stream captured | 1 | 0 | 0 |
 //! | all_reduce in place on a `CudaSlice` | 4: that, two waits, one record | 1 | 0 | 0 |
 //! | all_reduce from one `CudaSlice` into another | 7: that, three waits, two records, one question for the context | 1 | 0 | 0 |
-//! | either, where cudarc's event tracking is disabled | 1: is the stream captured | 1 | 0 | 0 |
-//! | a fold | | several | 0 | 0 |
+//! | either, if cudarc's event tracking is disabled | 1: is the stream captured | 1 | 0 | 0 |
+//! | a call that takes several NCCL calls | | several | 0 | 0 |
 //!
-//! One more where the ranks compare the call: they tell each other whether it is captured. A slice of cudarc's has two events: what was last read
-//! and what was last written, by anybody, on any stream. A write waits for both, and a read for the second; nobody can tell on which
-//! stream an event was recorded last, so none of the waits can be left out. The event that a read waits for cudarc gives to nobody: it waits for it itself, and
-//! asks for the context before.
+//! If the ranks compare the call, there is one more: they tell each other whether it is captured. A cudarc slice has
+//! two events, for its last read and its last write on any stream. A write waits for both, and a read for the second.
+//! The events do not show on which stream they were recorded last, so no wait can be left out. cudarc does not expose
+//! the event that a read waits for: it waits itself, and asks for the context first.
 //!
-//! Threads are those that NCCL starts. One of the crate's own would be an allocation of the thread that starts it; `threads.rs` counts all.
+//! The threads are those that NCCL starts. A thread of this crate would be an allocation of the thread that starts it.
+//! `threads.rs` counts all.
 
 #![expect(unsafe_code, reason = "a buffer is given by its address, and contexts are made current")]
 
@@ -28,7 +29,7 @@ use super::gpu::{DeviceMemory, compared_before, is_real, ranks, ranks_with, stee
 use crate::allocations::allocations;
 use crate::common::cases::Memory;
 
-/// What one call costs.
+/// The cost of one call.
 struct Cost {
     driver: DriverCalls,
     nccl: u64,
@@ -36,12 +37,12 @@ struct Cost {
     allocations: usize,
 }
 
-/// The calls of NCCL that this thread has made.
+/// Returns how many NCCL calls this thread has made.
 fn nccl_calls() -> u64 {
     simgpu::nccl::SYMBOLS.iter().map(|(name, _)| simgpu::nccl::calls_of_this_thread(name)).sum()
 }
 
-/// What a call costs after the first ones: what is used for the first time may cost more.
+/// Returns the cost of a call after the first ones, which may cost more.
 fn cost(mut call: impl FnMut()) -> Cost {
     (0..3).for_each(|_| call());
     let threads = simgpu::nccl::threads_started_by_this_thread;
@@ -61,18 +62,18 @@ fn with_buffers(
         let source = memory.put(&[comm.rank() as i32 + 5; 100]);
         let mut destination = memory.put(&[comm.rank() as i32; 100]);
         let address = destination.device_ptr(device.stream()).0;
-        // SAFETY: a hundred elements of a slice that outlives its use, all of which is on one stream.
+        // SAFETY: a hundred elements of a slice that outlives this one. All uses are on one stream.
         let mut raw = unsafe { RawDeviceSlice::new(device.context(), address, 100) };
         program(comm, &source, &mut destination, &mut raw);
         assert_eq!(memory.get(&destination), [6; 100]);
     });
 }
 
-/// Fails where a call costs more than this: driver calls by name, one of NCCL's, no thread and no allocation.
+/// Fails if a call costs more than this: driver calls by name, one NCCL call, no thread and no allocation.
 #[track_caller]
 fn assert_cost(what: &str, is_compared: bool, cost: Cost, expected: &[(&str, u64)]) {
     let Cost { driver, nccl, threads, allocations } = cost;
-    // Whoever compares a call, and whoever puts it on its stream, asks whether it becomes part of a graph.
+    // Comparing a call, and queueing it on its stream, each ask whether it becomes part of a graph.
     let asks = [("cuStreamIsCapturing", 1 + u64::from(is_compared))];
     let expected = || expected.iter().chain(&asks);
     let words = format!("{what}, {}: beside NCCL's own calls {driver}", if is_compared { "compared" } else { "not compared" });
@@ -106,7 +107,7 @@ fn views_cost_what_slices_do_and_a_default_stream_needs_its_context() {
         assert_cost("in place, a view", false, view, &[("cuStreamWaitEvent", 2), ("cuEventRecord", 1)]);
         let comm = comm.with_stream(&comm.device().unwrap().context().default_stream());
         let named = cost(|| comm.all_reduce(destination, ReduceOp::Max).unwrap());
-        // Before each of the three, and before NCCL's.
+        // Before each of the three, and before NCCL's calls.
         let expected = [("cuStreamWaitEvent", 2), ("cuEventRecord", 1), ("cuCtxGetCurrent", 4)];
         assert_cost("on the default stream", false, named, &expected);
         let source = comm.device().unwrap().stream().clone_htod(&[comm.rank() as i32 + 5; 100]).unwrap();
@@ -120,7 +121,7 @@ fn slices_without_events_cost_what_addresses_do() {
     ranks_with(2, compared_before(0), |comm, _| {
         let device = comm.device().unwrap();
         let context = CudaContext::new(device.context().ordinal()).unwrap();
-        // SAFETY: one stream has all uses of what is allocated through this value of the context.
+        // SAFETY: all memory that is allocated through this value of the context is used on one stream.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().unwrap();
         let (comm, memory) = (comm.with_stream(&stream), DeviceMemory::on(Arc::clone(&stream)));
@@ -133,7 +134,7 @@ fn slices_without_events_cost_what_addresses_do() {
     });
 }
 
-/// How many groups of NCCL's a fold takes is the plan's (`device/plan`), which is made once for the same call made again.
+/// The plan (`device/plan`) determines how many NCCL groups a reduction takes. A repeated call reuses its plan.
 #[test]
 fn a_fold_that_is_made_again_starts_no_thread_and_allocates_nothing() {
     steers_nccl!();
@@ -145,7 +146,7 @@ fn a_fold_that_is_made_again_starts_no_thread_and_allocates_nothing() {
         let folds = cost(|| comm.all_reduce(&mut bits, ReduceOp::BitOr).unwrap());
         assert!(folds.nccl > 2 * 3, "{} calls of NCCL are no fold in slabs", folds.nccl);
         assert_eq!((folds.threads, folds.allocations), (0, 0), "threads and allocations of a fold");
-        // Of another buffer, and then of the first again.
+        // First with the other buffer, then with the first one again.
         comm.all_reduce(&mut scaled, ReduceOp::PreMulSum(2.0)).unwrap();
         comm.all_reduce(&mut scaled, ReduceOp::PreMulSum(-2.0)).unwrap();
         comm.all_reduce(&mut bits, ReduceOp::BitXor).unwrap();
@@ -155,7 +156,7 @@ fn a_fold_that_is_made_again_starts_no_thread_and_allocates_nothing() {
     });
 }
 
-/// Whichever context is current, or none.
+/// Any context may be current, or none.
 #[test]
 fn a_call_works_in_any_context() {
     ranks(2, |comm, memory| {
@@ -168,10 +169,10 @@ fn a_call_works_in_any_context() {
             let leave = || match round % 3 {
                 0 => mine.bind_to_thread().unwrap(),
                 1 => other.bind_to_thread().unwrap(),
-                // SAFETY: no context is a context.
+                // SAFETY: null means no context, which is allowed.
                 _ => unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap(),
             };
-            // Another limit makes an event.
+            // A different timeout creates an event.
             let comm = comm.with_timeout(comm.timeout() + std::time::Duration::from_secs(round));
             let handles: [&Communicator; 2] = [&comm, &comm.with_stream(&mine.default_stream())];
             for comm in handles {
@@ -188,7 +189,8 @@ fn a_call_works_in_any_context() {
     });
 }
 
-/// What others do with a slice between two calls is waited for, on whatever stream they do it, and they wait for the calls.
+/// Calls wait for what other code does with a slice between two calls, on any stream, and that code waits for the
+/// calls.
 #[test]
 fn uses_by_others_between_calls_are_ordered() {
     ranks_with(2, compared_before(0), |comm, memory| {

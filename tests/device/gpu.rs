@@ -1,4 +1,4 @@
-//! Ranks with a device each, and buffers on it.
+//! Ranks with a device each, and buffers on those devices.
 
 #![allow(dead_code, unreachable_pub, unused_imports, unused_macros, reason = "each test program uses what it needs")]
 #![expect(unsafe_code, reason = "elements of any type go to the device as bytes")]
@@ -17,25 +17,26 @@ use crate::common::cases::Memory;
 use crate::common::oracle::Predict;
 use crate::common::ranks::{processes_with, threads_with};
 
-/// Puts the simulation in place, once per process; does nothing where real GPUs are to be used.
+/// Installs the simulated GPU, once per process. Does nothing if real GPUs are used.
 pub fn prepare() {
     if !is_real() {
         simgpu::install();
     }
 }
 
-/// Whether the GPUs are those of this machine.
+/// Whether the tests use the GPUs of this machine.
 pub fn is_real() -> bool {
     std::env::var("COLLECTIVES_TEST_GPU").as_deref() == Ok("real")
 }
 
-/// Whether NCCL is the simulated one, in which faults can be planted, and whose calls are counted.
+/// Whether NCCL is the simulated one, which can inject faults and counts its calls.
 pub fn can_steer_nccl() -> bool {
     !is_real() && simgpu::real::nccl().is_none()
 }
 
-/// Has the simulated NCCL do what a real one may, though it need not: the first collective waits inside its call until all ranks have come, and
-/// whoever aborts may end others' calls with success. For the whole process, until a test has the simulation for itself ([`alone`]).
+/// Makes the simulated NCCL do what a real one may do. The first collective waits inside its call until all ranks have
+/// come, and a rank that aborts may end other ranks' calls with success. This holds for the whole process, until a test
+/// has the simulation for itself ([`alone`]).
 pub fn be_strict() {
     prepare();
     if can_steer_nccl() {
@@ -44,12 +45,13 @@ pub fn be_strict() {
     }
 }
 
-/// Keeps other tests from the simulation for as long as it lives; nothing where the GPUs are real, of which tests take turns anyway.
+/// Keeps other tests from the simulation while the value lives. Returns `None` if the GPUs are real, since tests take
+/// turns there.
 pub fn alone() -> Option<simgpu::Alone> {
     (!is_real()).then(simgpu::alone)
 }
 
-/// Skips a test that steers the simulated driver where there is another one.
+/// Skips a test that controls the simulated driver if the driver is another one.
 macro_rules! steers_gpu {
     () => {
         if crate::gpu::is_real() {
@@ -59,7 +61,7 @@ macro_rules! steers_gpu {
 }
 pub(crate) use steers_gpu;
 
-/// Skips a test that steers the simulated NCCL where there is another one.
+/// Skips a test that controls the simulated NCCL if the library is another one.
 macro_rules! steers_nccl {
     () => {
         if !crate::gpu::can_steer_nccl() {
@@ -69,41 +71,41 @@ macro_rules! steers_nccl {
 }
 pub(crate) use steers_nccl;
 
-/// How a rank of these tests joins.
+/// Returns the builder of a rank in these tests.
 pub fn builder(mut config: Config) -> Builder {
     prepare();
-    // On real GPUs a script stops what hangs after 60 s: what the library has to say of it comes before.
+    // On real GPUs a script stops what hangs after 60 s. The library's own error has to come earlier.
     config.timeout = Duration::from_secs(if is_real() { 40 } else { 60 });
     Communicator::builder().config(config).require_device(DeviceChoice::Local)
 }
 
-/// Settings by which calls are not compared, so that they return before other ranks have come.
+/// Returns settings under which calls are not compared, so that they return before other ranks have come.
 pub fn unchecked() -> Config {
     compared_before(0)
 }
 
-/// Settings by which so many calls are compared and no more.
+/// Returns settings under which only the first `calls` calls are compared.
 pub fn compared_before(calls: u64) -> Config {
     let mut config = Config::default();
-    // SAFETY: where ranks of these tests make calls that are not compared, they make the same ones with the same lengths, or none; where ops
-    // differ, they leave memory alone.
+    // SAFETY: in calls that are not compared, the ranks of these tests make the same calls with the same lengths, or
+    // none. If their ops differ, those do not touch memory.
     config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(calls) };
     config
 }
 
-/// The devices of this process for one group of ranks. Some calls of a driver wait until a device is idle: two groups at once could wait for each
-/// other for ever.
+/// Locks the devices of this process for one set of ranks. Some driver calls wait until a device is idle, so two sets
+/// at once could wait for each other forever.
 fn turn() -> MutexGuard<'static, ()> {
     static DEVICES: Mutex<()> = Mutex::new(());
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `program` on `world_size` threads, each a rank with a device of its own; what they return, in rank order.
+/// Runs `program` on `world_size` threads, each a rank with its own device. Returns their results in rank order.
 pub fn ranks<R: Send>(world_size: usize, program: impl Fn(&Communicator, &DeviceMemory) -> R + Sync) -> Vec<R> {
     ranks_with(world_size, Config::default(), program)
 }
 
-/// As [`ranks`], with settings. Checks at the end that nothing was found by the simulation.
+/// Does the same as [`ranks`], with settings. Checks at the end that the simulation has found nothing.
 pub fn ranks_with<R: Send>(world_size: usize, config: Config, program: impl Fn(&Communicator, &DeviceMemory) -> R + Sync) -> Vec<R> {
     let _turn = turn();
     let results = threads_with(
@@ -119,7 +121,7 @@ pub fn ranks_with<R: Send>(world_size: usize, config: Config, program: impl Fn(&
     results
 }
 
-/// As [`ranks`], in processes. `name` is the full name of the test.
+/// Does the same as [`ranks`], in processes. `name` is the full name of the test.
 pub fn process_ranks(name: &str, world_size: usize, program: impl Fn(&Communicator, &DeviceMemory)) {
     processes_with(
         name,
@@ -134,7 +136,7 @@ pub fn process_ranks(name: &str, world_size: usize, program: impl Fn(&Communicat
     );
 }
 
-/// Fails where the simulation has found a misuse.
+/// Fails if the simulation has found a misuse.
 #[track_caller]
 pub fn assert_nothing_found() {
     if is_real() {
@@ -145,10 +147,10 @@ pub fn assert_nothing_found() {
     assert!(reports.is_empty(), "the simulated GPU found:\n{}", reports.join("\n"));
 }
 
-/// Buffers of one rank's device, on a stream that is not the communicator's: so that every call has something to wait for.
+/// Buffers on a rank's device, on a stream other than the communicator's, so that every call has something to wait for.
 pub struct DeviceMemory {
     pub stream: Arc<CudaStream>,
-    /// Where calls are captured into a graph of their own, which is then launched; `None` makes them at once.
+    /// The stream on which each call is captured into a graph, which is then launched. `None` makes calls directly.
     captured: Option<Arc<CudaStream>>,
 }
 
@@ -157,29 +159,29 @@ impl DeviceMemory {
         Self::on(comm.device().unwrap().context().new_stream().unwrap())
     }
 
-    /// Buffers on a stream of the test's.
+    /// Creates buffers on a stream of the test.
     pub fn on(stream: Arc<CudaStream>) -> Self {
         Self { stream, captured: None }
     }
 
-    /// As [`DeviceMemory::of`], for calls on `stream` that are to be captured into graphs.
+    /// Does the same as [`DeviceMemory::of`], for calls on `stream` that are captured into graphs.
     pub fn capturing(comm: &Communicator, stream: &Arc<CudaStream>) -> Self {
-        // SAFETY: cudarc's events may not become part of graphs, so what they do is done by hand: every copy to and from the device
-        // here and every launch of a graph is waited for.
+        // SAFETY: cudarc's events must not become part of graphs, so this type waits explicitly: for every copy to and
+        // from the device, and for every launch of a graph.
         unsafe { stream.context().disable_event_tracking() };
         Self { captured: Some(Arc::clone(stream)), ..Self::of(comm) }
     }
 }
 
 impl DeviceMemory {
-    /// A copy of the bytes of truth values, which may be any.
+    /// Copies `bool` values as bytes, which may have any value.
     pub fn as_bytes(&self, truths: &CudaSlice<bool>) -> CudaSlice<u8> {
         // SAFETY: the same memory as bytes.
         let view = unsafe { truths.transmute::<u8>(truths.len()) }.unwrap();
         self.stream.clone_dtod(&view).unwrap()
     }
 
-    /// The elements of a part of a buffer.
+    /// Returns the elements of a part of a buffer.
     pub fn get_view<T: Predict>(&self, view: &CudaView<'_, T>) -> Vec<T> {
         let mut whole = self.put(&vec![T::default(); view.len()]);
         if !view.is_empty() {
@@ -188,7 +190,7 @@ impl DeviceMemory {
         self.get(&whole)
     }
 
-    /// Puts elements in a part of a buffer.
+    /// Writes elements to a part of a buffer.
     pub fn put_view<T: Predict>(&self, elements: &[T], view: &mut CudaViewMut<'_, T>) {
         if !elements.is_empty() {
             self.stream.memcpy_dtod(&self.put(elements), view).unwrap();
@@ -207,11 +209,11 @@ impl Memory for DeviceMemory {
     fn put<T: Predict>(&self, elements: &[T]) -> CudaSlice<T> {
         // SAFETY: elements are plain data.
         let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
-        // A driver need not give memory of no bytes.
+        // A driver may refuse to allocate zero bytes.
         let on_device = self.stream.clone_htod(if bytes.is_empty() { &[0_u8][..] } else { bytes }).unwrap();
-        // The leaked slice's events are gone: what it was told to do ends first.
+        // Leaking the slice loses its events, so its copy must end first.
         self.stream.synchronize().unwrap();
-        // SAFETY: an allocation of that many bytes, filled with elements, which nobody else owns any more.
+        // SAFETY: an allocation of that many bytes, filled with elements. It has no other owner, since it was leaked.
         unsafe { self.stream.upgrade_device_ptr(on_device.leak(), elements.len()) }
     }
 
@@ -225,7 +227,7 @@ impl Memory for DeviceMemory {
         let bytes = self.stream.clone_dtoh(&view).unwrap();
         self.stream.synchronize().unwrap();
         let mut elements: Vec<T> = Vec::with_capacity(count);
-        // SAFETY: as many bytes as the elements have, which were elements on the device: plain data.
+        // SAFETY: as many bytes as the elements have. They were elements on the device, which are plain data.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), elements.as_mut_ptr().cast(), bytes.len());
             elements.set_len(count);
@@ -246,8 +248,8 @@ impl Memory for DeviceMemory {
     }
 }
 
-/// Runs `program` on `world_size` threads, each a rank of a communicator without a host backend, with a device of its own; what they return, in
-/// rank order.
+/// Runs `program` on `world_size` threads, each a rank with its own device, on communicators without a host backend.
+/// Returns their results in rank order.
 pub fn nccl_ranks<R: Send>(
     world_size: usize,
     config: impl Fn(usize) -> Config + Sync,
@@ -268,7 +270,7 @@ pub fn nccl_ranks<R: Send>(
     })
 }
 
-/// Settings with a limit that a busy machine keeps to.
+/// Returns settings with a timeout that is long enough on a busy machine.
 pub fn patient(_: usize) -> Config {
     let mut config = Config::default();
     config.timeout = Duration::from_secs(60);

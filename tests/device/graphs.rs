@@ -11,7 +11,7 @@ use crate::common::ranks::alone_in_a_process;
 /// Captures calls of every kind of route, launches the graph several times with new contents, and compares each time.
 #[test]
 fn captured_calls_give_the_same_bits_at_every_launch() {
-    // Whoever makes the first stream of a context ends the captures in it: other tests do.
+    // Creating the first stream of a context ends the captures in it, and other tests do that.
     alone_in_a_process("graphs::captured_calls_give_the_same_bits_at_every_launch", capture_and_launch);
 }
 
@@ -25,7 +25,7 @@ fn capture_and_launch() {
             let mut bits = memory.put(&vec![0_u16; count]);
             let mut means = memory.put(&vec![bf16::ZERO; count]);
             let mut gathered = memory.put(&vec![0_u16; count * n]);
-            // Warm: modules are loaded and connections made outside of graphs.
+            // A first call, so that modules are loaded and connections made outside of graphs.
             comm.with_stream(&stream).all_reduce(&mut sums, ReduceOp::Sum).unwrap();
             stream.synchronize().unwrap();
             comm.barrier().unwrap();
@@ -38,7 +38,7 @@ fn capture_and_launch() {
             let on = comm.with_stream(&stream);
             on.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
             on.all_reduce(&mut bits, ReduceOp::BitXor).unwrap();
-            // Waiting for something else asks the driver about events, which must not end the capture.
+            // Waiting for other work asks the driver about events, which must not end the capture.
             comm.device().unwrap().synchronize().unwrap();
             on.all_reduce(&mut means, ReduceOp::Avg).unwrap();
             on.all_gather_into(&bits, &mut gathered).unwrap();

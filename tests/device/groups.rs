@@ -1,4 +1,4 @@
-//! Calls recorded first and queued together.
+//! Calls that are recorded first and queued together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn a_group_that_fails_to_record_has_done_nothing() {
     });
 }
 
-/// One thread that drives three devices, each with a communicator of its own.
+/// One thread drives three devices, each with its own communicator.
 #[test]
 fn one_thread_drives_several_devices() {
     prepare();
@@ -90,7 +90,8 @@ fn one_thread_drives_several_devices() {
     assert_nothing_found();
 }
 
-/// Ranks whose thread has several communicators, of which one makes another call: an error, before anything is queued.
+/// A thread has the communicators of several ranks, and one of them makes a different call. That is an error, before
+/// anything is queued.
 #[test]
 fn a_group_across_communicators_is_compared() {
     for (what, root, words) in [("the root", 1, "root 1"), ("nothing", 0, "")] {
@@ -127,7 +128,8 @@ fn a_group_across_communicators_is_compared() {
     assert_nothing_found();
 }
 
-/// The first call that needs more memory than a backend has from the start, of a thread that has all ranks: it can make it nowhere else.
+/// The first call that needs more memory than a backend allocates at its start, from a thread that has all ranks. No
+/// other thread could make the call.
 #[test]
 fn one_thread_makes_the_first_large_call_of_several_ranks() {
     prepare();

@@ -1,5 +1,5 @@
-//! The device backend: on the simulated GPU, or, with `COLLECTIVES_TEST_GPU=real`, on the ones that are there. With `COLLECTIVES_TEST_NCCL` it is a
-//! real NCCL that runs on the simulated GPU (`simgpu::real`).
+//! The device backend on the simulated GPU, or on the real ones with `COLLECTIVES_TEST_GPU=real`. With
+//! `COLLECTIVES_TEST_NCCL`, a real NCCL runs on the simulated GPU (`simgpu::real`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! Several buffers in one call, and lists: what they cost, and what ranks that differ are told. What they compute is in `common/forms.rs`.
+//! Several buffers in one call, and lists: their cost, and the errors if ranks differ. `common/forms.rs` checks their
+//! results.
 
 use collectives::{Communicator, Error, ReduceOp};
 use cudarc::driver::CudaSlice;
@@ -6,7 +7,7 @@ use cudarc::driver::CudaSlice;
 use super::gpu::{DeviceMemory, ranks, steers_nccl};
 use crate::common::cases::Memory;
 
-/// Runs a call, and says how many groups, and calls of this name, NCCL got.
+/// Runs a call and returns how many groups, and calls of this name, it made in NCCL.
 fn counted(name: &str, call: impl FnOnce()) -> [u64; 2] {
     let calls = || ["ncclGroupStart", name].map(simgpu::nccl::calls_of_this_thread);
     let before = calls();
@@ -42,7 +43,7 @@ fn several_buffers_are_one_launch() {
         let mut work = None;
         assert_eq!(counted("ncclAllReduce", || work = Some(comm.start_all_reduce_many(given, op).unwrap())), [1, 40]);
         check(memory, &work.unwrap().wait().unwrap(), 3.0);
-        // A list for each rank: sends and receives of one group.
+        // A list for each rank: sends and receives in one group.
         let mut theirs = buffers(memory, &[100; 3], me);
         assert_eq!(counted("ncclSend", || comm.all_gather_list(&mine[0], &mut theirs).unwrap()), [1, 2]);
         check(memory, &theirs, 2.0);
@@ -75,7 +76,7 @@ fn buffers_of_two_sides_are_refused() {
     });
 }
 
-/// A call of which rank 1 makes another one: a mismatch on all ranks, and buffers as they were.
+/// Checks that a call that differs on rank 1 is a mismatch on all ranks and leaves the buffers unchanged.
 fn differing(words: &str, call: impl Fn(&Communicator, &DeviceMemory, bool, &mut [CudaSlice<f32>]) -> collectives::Result<()> + Sync) {
     ranks(2, |comm, memory| {
         let mut list = buffers(memory, &[3, 5], 4.0);

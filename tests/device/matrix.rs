@@ -1,4 +1,5 @@
-//! Every collective × op × element type × world size × kind of rank, against the oracle that the host backend is held to, bit by bit.
+//! Every collective × op × element type × world size × kind of rank, compared bit by bit with the oracle that also
+//! checks the host backend.
 
 use collectives::{Config, F8E4M3, ReduceOp, bf16};
 
@@ -6,13 +7,13 @@ use super::gpu::{DeviceMemory, process_ranks, ranks, ranks_with};
 use crate::common::cases::{everything_in, movements_in, reductions_in};
 use crate::common::ranks::alone_in_a_process;
 
-/// A fixed start of the inputs; every failure prints what it used.
+/// The fixed seed of the inputs. Every failure prints the seed it used.
 const SEED: u64 = 0xdec1ce;
 
-/// The counts that every op and type is tried at.
+/// The counts at which every op and type is checked.
 const COUNTS: [usize; 3] = [0, 1, 13];
 
-/// Enough elements for several slabs of the scratch memory that these tests give a communicator.
+/// Enough elements for several slabs of the scratch memory in these tests.
 const LARGE: usize = 30_011;
 
 macro_rules! world_sizes {
@@ -51,7 +52,7 @@ fn everything_on_foreign_streams() {
 
 #[test]
 fn everything_inside_graphs() {
-    // Whoever makes the first stream of a context ends the captures in it: other tests do.
+    // Creating the first stream of a context ends the captures in it, and other tests do that.
     alone_in_a_process("matrix::everything_inside_graphs", || {
         for world_size in [1, 2, 3, 4, 8] {
             ranks(world_size, |comm, memory| {
@@ -62,7 +63,7 @@ fn everything_inside_graphs() {
     });
 }
 
-/// Settings under which large calls take many slabs.
+/// Returns settings under which large calls take many slabs.
 fn little_scratch() -> Config {
     let mut config = Config::default();
     config.device_scratch_bytes = 64 << 10;
@@ -96,7 +97,8 @@ fn a_reproducible_communicator_folds_like_the_host() {
     }
 }
 
-/// Inputs whose sums are rounded differently in every order: in the reproducible mode both backends give the same bits all the same.
+/// Checks inputs whose sums are rounded differently in every order. In the reproducible mode both backends nevertheless
+/// give the same bits.
 fn rounding_agrees(comm: &collectives::Communicator, memory: &super::gpu::DeviceMemory) {
     use crate::common::cases::Memory;
     let rank = comm.rank() as f32;

@@ -1,4 +1,4 @@
-//! Streams: calls wait for what their buffers wait for, and those who come after wait for the calls.
+//! Streams: calls wait for what their buffers wait for, and later work waits for the calls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -72,13 +72,13 @@ fn a_read_that_a_program_has_queued_is_waited_for_though_it_panics_then() {
             let (to, _guard) = copy.device_ptr_mut(&first);
             place.read_on(&first, "a test", |from| -> collectives::Result<()> {
                 #[expect(unsafe_code, reason = "a copy between buffers of our own")]
-                // SAFETY: as many bytes as both buffers have, which are used here on this stream alone.
+                // SAFETY: both buffers have that many bytes, and are used here on this stream only.
                 unsafe { result::memcpy_dtod_async(to, from, 8000, first.cu_stream()) }.unwrap();
                 panic!("after the copy was queued");
             })
         }));
         assert!(panicked.is_err());
-        // Of its readers a slice of cudarc's remembers this one.
+        // A cudarc slice remembers only its last reader, here this one.
         let other = second.clone_dtod(&source).unwrap();
         drop(source);
         assert_eq!((memory.get(&copy), memory.get(&other)), (vec![7; 1000], vec![7; 1000]));

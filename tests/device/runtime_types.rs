@@ -16,7 +16,7 @@ use crate::common::typed::{bytes_of, elements_of, from_numbers, to_numbers};
 
 const SEED: u64 = 0x9e7e;
 
-/// Memory of a device, as bytes.
+/// Device memory as bytes.
 struct Bytes<'a>(&'a DeviceMemory);
 
 impl Bytes<'_> {
@@ -101,7 +101,7 @@ fn any_byte_but_0_is_true_and_what_arrives_is_0_or_1() {
         for (op, expected) in [
             (ReduceOp::Max, [false, true, true, true, true]),
             (ReduceOp::BitAnd, [false, true, false, false, true]),
-            // Bit by bit, and then a truth value.
+            // The bytes are combined bit by bit and then converted to a `bool`.
             (ReduceOp::BitXor, [false, true, true, true, false]),
         ] {
             let mut folded = mine();
@@ -128,7 +128,7 @@ fn what_lies_where_its_type_cannot_is_refused_before_others_hear_of_it() {
         let buffer = memory.put(&[0_u8; 64]);
         let context = std::sync::Arc::clone(comm.device().unwrap().context());
         let (address, _ordered) = cudarc::driver::DevicePtr::device_ptr(&buffer, &memory.stream);
-        // SAFETY: inside the buffer, which lives on, and never used: it is refused.
+        // SAFETY: it lies inside the buffer, which stays alive. It is refused, so it is never used.
         let crooked = |length| unsafe { RawDeviceSlice::<u8>::new(&context, address + 2, length) };
         let mut typed = TypedBytes::new(DType::F32, crooked(16)).unwrap();
         let peer = 1 - comm.rank();
@@ -148,7 +148,7 @@ fn what_lies_where_its_type_cannot_is_refused_before_others_hear_of_it() {
         assert!(error.contains("i32") && error.contains("f32"), "{error}");
         let op = CustomOp::<f64>::on_device("twice", "a + b");
         assert!(comm.all_reduce(&mut floats, &op).unwrap_err().is_unsupported());
-        // Nobody heard of any of these.
+        // No other rank was involved in any of these calls.
         comm.all_reduce(&mut floats, ReduceOp::Sum).unwrap();
     });
 }
@@ -160,7 +160,7 @@ fn no_byte_but_0_and_1_comes_from_oneself_into_truth_values() {
         let sevens = Bytes(memory).bytes(DType::Bool, &[7, 0, 255, 1]);
         let mut flags = memory.put(&[false; 4]);
         comm.send_recv(&sevens, me, &mut flags, me).unwrap();
-        // SAFETY: bytes of another type: any are values of it.
+        // SAFETY: the same memory as bytes. Any byte is a valid `u8`.
         let bytes = unsafe { flags.transmute::<u8>(4) }.unwrap();
         let mut seen = [0_u8; 4];
         comm.device().unwrap().stream().memcpy_dtoh(&bytes, &mut seen).unwrap();

@@ -1,4 +1,4 @@
-//! Communicators made of others keep their devices.
+//! Communicators made from others keep their devices.
 
 use collectives::ReduceOp;
 
@@ -20,7 +20,7 @@ fn halves(comm: &collectives::Communicator, memory: &DeviceMemory) {
         assert_eq!((memory.get(&buffer), pair.rank()), (vec![0], if me == 2 { 0 } else { 1 }));
         pair.device().unwrap().synchronize().unwrap();
     }
-    // The first two together, the third after them, since it shares a rank with each.
+    // The first two are created together. The third comes after them, since it shares a rank with each.
     let groups = comm.subgroups(&[vec![0, 1], vec![3, 2], vec![2, 1]]).unwrap();
     assert_eq!(groups.iter().flatten().count(), [1, 2, 2, 1, 0][me]);
     for group in groups.iter().flatten() {
@@ -47,7 +47,7 @@ fn split_and_subgroups_of_processes() {
 
 fn whoever_is_left(comm: &collectives::Communicator, memory: &DeviceMemory) {
     let job = comm.duplicate().unwrap();
-    // A shrink ends what others have not finished.
+    // A shrink ends the calls that other ranks have not finished.
     comm.barrier().unwrap();
     let left = job.shrink().unwrap();
     assert!(left.device().is_some(), "{:?}", left.why_no_device());

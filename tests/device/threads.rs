@@ -1,9 +1,11 @@
-//! Calls start no thread: of the simulated NCCL's, of a real one's or of this crate's.
+//! Calls start no thread of NCCL, simulated or real, and none of this crate.
 //!
-//! Threads that are started and joined leave nothing behind, so it is not enough to count those that are there. The kernel gives every new
-//! thread the next number, and says which was the last. While that stays the same nobody has started one. Where the process has no numbers of its
-//! own, others use some up, and the host backend starts one when it asks for ranks that are late: calls are made until a thousand of them fell into
-//! stretches of time in which nobody did.
+//! Threads that are started and joined leave nothing behind, so it is not enough to count the existing ones. The kernel
+//! gives each new thread the next number and reports the last one given. While it stays the same, no thread was
+//! started.
+//!
+//! Without a pid namespace, other processes use up numbers too. The host backend also starts a thread when it asks for
+//! late ranks. So calls are made until a thousand of them fell into stretches in which no thread was started.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,26 +18,27 @@ use crate::common::cases::Memory;
 use crate::common::hosts::skip;
 use crate::common::ranks::{Meeting, alone_with_numbers};
 
-/// How many calls are to be seen starting no thread.
+/// Calls that must be seen to start no thread.
 const CALLS: usize = 1000;
-/// How many are made in one stretch.
+/// Calls in one stretch.
 const STRETCH: usize = 4;
-/// How long that may take on a machine on which others start threads all the time.
+/// The time limit, on a machine on which other processes start threads all the time.
 const LONG: Duration = Duration::from_secs(120);
 
-/// The number of the last thread or process that was started, as the kernel tells; `None` where it does not.
+/// Returns the number of the last thread or process that was started, or `None` if the kernel does not report it.
 fn last_number() -> Option<u64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// Whether a thread that is started and joined can be seen here.
+/// Whether starting and joining a thread is visible here.
 fn starts_are_seen() -> bool {
     let before = last_number();
     std::thread::spawn(|| ()).join().unwrap();
     before.is_some() && last_number() != before
 }
 
-/// What both ranks know: where they meet, what rank 0 read before a stretch, and how many calls fell into quiet ones.
+/// The state that both ranks share: their meeting, the number that rank 0 read before a stretch, and the calls in quiet
+/// stretches.
 struct Pace {
     meeting: Meeting,
     before: AtomicU64,
@@ -43,7 +46,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Has all wait while rank 0 reads the last number and does something with it.
+    /// Makes all ranks wait while rank 0 reads the last number and passes it to `act`.
     fn read(&self, comm: &Communicator, act: impl FnOnce(u64)) {
         self.meeting.meet();
         if comm.rank() == 0 {
@@ -53,7 +56,7 @@ impl Pace {
     }
 }
 
-/// Makes calls on both ranks until [`CALLS`] fell into stretches in which nobody started a thread.
+/// Makes calls on both ranks until [`CALLS`] of them fell into stretches in which no thread was started.
 fn make_calls(comm: &Communicator, memory: &DeviceMemory, pace: &Pace) {
     let mut buffer = memory.put(&[comm.rank() as f32 + 1.0; 64]);
     let mut stretch = || {
@@ -67,7 +70,7 @@ fn make_calls(comm: &Communicator, memory: &DeviceMemory, pace: &Pace) {
             pace.quiet.fetch_add(if is_quiet(now) { STRETCH } else { 0 }, Ordering::SeqCst);
         });
     };
-    // The first calls may start what stays.
+    // The first calls may start threads that remain.
     (0..3).for_each(|_| stretch());
     pace.read(comm, |_| pace.quiet.store(0, Ordering::SeqCst));
     let began = Instant::now();

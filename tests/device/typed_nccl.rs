@@ -1,4 +1,5 @@
-//! Typed calls of a communicator without a host backend: every collective × op × element type against the oracle, messages, streams, threads.
+//! Typed calls of a communicator without a host backend: every collective × op × element type against the oracle,
+//! messages, streams and threads.
 
 use collectives::{F8E4M3, F8E5M2, ReduceOp, bf16, f16, nccl::NcclCommunicator};
 
@@ -7,10 +8,10 @@ use crate::common::cases::{Memory, ops};
 use crate::common::oracle::{Predict, assert_bits, folded, inputs};
 use crate::for_every_type;
 
-/// A fixed start of the inputs; every failure prints what it used.
+/// The fixed seed of the inputs. Every failure prints the seed it used.
 const SEED: u64 = 0x7c911;
 
-/// Every reducing collective of one op and type, in place and not.
+/// Checks every reducing collective with one op and type, in place and not.
 fn reductions<T: Predict>(comm: &NcclCommunicator, memory: &DeviceMemory, op: ReduceOp, count: usize, seed: u64) {
     let (n, me, stream) = (comm.world_size(), comm.rank(), &memory.stream);
     let what = |call: &str| format!("{call}({op}, {}, {count}) on rank {me} of {n}, seed {seed}", T::ELEMENT_TYPE);
@@ -38,7 +39,7 @@ fn reductions<T: Predict>(comm: &NcclCommunicator, memory: &DeviceMemory, op: Re
     assert_bits(&what("reduce_scatter_into"), &memory.get(&destination), &expected_wide[own]);
 }
 
-/// Every moving collective of one type, in place and not.
+/// Checks every moving collective with one type, in place and not.
 fn movements<T: Predict>(comm: &NcclCommunicator, memory: &DeviceMemory, count: usize, seed: u64) {
     let (n, me, stream) = (comm.world_size(), comm.rank(), &memory.stream);
     let what = |call: &str| format!("{call}({}, {count}) on rank {me} of {n}, seed {seed}", T::ELEMENT_TYPE);
@@ -167,7 +168,7 @@ fn threads_that_share_one_make_their_calls_in_turns() {
                 let (comm, stream) = (comm.clone(), memory.stream.context().new_stream().unwrap());
                 scope.spawn(move || {
                     let memory = DeviceMemory::on(stream);
-                    // Whichever threads meet, they make the same call.
+                    // All threads make the same call, so any order is the same on all ranks.
                     for _ in 0..20 {
                         let mut buffer = memory.put(&[me + 1; 300]);
                         comm.all_reduce(&mut buffer, ReduceOp::Sum, &memory.stream).unwrap();

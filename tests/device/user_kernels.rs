@@ -1,11 +1,11 @@
-//! Reductions that the caller brings: a CUDA C expression where NVRTC is, a PTX image everywhere.
+//! Reductions that the caller supplies: a CUDA C expression if NVRTC is installed, and a PTX image in any case.
 
 use collectives::{CustomOp, bf16};
 
 use super::gpu::ranks;
 use crate::common::cases::Memory;
 
-/// Whether NVRTC can be opened; says so where it cannot.
+/// Whether NVRTC can be opened. Prints a line if it cannot.
 fn has_nvrtc() -> bool {
     #[expect(unsafe_code, reason = "opens a library if there is one")]
     // SAFETY: nothing is called.

@@ -1,4 +1,4 @@
-//! Other NCCL releases and other cards: each in a process of its own, since a library is never unloaded.
+//! Other NCCL releases and other GPUs, each in a separate process, since a library is never unloaded.
 
 use collectives::{Communicator, DeviceChoice, F8E4M3, ReduceOp, bf16};
 use simgpu::Configuration;
@@ -76,9 +76,9 @@ fn nccl_encrypts_with_a_key_of_the_secret() {
                 everything_in(&DeviceMemory::of(comm), comm, &[13], 5);
             },
         );
-        // HMAC-SHA256 of "collectives nccl key 1\0", by Python's hmac module.
+        // HMAC-SHA256 of "collectives nccl key 1\0", computed with Python's hmac module.
         assert_eq!(simgpu::nccl::encryption_key(), "0325359ec8998eb7618f02b790b35376892785efb5cf9e4829b05c272d740031");
-        // One process has one key.
+        // A process has one key.
         let other = encrypting().configure(|config| config.secret = Some(collectives::Secret::new("another secret of a job").unwrap()));
         let error = other.require_device(DeviceChoice::Local).run_local(1, |_| Ok(())).unwrap_err().to_string();
         assert!(error.contains("another job's secret"), "{error}");
@@ -94,7 +94,7 @@ fn a_release_that_cannot_encrypt_is_not_used_where_it_is_to() {
         simgpu::nccl::install(22809);
         let error = encrypting().require_device(DeviceChoice::Local).run_local(2, |_| Ok(())).unwrap_err().to_string();
         assert!(error.contains("2.32.3 or later") && error.contains("COLLECTIVES_ENCRYPT"), "{error}");
-        // The host backend is as good as ever.
+        // The host backend is not affected.
         let sums = encrypting().run_local(2, |comm| {
             let mut sum = 1_u8;
             comm.all_reduce(&mut sum, ReduceOp::Sum).map(|()| sum)

@@ -1,4 +1,4 @@
-//! Started calls: they own their buffers and give them back.
+//! Started calls, which own their buffers and return them.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn started_calls_give_their_buffers_back() {
 fn messages_can_be_started() {
     ranks(2, |comm, memory| {
         let peer = 1 - comm.rank();
-        // NCCL pairs messages in order: one side sends first, the other receives first.
+        // NCCL pairs messages in order, so one side sends first and the other receives first.
         if comm.rank() == 0 {
             let sent = comm.start_send(memory.put(&[5_u32; 20]), peer).unwrap();
             assert_eq!(memory.get(&sent.wait().unwrap()), [5; 20]);
@@ -89,7 +89,7 @@ fn threads_that_share_a_communicator_queue_their_calls_in_turns() {
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 let comm = comm.clone();
-                // Alike in every thread, so that any order is the same order on all ranks.
+                // All threads make the same call, so any order is the same on all ranks.
                 scope.spawn(move || {
                     for _ in 0..rounds {
                         let mut buffer = memory.put(&[comm.rank() as i32 + 1; 100]);
@@ -115,7 +115,7 @@ fn every_form_gives_what_the_blocking_one_gives() {
 fn a_callback_that_awaits_another_call_on_the_thread_that_notices_both_is_told_so() {
     let (listens, heard_of_it) = (Meeting::new(2), Meeting::new(2));
     ranks_with(2, unchecked(), |comm, memory| {
-        // What is connected now need not be later.
+        // Connects now, so that the later calls need not.
         comm.all_reduce(&mut memory.put(&[1_u32; 8]), ReduceOp::Sum).unwrap();
         let start = || comm.start_all_reduce(memory.put(&[1_u32; 8]), ReduceOp::Sum).unwrap();
         if comm.rank() == 1 {

@@ -18,7 +18,7 @@ fn every_form_gives_what_the_blocking_one_gives() {
 fn methods(of: &str, files: &[&str]) -> Vec<String> {
     let mut names = Vec::new();
     for file in files {
-        let source = std::fs::read_to_string(format!("src/communicator/{file}.rs")).unwrap();
+        let source = std::fs::read_to_string(format!("src/communicator/forms/{file}.rs")).unwrap();
         let mut is_of = false;
         for line in source.lines() {
             if line.starts_with("impl") {

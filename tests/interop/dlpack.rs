@@ -1,4 +1,4 @@
-//! PyTorch's tensors go to a library of ours and come back, through DLPack.
+//! PyTorch tensors are passed to a library built on this crate and returned, through DLPack.
 
 use crate::peer::{Peer, example};
 use crate::python;

@@ -1,4 +1,4 @@
-//! Python's ranks, which find each other over our store, under our launcher and without one.
+//! Python ranks that find each other through this crate's store, started with and without `collrun`.
 
 use std::process::Command;
 

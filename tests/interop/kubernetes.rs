@@ -1,4 +1,5 @@
-//! The manifests of examples/deploy: pods are network namespaces, with the variables that the manifest and Kubernetes set.
+//! The manifests of examples/deploy. Pods are network namespaces with the variables that the manifest and Kubernetes
+//! set.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use crate::named_hosts::NamedHosts;
 use crate::peer::{Peer, example};
 use crate::{python, skip};
 
-/// What a manifest says of its pods.
+/// The text of a manifest.
 struct Manifest {
     text: String,
 }
@@ -18,13 +19,13 @@ impl Manifest {
         Self { text: std::fs::read_to_string(path).unwrap() }
     }
 
-    /// The value of the first line `key: value`, without quotes.
+    /// Returns the value of the first line `key: value`, without quotes.
     fn value(&self, key: &str) -> &str {
         let values = self.text.lines().filter_map(|line| line.trim().strip_prefix(key)?.strip_prefix(':'));
         values.map(|value| value.trim().trim_matches('"')).next().unwrap_or_else(|| panic!("no {key}"))
     }
 
-    /// The variables of the container, among them one whose value is the secret's.
+    /// Returns the container's variables. One of them takes its value from the secret.
     fn variables(&self) -> Vec<(String, String)> {
         let lines: Vec<&str> = self.text.lines().skip_while(|line| line.trim() != "env:").skip(1).map(str::trim).collect();
         let pairs = lines.windows(2).filter_map(|pair| Some((pair[0].strip_prefix("- name: ")?, pair[1])));
@@ -35,14 +36,15 @@ impl Manifest {
         pairs.map(|(name, line)| (name.to_owned(), value(line))).collect()
     }
 
-    /// The words of a script that is the container's argument.
+    /// Returns the words of the script that is the container's argument.
     fn script(&self) -> String {
         let lines = self.text.lines().skip_while(|line| line.trim() != "- >-").skip(1);
         lines.take_while(|line| line.trim() != "ports:").map(str::trim).collect::<Vec<_>>().join(" ")
     }
 }
 
-/// Runs a manifest's pods to their end, with the command that `command` makes of the image's; what they printed.
+/// Runs a manifest's pods until all end, and returns what they printed. `command` appends the command to the
+/// container's.
 fn pods(net: u8, manifest: &Manifest, command: impl Fn(&mut std::process::Command)) -> Result<Vec<String>, String> {
     let count: usize = manifest.value("completions").parse().unwrap();
     assert_eq!(manifest.value("parallelism"), manifest.value("completions"), "a rank that is not started cannot be met");

@@ -1,6 +1,7 @@
-//! The real others: PyTorch's store and launcher, the MPIs' launchers, Slurm, and what Kubernetes sets. `tests/interop/setup` installs
-//! them. What is absent is said in one line, and the test counts as skipped, or fails where `COLLECTIVES_INTEROP_REQUIRE` names the part
-//! of the setup that brings it (`launchers`, `torch`).
+//! Interoperation with other programs: PyTorch's store and launcher, MPI launchers, Slurm, and the variables that
+//! Kubernetes sets. `tests/interop/setup` installs them. If one is absent, the test prints a line and counts as
+//! skipped. It fails if `COLLECTIVES_INTEROP_REQUIRE` names the part of the setup that installs it (`launchers`,
+//! `torch`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +27,7 @@ mod torchrun;
 
 pub(crate) use common::hosts::skip;
 
-/// The Python that has PyTorch, or the end of the test.
+/// Returns the Python that has PyTorch, or ends the test.
 macro_rules! python {
     () => {
         match crate::peer::Python::find() {

@@ -1,4 +1,4 @@
-//! The MPIs' launchers, as the distribution has them.
+//! The MPI launchers that the distribution packages.
 
 use std::process::Command;
 
@@ -7,9 +7,9 @@ use crate::peer::{Peer, absent, example};
 use crate::rank;
 use crate::skip;
 
-/// Open MPI's launcher, as root and with more ranks than cores.
+/// Returns Open MPI's launcher, run as root and with more ranks than cores.
 fn open_mpi() -> Result<Command, String> {
-    // Where another MPI is installed too, the plain name may be its.
+    // If another MPI is also installed, the plain name may be that one's.
     let name = ["mpirun.openmpi", "mpirun"].into_iter().find(|name| run(name, &["--version"]).is_ok());
     let Some(name) = name else { return absent("launchers", "no mpirun of Open MPI".to_owned()) };
     let version = Command::new(name).arg("--version").output().map_err(|error| error.to_string())?;
@@ -21,7 +21,7 @@ fn open_mpi() -> Result<Command, String> {
     Ok(command)
 }
 
-/// MPICH's launcher.
+/// Returns MPICH's launcher.
 fn mpich() -> Result<Command, String> {
     run("mpiexec.hydra", &["--version"]).or_else(|why| absent("launchers", why))?;
     let mut command = Command::new("mpiexec.hydra");
@@ -29,9 +29,10 @@ fn mpich() -> Result<Command, String> {
     Ok(command)
 }
 
-/// A program under a launcher, as two jobs at once, which must not meet.
+/// Runs a program under a launcher as two jobs at once, which must stay separate.
 fn starts_our_example(launcher: fn() -> Result<Command, String>) -> Result<(), String> {
-    // Jobs of Open MPI 4 share a folder, which one that ends can take from under one that starts: each has a place of its own.
+    // Jobs of Open MPI 4 share a folder, and a job that ends can remove it while another starts. So each gets its own
+    // folder.
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let mut commands = [launcher()?, launcher()?];
     for (command, folder) in commands.iter_mut().zip(&folders) {
@@ -66,7 +67,7 @@ fn mpich_on_two_hosts_needs_an_address_and_does_with_one() {
     let port = crate::common::ranks::free_port().to_string();
     for (address, succeeds) in [(None, false), (Some("127.0.0.1"), true)] {
         let mut command = Command::new("mpiexec.hydra");
-        // Two hosts by name, both of which are this one: nothing is needed to reach them.
+        // Two host names that both mean this machine, so no remote shell is needed.
         command.args(["-launcher", "fork", "-hosts", "127.0.0.1,localhost", "-ppn", "2", "-n", "4"]).args(rank::command());
         command.envs([rank::variable("sums")]).envs(address.map(|address| ("MASTER_ADDR", address))).env("MASTER_PORT", &port);
         let (success, printed, errors) = Peer::start_without_input(&mut command).end();

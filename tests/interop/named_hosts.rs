@@ -1,4 +1,4 @@
-//! Hosts that know each other's names.
+//! Hosts that can resolve each other's names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::process::Command;
 
 use crate::common::hosts::Hosts;
 
-/// Network namespaces whose `/etc/hosts` names them all; they vanish with this value.
+/// Network namespaces whose `/etc/hosts` names them all. Dropping this value removes them.
 pub(crate) struct NamedHosts {
     hosts: Hosts,
 }
 
 impl NamedHosts {
-    /// One host for each name, with the addresses 10.99.`net`.1 and up.
+    /// Creates one host for each name, with the addresses 10.99.`net`.1 and up.
     pub(crate) fn up(net: u8, names: &[String]) -> Result<Self, String> {
         let hosts = Hosts::up(net, names.len()).map_err(|why| format!("network namespaces cannot be made: {why}"))?;
         let named = Self { hosts };
@@ -25,12 +25,12 @@ impl NamedHosts {
         Ok(named)
     }
 
-    /// What `ip netns exec` lays over /etc.
+    /// The folder that `ip netns exec` mounts over /etc.
     fn etc(&self, host: usize) -> PathBuf {
         Path::new("/etc/netns").join(self.hosts.space(host))
     }
 
-    /// A command on a host.
+    /// Returns a command that runs on a host.
     pub(crate) fn command(&self, host: usize, program: &str) -> Command {
         self.hosts.command(host, program)
     }
@@ -41,7 +41,7 @@ impl Drop for NamedHosts {
         for host in 0..self.hosts.count {
             drop(fs::remove_dir_all(self.etc(host)));
         }
-        // Left where another test, or somebody else, has something there.
+        // The folder stays if another test or program has files in it.
         drop(fs::remove_dir("/etc/netns"));
     }
 }

@@ -1,4 +1,4 @@
-//! NCCL's unique id, exchanged with the real ProcessGroupNCCL: where it lies in the store, and which bytes it has.
+//! NCCL's unique id, exchanged with PyTorch's own ProcessGroupNCCL: its key in the store, and its bytes.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use collectives::store::{Store, TcpStore, TcpStoreServer};
 use crate::peer::{LONG, Peer, Python};
 use crate::{python, skip};
 
-/// Each backend, whether its group is made of the variables of a launcher or of a store of the caller's, and where the id of its
-/// first communicator lies.
+/// Each backend, how its group is created (from a launcher's variables or from the caller's store), and the key of the
+/// id of its first communicator.
 const BACKENDS: [(&str, &str, &str); 3] = [
     ("nccl", "env", "default_pg/0//cuda//0/nccl_storekey_0"),
     ("nccl", "store", "0//cuda//0/nccl_storekey_0"),
     ("nccl-legacy", "env", "default_pg/0//cuda//0"),
 ];
 
-/// A Python rank of two, which believes that it has a device.
+/// Starts one of two Python ranks, with a pretended device.
 fn rank(python: &Python, backend: &str, way: &str, server: &TcpStoreServer, rank: &str) -> Peer {
     let port = server.local_addr().port().to_string();
     let mut command = python.script("nccl.py", &[backend, way, &port, rank, "2"]);
     command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")]);
-    // The store is served already, as by an agent of torchrun's.
+    // The store is already served, as it is by a torchrun agent.
     command.env("TORCHELASTIC_USE_AGENT_STORE", "True").env("COLLECTIVES_INTEROP_PRETEND_DEVICE", "1");
     Peer::start(&mut command)
 }

@@ -1,5 +1,5 @@
-//! One communicator of NCCL's with a rank of Python and a rank of Rust. Needs a GPU (`COLLECTIVES_TEST_GPU=real`) and a Python whose
-//! PyTorch finds it (`COLLECTIVES_INTEROP_PYTHON`).
+//! One NCCL communicator shared by a Python rank and a Rust rank. Needs a GPU (`COLLECTIVES_TEST_GPU=real`) and a
+//! Python whose PyTorch can use it (`COLLECTIVES_INTEROP_PYTHON`).
 
 use std::process::Command;
 

@@ -1,9 +1,9 @@
-//! Tensors go to another program's library and come back: numpy, where Python has it.
+//! Tensors are passed to another program's library and returned, with numpy if Python has it.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The library beside this test's own program.
+/// Returns the path of the library, which is built beside this test binary.
 fn library() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let folder = program.parent().unwrap().parent().unwrap().join("examples");

@@ -1,4 +1,4 @@
-//! Programs of others, which end with the test that started them.
+//! Foreign programs, which end with the test that started them.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,32 +13,33 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::common::programs;
 
-/// Longer than anything here takes, unless it hangs: a busy machine needs ten seconds to start a Python with PyTorch.
+/// Longer than anything here takes unless it hangs: a busy machine needs ten seconds to start a Python with PyTorch.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// Why a test does not run that needs a part of what tests/interop/setup installs: a panic where `COLLECTIVES_INTEROP_REQUIRE` names it.
+/// Returns the reason for skipping a test that needs a part of what tests/interop/setup installs. Panics if
+/// `COLLECTIVES_INTEROP_REQUIRE` names that part.
 pub(crate) fn absent<T>(part: &str, why: String) -> Result<T, String> {
     let required = std::env::var("COLLECTIVES_INTEROP_REQUIRE").unwrap_or_default();
     assert!(!required.split_whitespace().any(|name| name == part), "COLLECTIVES_INTEROP_REQUIRE names {part}, but: {why}");
     Err(why)
 }
 
-/// What launchers of an outer job set, which must not speak to those of the tests.
+/// Variables that launchers of an outer job set. The launchers under test must not see them.
 const OF_OUTER_JOBS: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
-/// How other such names begin.
+/// Prefixes of other such variables.
 const PREFIXES_OF_OUTER_JOBS: [&str; 7] = ["TORCHELASTIC_", "SLURM_", "SLURMD_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL"];
 
 /// A Python that has PyTorch.
 pub(crate) struct Python(PathBuf);
 
 impl Python {
-    /// The one that `COLLECTIVES_INTEROP_PYTHON` names, or that tests/interop/setup has made.
+    /// Finds the Python that `COLLECTIVES_INTEROP_PYTHON` names, or the one that tests/interop/setup installed.
     pub(crate) fn find() -> Result<Self, String> {
         if let Some(program) = std::env::var_os("COLLECTIVES_INTEROP_PYTHON").map(PathBuf::from) {
             return if program.exists() { Ok(Self(program)) } else { absent("torch", format!("there is no {}", program.display())) };
         }
         let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop");
-        // An interpreter alone is what an installation leaves that was interrupted.
+        // An interrupted installation leaves only the interpreter.
         if !made.join(format!(".complete-{}", version())).exists() {
             return absent("torch", format!("no PyTorch {} in {} (tests/interop/setup installs it)", version(), made.display()));
         }
@@ -52,19 +53,18 @@ impl Python {
         module.with_file_name("lib").join("libno_device.so").exists()
     }
 
-    /// The interpreter.
     pub(crate) fn program(&self) -> &Path {
         &self.0
     }
 
-    /// A script that lies beside this file.
+    /// Returns the command for a script in this folder.
     pub(crate) fn script(&self, name: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.0);
         command.args(["-W", "ignore"]).arg(script(name)).args(arguments);
         command
     }
 
-    /// PyTorch's own launcher.
+    /// Returns the command for PyTorch's own launcher.
     pub(crate) fn torchrun<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(&self.0);
         command.args(["-W", "ignore", "-m", "torch.distributed.run"]).args(arguments).env("OMP_NUM_THREADS", "1");
@@ -72,28 +72,28 @@ impl Python {
     }
 }
 
-/// The version that tests/interop/setup installs.
+/// Returns the version that tests/interop/setup installs.
 fn version() -> &'static str {
     include_str!("setup").lines().find_map(|line| line.strip_prefix("version=")).unwrap()
 }
 
-/// Whether a variable is what launchers set for their ranks.
+/// Whether launchers set this variable for their ranks.
 fn is_of_an_outer_job(name: &OsStr) -> bool {
     let is = |name: &str| OF_OUTER_JOBS.contains(&name) || PREFIXES_OF_OUTER_JOBS.iter().any(|prefix| name.starts_with(prefix));
     name.to_str().is_some_and(is)
 }
 
-/// Where a script lies.
+/// Returns the path of a script.
 pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(name)
 }
 
-/// A built example.
+/// Returns the path of a built example.
 pub(crate) fn example(name: &str) -> PathBuf {
     programs::example(name).unwrap()
 }
 
-/// A running program, in a process group of its own, which is killed with this value.
+/// A running program in its own process group. Dropping this value kills it.
 pub(crate) struct Peer {
     what: String,
     child: Child,
@@ -104,12 +104,12 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts a program; what it prints is read at once.
+    /// Starts a program and reads its output from the beginning.
     pub(crate) fn start(command: &mut Command) -> Self {
         Self::start_with(command, Stdio::piped())
     }
 
-    /// The same of a program that reads nothing. MPICH's launcher fails now and then if its input ends while its ranks do.
+    /// Starts a program that reads no input. MPICH's launcher fails now and then if its input ends while its ranks do.
     pub(crate) fn start_without_input(command: &mut Command) -> Self {
         Self::start_with(command, Stdio::null())
     }
@@ -136,7 +136,7 @@ impl Peer {
         Self { what, child, input, lines, errors: Some(errors), printed: String::new() }
     }
 
-    /// The rest of the next line that begins with `word`.
+    /// Waits for the next line that begins with `word` and returns the rest of it.
     pub(crate) fn expect(&mut self, word: &str) -> String {
         let deadline = Instant::now() + LONG;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -150,13 +150,13 @@ impl Peer {
         panic!("{} did not print {word:?}:\n{}\n{errors}", self.what, self.printed);
     }
 
-    /// Writes a line to it and waits for its answer, which begins with `word`.
+    /// Writes a line to the program and waits for the answer that begins with `word`.
     pub(crate) fn ask(&mut self, line: &str, word: &str) -> String {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
         self.expect(word)
     }
 
-    /// Kills it, without a chance to say anything.
+    /// Kills the program without giving it time to clean up.
     pub(crate) fn kill(&mut self) {
         if let Some(group) = Pid::from_raw(self.child.id().cast_signed()) {
             let _ = kill_process_group(group, Signal::KILL);
@@ -164,12 +164,12 @@ impl Peer {
         drop(self.child.wait());
     }
 
-    /// What it has said of errors, once it has ended.
+    /// Returns what the program wrote to standard error, once it has ended.
     fn errors(&mut self) -> String {
         self.errors.take().map(|errors| errors.join().unwrap()).unwrap_or_default()
     }
 
-    /// Waits for its end; whether it succeeded, and what it printed.
+    /// Waits until the program ends. Returns whether it succeeded, its output and its errors.
     pub(crate) fn end(mut self) -> (bool, String, String) {
         drop(self.input.take());
         let deadline = Instant::now() + LONG;
@@ -189,7 +189,7 @@ impl Peer {
         (status.success(), std::mem::take(&mut self.printed), errors)
     }
 
-    /// Waits for its end, which must be a success; what it printed.
+    /// Waits until the program ends, which must be successful, and returns its output.
     #[track_caller]
     pub(crate) fn finish(self) -> String {
         let what = self.what.clone();

@@ -1,4 +1,4 @@
-//! What the launchers of others start: this test's own program, as a rank.
+//! The ranks that foreign launchers start: this test binary itself.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use collectives::{
 
 use crate::peer::LONG;
 
-/// Says what a rank does.
+/// The variable that names what a rank does.
 const PROGRAM: &str = "COLLECTIVES_INTEROP_RANK";
 
-/// The command line of a rank.
+/// Returns the command line of a rank.
 pub(crate) fn command() -> [String; 5] {
     let program: PathBuf = std::env::current_exe().unwrap();
     [program.to_str().unwrap(), "rank::program", "--exact", "--nocapture", "--test-threads=1"].map(str::to_owned)
 }
 
-/// The variable that makes it one.
+/// Returns the variable that makes the process a rank.
 pub(crate) fn variable(what: &str) -> (&'static str, String) {
     (PROGRAM, what.to_owned())
 }
@@ -39,7 +39,7 @@ fn variable_of(name: &str) -> Option<usize> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Every rank's number reaches every other.
+/// Checks that each rank's number reaches all ranks.
 fn sum(comm: &Communicator) {
     let (me, n) = (comm.rank() as u64, comm.world_size() as u64);
     let mut sums = [me + 1, 1 << me];
@@ -47,7 +47,7 @@ fn sum(comm: &Communicator) {
     assert_eq!(sums, [n * (n + 1) / 2, (1 << n) - 1]);
 }
 
-/// Says who it is, on a line of its own whoever else prints.
+/// Prints the rank on a line of its own, even if other ranks print at the same time.
 fn say(comm: &Communicator, what: &str) {
     println!("\nrank {} of {} {what}", comm.rank(), comm.world_size());
 }
@@ -59,7 +59,7 @@ fn sums() {
     comm.close().unwrap();
 }
 
-/// One rank dies in the first life of an elastic job, when all have met.
+/// Lets one rank die in the first life of an elastic job, after all ranks have connected.
 fn dies_once() {
     let life = variable_of("TORCHELASTIC_RESTART_COUNT").unwrap();
     let comm = Communicator::builder().configure(|config| config.timeout = LONG).from_env().unwrap();
@@ -78,7 +78,8 @@ fn dies_once() {
     comm.close().unwrap();
 }
 
-/// Odd ranks are of Rust and even ones of Python. Each publishes a key that all others read; those of Rust are a communicator.
+/// Runs odd ranks in Rust and even ranks in Python. Each publishes a key that all others read. The Rust ranks form a
+/// communicator.
 fn mixed() {
     let [rank, n] = ["RANK", "WORLD_SIZE"].map(|name| variable_of(name).unwrap());
     let port = variable_of("MASTER_PORT").and_then(|port| u16::try_from(port).ok()).unwrap();

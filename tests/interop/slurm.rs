@@ -11,7 +11,7 @@ fn srun_starts_our_example_on_one_node_in_several_steps_at_once() {
         Ok(cluster) => cluster,
         Err(why) => skip!("{why}"),
     };
-    // Two jobs at once, and two steps of one allocation at once: each has a port of its own.
+    // Two jobs at once, and two steps of one allocation at once: each has its own port.
     let jobs = [(); 2].map(|()| Peer::start(cluster.command(0, "srun").args(["-n", "4"]).arg(example("gradient_averaging"))));
     for printed in jobs.map(Peer::finish) {
         assert!(printed.contains("parameters alike on all 4 ranks, bit for bit: true"), "{printed}");
@@ -30,7 +30,7 @@ fn srun_starts_our_ranks_on_two_nodes_and_a_batch_script_without_it_is_told_so()
         Ok(cluster) => cluster,
         Err(why) => skip!("{why}"),
     };
-    // The nodes are this host in two namespaces; they share its kernel, and nothing is told to take them for one.
+    // The nodes are this machine in two namespaces. They share its kernel, and no setting hides that.
     for arguments in [&["-N", "2", "-n", "4"][..], &["-N", "2", "-n", "3", "--distribution=cyclic"]] {
         let mut srun = cluster.command(0, "srun");
         let printed = Peer::start(srun.args(arguments).args(rank::command()).envs([rank::variable("sums")])).finish();

@@ -1,4 +1,4 @@
-//! A Slurm of the test's own: munge, a controller, and a daemon for each node, each node in a network namespace.
+//! A Slurm cluster for the test: munge, a controller, and a daemon for each node. Each node is a network namespace.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 use crate::named_hosts::NamedHosts;
 use crate::peer::{Peer, absent};
 
-/// How many seconds its start may take, on a loaded machine.
+/// The seconds that the start may take on a loaded machine.
 const START: &str = "90";
 
-/// Ends with this value, all of it.
+/// A running cluster. Dropping this value ends all of it.
 pub(crate) struct Cluster {
     daemons: Vec<Peer>,
     hosts: NamedHosts,
@@ -20,7 +20,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// As many nodes, `node1` and up, with the addresses 10.99.`net`.1 and up.
+    /// Starts a cluster of `nodes` nodes, `node1` and up, with the addresses 10.99.`net`.1 and up.
     pub(crate) fn up(net: u8, nodes: usize) -> Result<Self, String> {
         let missing: Vec<&str> = ["munged", "slurmctld", "slurmd", "srun"].into_iter().filter(|program| !is_installed(program)).collect();
         if !missing.is_empty() {
@@ -40,7 +40,7 @@ impl Cluster {
         self.folder.path().join(name)
     }
 
-    /// The configuration and munge's key.
+    /// Writes the configuration and munge's key.
     fn write_configuration(&self, nodes: usize) {
         let at = self.folder.path().display();
         let hostname = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
@@ -60,7 +60,8 @@ impl Cluster {
         }
         text += "PartitionName=all Nodes=ALL Default=YES State=UP\n";
         fs::write(self.path("slurm.conf"), text).unwrap();
-        // Nothing here uses control groups; found out by itself, their version would be missed where a namespace hides them.
+        // No control groups are used here. The plugin is set because detecting their version fails if a namespace hides
+        // them.
         fs::write(self.path("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").unwrap();
         fs::write(self.path("munge.key"), random_key()).unwrap();
         fs::set_permissions(self.path("munge.key"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -69,7 +70,7 @@ impl Cluster {
 
     /// Starts the daemons and waits until a job has run on all nodes.
     fn start(&mut self, nodes: usize) -> Result<(), String> {
-        // It goes into the background, where it is killed with its host, once it can be asked.
+        // munged goes into the background once it accepts requests. It is killed with its host.
         let mut munged = self.hosts.command(0, "munged");
         munged.arg("--force");
         for (option, file) in
@@ -85,7 +86,7 @@ impl Cluster {
         self.must_end(self.command(0, "timeout").args([START, "srun", "-N", &nodes.to_string(), "true"]))
     }
 
-    /// Waits for the good end of a command, or says what it and the daemons have to say.
+    /// Waits for a command to succeed. Otherwise returns its errors and those in the daemons' logs.
     fn must_end(&self, command: &mut Command) -> Result<(), String> {
         let (success, _, errors) = Peer::start(command).end();
         if success {
@@ -98,7 +99,7 @@ impl Cluster {
         Err(format!("Slurm does not start: {command:?} fails: {errors}\nits daemons say:\n{}", troubles.join("\n")))
     }
 
-    /// A program on a node.
+    /// Returns a command that runs on a node.
     pub(crate) fn command(&self, host: usize, program: &str) -> Command {
         let mut command = self.hosts.command(host, program);
         command.env("SLURM_CONF", self.path("slurm.conf")).stdin(Stdio::null());
@@ -108,18 +109,18 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The daemons of the nodes before the controller. What they have started, and munge, ends with the hosts.
+        // The nodes' daemons end before the controller. What they started, and munge, ends with the hosts.
         while self.daemons.pop().is_some() {}
     }
 }
 
-/// Whether a program is where programs are; daemons are not where users look.
+/// Whether a program is installed. Daemons are in folders outside a user's `PATH`.
 fn is_installed(program: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default();
     path.split(':').chain(["/usr/sbin", "/sbin"]).any(|folder| std::path::Path::new(folder).join(program).exists())
 }
 
-/// A key for munge.
+/// Returns a key for munge.
 fn random_key() -> [u8; 128] {
     let mut bytes = [0; 128];
     std::io::Read::read_exact(&mut fs::File::open("/dev/urandom").unwrap(), &mut bytes).unwrap();

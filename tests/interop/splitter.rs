@@ -1,9 +1,9 @@
-//! A wire that delivers every byte in a segment of its own.
+//! A TCP proxy that delivers every byte in its own segment.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
-/// Passes connections on to a port; ends with the test's process.
+/// Forwards connections to a port until the test's process ends, and returns its own port.
 pub(crate) fn splitter(target: u16, whole: usize) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -18,7 +18,7 @@ pub(crate) fn splitter(target: u16, whole: usize) -> u16 {
     port
 }
 
-/// Copies bytes, the first `whole` as they come, then one at a time.
+/// Copies bytes: the first `whole` as they arrive, then one at a time.
 fn pass(mut from: TcpStream, mut to: TcpStream, mut whole: usize) {
     to.set_nodelay(true).unwrap();
     let mut scratch = [0; 1024];

@@ -1,4 +1,4 @@
-//! PyTorch's TCPStore clients against our server.
+//! PyTorch's TCPStore clients against this crate's server.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::peer::{LONG, Peer, Python};
 use crate::python;
 use crate::splitter::splitter;
 
-/// A server, and a client of ours.
+/// Starts a server and connects a client of this crate.
 fn serve() -> (TcpStoreServer, std::sync::Arc<TcpStore>) {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap();
     (server, store)
 }
 
-/// One part of client.py against a port.
+/// Runs one part of client.py against a port.
 fn part(python: &Python, name: &str, port: u16) -> Peer {
     Peer::start(&mut python.script("client.py", &[name, &port.to_string()]))
 }
@@ -82,18 +82,18 @@ fn a_python_client_that_is_killed_while_it_waits_is_forgotten() {
     let (server, store) = serve();
     let mut client = part(&python, "wait_for_ever", server.local_addr().port());
     client.expect("waits");
-    // The wait itself, or its beginning: both must end with the client.
+    // The client may be waiting or about to. Both must end with the client.
     client.kill();
     store.set("never", b"").unwrap();
     assert_eq!(store.num_keys().unwrap(), 2);
     drop(store);
-    // A client that was not forgotten would be waited for.
+    // If the server kept the dead client, its drop would wait for it.
     let began = std::time::Instant::now();
     drop(server);
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
 
-/// The bytes that both sides make for themselves.
+/// The bytes that both sides generate.
 pub(crate) fn pattern(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }

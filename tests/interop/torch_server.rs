@@ -1,4 +1,4 @@
-//! Our client against PyTorch's TCPStore servers: the one on libuv, and the legacy one.
+//! This crate's client against PyTorch's TCPStore servers, the one on libuv and the legacy one.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use crate::python;
 use crate::splitter::splitter;
 use crate::torch_client::pattern;
 
-/// A wait that is meant to run out.
+/// The timeout of waits that are meant to time out.
 const SHORT: Duration = Duration::from_millis(50);
 
-/// A server of PyTorch's and its port.
+/// A PyTorch server and its port.
 struct Server {
     peer: Peer,
     port: u16,
@@ -35,7 +35,7 @@ impl Server {
     }
 }
 
-/// Everything but queues.
+/// Makes every kind of call except queue calls.
 fn every_call(store: &TcpStore, other: &TcpStore) {
     store.set("k", b"v").unwrap();
     assert_eq!(other.get("k", LONG).unwrap(), b"v");
@@ -49,7 +49,7 @@ fn every_call(store: &TcpStore, other: &TcpStore) {
     store.wait(&["k", "n", "fresh"], LONG).unwrap();
     store.wait(&[], Duration::ZERO).unwrap();
     assert!(store.delete_key("fresh").unwrap() && !store.delete_key("fresh").unwrap());
-    // What was only sent may be overtaken on another connection; what is answered may not.
+    // A request without an answer may be overtaken on another connection. One with an answer may not.
     store.append("log", b"one,").unwrap();
     assert!(store.check(&["log"]).unwrap());
     other.append("log", b"two").unwrap();
@@ -62,7 +62,7 @@ fn every_call(store: &TcpStore, other: &TcpStore) {
     let mut keys = store.list_keys().unwrap();
     keys.sort();
     assert_eq!(keys, ["k", "log", "m1", "m2", "n"]);
-    // Theirs counts a key of its own that it does not list, or does not, by kind.
+    // Depending on its kind, PyTorch's server also counts an internal key that it does not list.
     assert!((5..=6).contains(&store.num_keys().unwrap()), "{}", store.num_keys().unwrap());
     store.barrier("alone", 1, LONG).unwrap();
     thread::scope(|scope| {
@@ -87,7 +87,7 @@ fn queues(store: &TcpStore, other: &TcpStore) {
     });
 }
 
-/// Waits that run out, and what the connection is good for afterwards.
+/// Checks waits that time out, and that the connection is usable afterwards.
 fn timeouts(store: &TcpStore, other: &TcpStore) {
     store.set("here", b"").unwrap();
     let error = store.wait(&["here", "not here", "nor here"], SHORT).unwrap_err();
@@ -101,7 +101,7 @@ fn timeouts(store: &TcpStore, other: &TcpStore) {
     assert_eq!(store.get("not here", LONG).unwrap(), b"now");
 }
 
-/// Cancellations that cross with the end of a wait: whichever wins, the answers stay in step.
+/// Cancels waits at about the moment they end. Answers must match their requests whichever comes first.
 fn races(store: &TcpStore, other: &TcpStore) {
     let mut won = 0;
     for round in 0..300_u64 {
@@ -140,7 +140,7 @@ fn many_at_once(port: u16) {
     });
 }
 
-/// Values of either side's making, up to the longest.
+/// Checks values written by either side, up to the longest.
 fn values(server: &mut Server, longest: usize) {
     let store = server.client();
     for length in [0, 1, 1439, 1440, 1441, 100_000, 8 << 20] {
@@ -152,12 +152,12 @@ fn values(server: &mut Server, longest: usize) {
         server.peer.ask(&format!("fill theirs {length}"), "did fill");
         assert!(store.get("theirs", LONG).unwrap() == pattern(length), "{length} bytes");
     }
-    // Refused here, since PyTorch's usual server would close the connection.
+    // The client refuses it, since PyTorch's default server would close the connection.
     assert!(matches!(store.set("ours", &vec![0; 64 << 20]), Err(Error::InvalidArgument { .. })));
     assert_eq!(store.get("ours", LONG).unwrap().len(), 8 << 20);
 }
 
-/// What holds for both servers.
+/// Checks what holds for both servers.
 fn everything(python: &Python, kind: &str, longest: usize) -> Server {
     let mut server = Server::start(python, kind);
     let (store, other) = (server.client(), server.client());
@@ -188,9 +188,9 @@ fn our_client_has_every_answer_of_pythons_usual_server() {
 #[test]
 fn our_client_has_every_answer_of_pythons_legacy_server() {
     let python = python!();
-    // It has no limit of its own; ours is on a whole answer.
+    // The legacy server has no limit. The client limits the whole answer.
     let server = everything(&python, "legacy", (64 << 20) - 8);
-    // Nor has it queues, which it says by closing the connection: an error, at once.
+    // The legacy server has no queues either, and closes the connection. That is an error at once.
     let (store, began) = (server.client(), Instant::now());
     let outcome = store.queue_push("q", b"x").and_then(|()| store.queue_len("q"));
     assert!(matches!(outcome, Err(Error::Io { .. })), "{outcome:?}");
@@ -218,7 +218,7 @@ fn our_client_is_served_by_python_although_every_byte_comes_alone() {
     let python = python!();
     for kind in ["libuv", "legacy"] {
         let server = Server::start(&python, kind);
-        // Their usual server wants its first five bytes in one piece.
+        // PyTorch's default server needs its first five bytes in one piece.
         let port = splitter(server.port, 5);
         let clients = [(); 2].map(|()| TcpStore::connect("127.0.0.1", port, LONG).unwrap());
         every_call(&clients[0], &clients[1]);

@@ -1,4 +1,4 @@
-//! Our ranks, started by PyTorch's own launcher.
+//! Ranks of this crate, started by PyTorch's own launcher.
 
 use collectives::store::TcpStoreServer;
 

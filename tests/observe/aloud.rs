@@ -1,4 +1,4 @@
-//! Warnings of calls that do not end: to the program's subscriber of `tracing`, and to standard error where it has none.
+//! Warnings of calls that do not end: to the program's `tracing` subscriber, or to standard error if there is none.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -8,22 +8,22 @@ use tracing_subscriber::prelude::*;
 use crate::common::limit::Limit;
 use crate::common::ranks::{Wiring, communicators_with};
 
-/// Says to a child what it is to do.
+/// The variable that tells a child process what to do.
 const CHILD: &str = "COLLECTIVES_TEST_ALOUD";
 
-/// One barrier and one message that nobody answers, on each wiring.
+/// Waits for a message and a barrier that no rank answers, on each wiring.
 fn wait_in_vain(stall_warning: Duration) {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         let builder = |rank| wiring.builder(rank).configure(|config| config.stall_warning = stall_warning);
         let comms = communicators_with(2, builder);
         let comm = comms[0].with_timeout(Duration::from_millis(300));
-        // Before the barrier, which ends the communicator where it goes over TCP.
+        // Before the barrier, whose timeout ends the communicator over TCP.
         assert!(comm.recv(&mut [0_u8], 1).unwrap_err().is_timeout());
         assert!(comm.barrier().unwrap_err().is_timeout());
     }
 }
 
-/// What a child writes to standard error.
+/// Returns what a child process writes to standard error.
 fn said(mode: &str) -> String {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["aloud::a_call_that_does_not_end_is_warned_of_on_standard_error_where_nobody_listens", "--exact", "--nocapture"])
@@ -46,9 +46,9 @@ fn a_call_that_does_not_end_is_warned_of_on_standard_error_where_nobody_listens(
     match std::env::var(CHILD).as_deref() {
         Ok("nobody") => return wait_in_vain(soon),
         Ok("off") => return wait_in_vain(Duration::ZERO),
-        // As programs do that look now and then whether something has come.
+        // Like a program that polls now and then for a message.
         Ok("short") => return wait_in_vain(Duration::from_secs(30)),
-        // It hears of nothing, as its owner wants it.
+        // The subscriber is switched off, so nothing may be printed.
         Ok("deaf") => {
             tracing_subscriber::registry().with(tracing_subscriber::filter::LevelFilter::OFF).init();
             return wait_in_vain(soon);

@@ -9,7 +9,7 @@ use collectives::{AbortHandle, Algorithm, Collective, Communicator, CustomOp, Re
 
 use crate::common::ranks::{Wiring, communicators_with, each, threads_with};
 
-/// What is kept of a report.
+/// The parts of a report that are kept.
 type Seen = (String, &'static str, Option<String>, String, u64, u64, Option<usize>, &'static str);
 
 fn seen(call: &CallReport<'_>) -> Seen {
@@ -17,7 +17,7 @@ fn seen(call: &CallReport<'_>) -> Seen {
     (call.communicator.to_owned(), call.kind.name(), op, element, call.count, call.bytes, call.root.or(call.peer), call.result())
 }
 
-/// An observer, and what it has seen.
+/// Returns an observer, and the list of what it has seen.
 fn listener() -> (impl Fn(&CallReport<'_>) + Clone, Arc<Mutex<Vec<Seen>>>) {
     let all = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&all);
@@ -45,7 +45,7 @@ fn every_call_is_told_with_what_it_was() {
     for (rank, (_, seen)) in listeners.iter().enumerate() {
         let mut seen = seen.lock().unwrap().clone();
         seen.retain(|(communicator, ..)| communicator == "world");
-        // A message in the background ends when it does.
+        // A background message is reported when it ends.
         let background = seen.iter().position(|call| call.1 == "recv" && call.5 == 20).unwrap();
         let background = seen.remove(background);
         let call = |kind, op: Option<&str>, element: &str, count, bytes, whom| {
@@ -87,7 +87,7 @@ fn failures_are_told_as_what_they_are() {
         let results = results.lock().unwrap();
         for rank in 0..2 {
             let of_rank: Vec<_> = results.iter().filter(|result| result.0 == rank).collect();
-            // The first one is the barrier of the start.
+            // The first call is the barrier of the start.
             let told: Vec<_> = of_rank.iter().map(|(_, kind, _, result, ..)| (*kind, *result)).collect();
             let other = if rank == 0 { "all_reduce" } else { "barrier" };
             assert_eq!(told, [("barrier", "ok"), ("all_reduce", "ok"), (other, "mismatch"), ("barrier", "poisoned")]);
@@ -139,7 +139,7 @@ fn a_custom_op_that_panics_is_told_as_a_failure() {
 
 #[test]
 fn an_observer_may_end_the_communicator_when_a_background_message_fails() {
-    // Told by the message thread, and by whoever waits.
+    // The observer runs on the message thread, or on the thread that waits.
     for waits in [false, true] {
         let handle = Arc::new(OnceLock::<AbortHandle>::new());
         let (aborts, (tell, told)) = (Arc::clone(&handle), channel());

@@ -1,4 +1,4 @@
-//! What `tracing` hears.
+//! The events that `tracing` receives.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -65,7 +65,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Capture {
     }
 }
 
-/// What two ranks' threads heard up to this level, by rank.
+/// Returns the events that the threads of two ranks received up to this level, by rank.
 fn heard(most: Level, program: impl Fn(Communicator) + Sync) -> [Vec<Seen>; 2] {
     let store = MemoryStore::new();
     let rank = |rank: usize| {
@@ -86,7 +86,7 @@ fn fields(pairs: &[(&'static str, &str)]) -> Fields {
     pairs.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
 }
 
-/// The events of calls, without those of the start.
+/// Returns the events of calls, without those of the start.
 fn calls(seen: &[Seen]) -> Vec<&Seen> {
     let ready = seen.iter().position(|event| event.fields.get("message").is_some_and(|message| message == "ready")).unwrap_or(0);
     seen[ready..].iter().filter(|event| event.target == "collectives::call").collect()
@@ -153,7 +153,7 @@ fn above_trace_only_failures_and_turning_points_are_heard() {
     }
 }
 
-/// Panics at every event, once it is told to.
+/// Panics at every event once the flag is set.
 struct Broken(Arc<AtomicBool>);
 
 impl<S: Subscriber> Layer<S> for Broken {
@@ -170,7 +170,7 @@ fn a_subscriber_that_panics_holds_up_no_background_message() {
         let comm = Communicator::local(1).unwrap().remove(0);
         let work = comm.start_recv(vec![0u8; 2], 0).unwrap();
         is_broken.store(true, Ordering::Relaxed);
-        // Ended by whoever comes first, the message thread or this one, which hears of it.
+        // The message thread or this thread ends it, whichever comes first, and sends the event.
         let sent = comm.start_send(vec![7u8; 2], 0).unwrap();
         sent.wait().unwrap();
         assert_eq!(work.wait().unwrap().0, [7, 7]);

@@ -1,4 +1,4 @@
-//! A subscriber of `tracing` that does something of the test's each time it is called.
+//! A `tracing` subscriber that runs an action of the test each time it is called.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// What is done when it is called: with the how-manieth time this is, and what it is called for.
+/// The action of a call. It receives the number of earlier calls, and the event's message or the kind of call.
 pub(crate) type Action = Arc<dyn Fn(usize, &str) + Send + Sync>;
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct Plan {
     action: Option<Action>,
 }
 
-/// A subscriber whose plan can change.
+/// A subscriber whose action can be replaced.
 #[derive(Clone)]
 pub(crate) struct Listener {
     most: Level,
@@ -27,7 +27,7 @@ pub(crate) struct Listener {
 }
 
 thread_local! {
-    /// What an action causes is not acted on.
+    /// Whether an action is running. The events that it causes are ignored.
     static ACTING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -40,17 +40,17 @@ impl Drop for Acting {
 }
 
 impl Listener {
-    /// Hears events up to this level.
+    /// Creates a listener for events up to this level.
     pub(crate) fn new(most: Level) -> Self {
         Self { most, plan: Arc::default(), spans: Arc::default() }
     }
 
-    /// From now on does this, and counts anew.
+    /// Sets the action and restarts the count.
     pub(crate) fn act(&self, action: impl Fn(usize, &str) + Send + Sync + 'static) {
         *self.plan.lock().unwrap() = Plan { calls: 0, action: Some(Arc::new(action)) };
     }
 
-    /// How often it was called since then.
+    /// Returns the number of calls since then.
     pub(crate) fn calls(&self) -> usize {
         self.plan.lock().unwrap().calls
     }

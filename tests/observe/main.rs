@@ -1,4 +1,5 @@
-//! Observers, subscribers, ops, stores and callbacks: code of the program that this crate calls. It may panic and call back anywhere.
+//! Observers, subscribers, ops, stores and callbacks: code of the program that this crate calls. It may panic and make
+//! calls of its own at any point.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +24,7 @@ mod waits;
 
 use common::limit::{PATIENCE, within};
 
-/// Says nothing of panics that the test asked for.
+/// Suppresses the messages of panics that the test asked for.
 fn quiet_panics() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -33,5 +34,5 @@ fn quiet_panics() {
     }));
 }
 
-/// What a panic says that the test asked for.
+/// The payload of panics that the test asked for.
 const WANTED: &str = "as the test wants it";

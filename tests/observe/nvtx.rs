@@ -1,4 +1,4 @@
-//! Ranges, as a tool sees them that is made here.
+//! NVTX ranges, as a tool built by this test sees them.
 
 use std::path::Path;
 use std::process::Command;
@@ -42,7 +42,7 @@ int InitializeInjectionNvtx2(const void *(*get)(uint32_t)) {
 }
 "#;
 
-/// Runs the test `name` of this binary again, with these variables.
+/// Runs the test `name` of this binary again, with the variables that load the tool.
 fn again(name: &str, library: &Path, output: &Path) -> std::process::Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([name, "--exact", "--nocapture"]).env("NVTX_INJECTION64_PATH", library).env("TOOL_OUTPUT", output).output().unwrap()

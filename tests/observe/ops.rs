@@ -12,7 +12,8 @@ use collectives::{Collective, Communicator, CustomOp, Envelope, ReduceOp};
 use super::common::ranks::{Wiring, alone_in_a_process, communicators, communicators_with, each, patience};
 use super::{WANTED, quiet_panics, within};
 
-/// Adds, and first does something of the test's, with the how-manieth time on this rank this is.
+/// Returns an op that adds, after it has run an action of the test. The action receives the number of earlier runs on
+/// this rank.
 fn op(action: impl Fn(usize) + Send + Sync + 'static) -> CustomOp<u32> {
     let calls = AtomicUsize::new(0);
     CustomOp::new("adds", move |sums: &mut [u32], others: &[u32]| {
@@ -31,7 +32,7 @@ fn an_op_that_panics_ends_its_communicator_on_every_rank() {
                 let comms = communicators_with(3, |rank| wiring.builder(rank).configure(|config| config.timeout = patience(10)));
                 let did_panic = AtomicBool::new(false);
                 each(comms, |comm| {
-                    // On whichever rank folds.
+                    // On each rank that reduces.
                     let op = op(|_| std::panic::panic_any(WANTED));
                     for _ in 0..2 {
                         let x = vec![comm.rank() as u32; 20_000];
@@ -50,7 +51,7 @@ fn an_op_that_panics_ends_its_communicator_on_every_rank() {
                             }
                         }
                     }
-                    // Whoever panicked has told the others.
+                    // The rank that panicked has notified the others.
                     assert!(comm.barrier().is_err(), "rank {} of {wiring:?}", comm.rank());
                     assert!(comm.send(&[1_u8], 0).is_err());
                 });
@@ -89,7 +90,7 @@ fn an_op_that_calls_its_communicator_gets_an_error_for_collectives_and_messages_
     }
 }
 
-/// What an op holds, and how it is freed, is the program's.
+/// A value in an op whose drop panics.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -137,7 +138,7 @@ fn an_observer_that_panics_or_calls_back_changes_nothing() {
                     }
                     if let Some(comm) = COMM.with_borrow(|comm| comm.clone()) {
                         assert!(!comm.flight_recorder().records().is_empty());
-                        // Inside of a call there is no other; a message is over when it is told of.
+                        // A collective is refused inside a call. A message has already ended when it is reported.
                         assert!(call.kind != Collective::AllReduce || comm.barrier().is_err());
                     }
                 };
@@ -169,8 +170,8 @@ fn an_observer_that_panics_or_calls_back_changes_nothing() {
     });
 }
 
-/// Where a call between posting and waiting panics, what was posted is taken back: nothing is written into the buffers, and what the peer
-/// sends is there for the next receive.
+/// If a call between posting and waiting panics, what was posted is taken back. Nothing is written into the buffers,
+/// and what the peer sends is kept for the next receive.
 #[test]
 fn a_group_in_which_an_op_panics_leaves_no_receive_behind() {
     alone_in_a_process("ops::a_group_in_which_an_op_panics_leaves_no_receive_behind", || {

@@ -1,4 +1,4 @@
-//! Small jobs in which most of what listeners hear of happens.
+//! Small jobs that cause most of the events listeners can receive.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,13 +9,12 @@ use collectives::{Communicator, Config, Envelope, Error, ReduceOp, Result, store
 
 use super::common::ranks::{Meeting, Wiring, communicators_with, each, listening, patience};
 
-/// A job of two ranks, and what it is called. Panics where anything comes out other than it should.
+/// The name of a job of two ranks, and the job, which panics if its results are wrong.
 pub(crate) type Scenario = (&'static str, fn(Wiring, &Given));
 
-/// What each rank does with its communicator before the job begins.
+/// A function that each rank runs on its communicator before the job begins.
 pub(crate) type Given = dyn Fn(&Communicator) + Sync;
 
-/// All of them.
 pub(crate) const ALL: [Scenario; 7] = [
     ("collectives", collectives),
     ("messages", messages),
@@ -36,7 +35,7 @@ fn job(wiring: Wiring, given: &Given, config: Config, program: impl Fn(&Communic
     );
 }
 
-/// Warns of waits at once.
+/// Returns settings that warn of waits at once.
 pub(crate) fn impatient() -> Config {
     let mut config = Config::default();
     config.stall_warning = Duration::from_millis(1);
@@ -101,7 +100,7 @@ fn background(wiring: Wiring, given: &Given) {
     });
 }
 
-/// A deadline that passes leaves messages usable, and warns of its wait.
+/// Lets a deadline pass, which leaves messages usable and warns of its wait.
 fn timeouts(wiring: Wiring, given: &Given) {
     let meeting = Meeting::new(2);
     job(wiring, given, impatient(), |comm| {
@@ -144,7 +143,7 @@ fn timeouts(wiring: Wiring, given: &Given) {
     });
 }
 
-/// The worker has an error to tell of, and whoever waits hears it; so do later calls.
+/// Lets the worker find a mismatch. The waiting thread gets that error, and later calls find the communicator poisoned.
 fn mismatch(wiring: Wiring, given: &Given) {
     job(wiring, given, Config::default(), |comm| {
         let works = if comm.rank() == 0 {
@@ -176,7 +175,7 @@ fn abort(wiring: Wiring, given: &Given) {
     });
 }
 
-/// Strangers probe at every port while a receive is under way.
+/// Connects to every port from outside the job while a receive is under way.
 fn strangers(wiring: Wiring, given: &Given) {
     let meeting = Meeting::new(2);
     job(wiring, given, Config::default(), |comm| {
@@ -197,14 +196,14 @@ fn strangers(wiring: Wiring, given: &Given) {
     });
 }
 
-/// Says nonsense at each port at which this process listens; ranks that are busy with messages hang up on it.
+/// Sends an invalid header to each port of this process. Ranks that are busy with messages close the connection.
 pub(crate) fn probe() {
     for address in listening() {
         // A port may have been closed meanwhile.
         let Ok(mut stream) = TcpStream::connect(address) else { continue };
         stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
         let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        // Those that only stand for a rank's life never answer.
+        // Ports that only show that a rank is alive never answer.
         let _ = stream.read(&mut [0; 256]);
     }
 }

@@ -1,4 +1,4 @@
-//! Records on SIGUSR1, with a listener that panics at them.
+//! Records written on SIGUSR1, with a listener that panics at the event.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::common::ranks::{Wiring, alone_in_a_process, threads};
 use super::listener::Listener;
 use super::{PATIENCE, WANTED, quiet_panics};
 
-/// A folder whose name is made by code of the program's, which may panic, and may call what it is passed to.
+/// A folder whose name is made by code of the program. That code may panic, or call the function that it is passed to.
 struct Folder<F: FnOnce() -> PathBuf>(F);
 
 impl<F: FnOnce() -> PathBuf> From<Folder<F>> for PathBuf {
@@ -57,7 +57,7 @@ fn the_signal_writes_records_and_nothing_else_whatever_listeners_do() {
                     let written = fs::read_dir(&path).unwrap().count();
                     assert_eq!(written, 2, "round {round}");
                     fs::read_dir(&path).unwrap().for_each(|file| fs::remove_file(file.unwrap().path()).unwrap());
-                    // Numbers of descriptors that were closed meanwhile are used again.
+                    // The numbers of descriptors that were closed meanwhile are reused.
                     open.extend((0..16).map(|_| tempfile::tempfile().unwrap()));
                 }
                 assert!(open.iter().all(|file: &File| file.metadata().unwrap().len() == 0));

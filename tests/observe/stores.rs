@@ -1,4 +1,4 @@
-//! Stores of the program's own.
+//! Stores that the program implements.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,10 +13,10 @@ use collectives::{
 use super::common::ranks::{Wiring, alone_in_a_process, patience};
 use super::{WANTED, quiet_panics, within};
 
-/// What a store does when it is called: with the how-manieth call this is.
+/// The action of a store call. It receives the number of the call.
 type Action = Arc<dyn Fn(usize) + Send + Sync>;
 
-/// A store in memory that does something of the test's at each call, and keeps every value that it is given.
+/// A store in memory that runs an action of the test at each call and keeps every value it receives.
 #[derive(Clone)]
 struct Watched {
     inner: MemoryStore,
@@ -106,7 +106,7 @@ impl Store for Watched {
     }
 }
 
-/// Two ranks start over a store each, reduce, and split; what became of each, `None` where it panicked.
+/// Starts two ranks with a store each, reduces and splits. Returns each rank's outcome, `None` if it panicked.
 fn start(wiring: Wiring, stores: [Watched; 2], limit: Duration) -> Vec<Option<Result<u32>>> {
     let rank = |(rank, store): (usize, Watched)| {
         let comm = wiring.builder(rank).configure(|config| config.timeout = limit).with_store(Arc::new(store), rank, 2)?;
@@ -167,7 +167,8 @@ fn a_store_may_run_jobs_at_any_call() {
     }
 }
 
-/// The answer with an empty value is what PyTorch's server without libuv takes 200 ms for. (What shrinks say is looked at in their model.)
+/// PyTorch's server without libuv takes 200 ms for an answer with an empty value. (The values of shrinks are checked in
+/// their model.)
 #[test]
 fn no_value_is_ever_empty() {
     for wiring in Wiring::ALL {

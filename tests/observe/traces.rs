@@ -1,4 +1,4 @@
-//! Trace files. `collperf/tests/collperf/trace.rs` has what is made of several.
+//! Trace files. `collperf/tests/collperf/trace.rs` checks what is made of several.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Subscribers of `tracing`, of the whole process and of a thread.
+//! `tracing` subscribers, for the whole process and for one thread.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,8 +14,7 @@ use super::listener::Listener;
 use super::scenarios::{self, Given};
 use super::{WANTED, quiet_panics, within};
 
-/// Runs every scenario again and again: each time the listener does its thing when it is called for the next time, until it has done so at
-/// every place.
+/// Runs every scenario repeatedly. Each time the listener acts one call later, until it has acted at every call.
 fn at_every_place(
     name: &'static str,
     given: impl Fn(&Communicator) + Send + Sync + 'static,
@@ -54,7 +53,7 @@ fn a_subscriber_that_panics_anywhere_changes_nothing() {
     at_every_place("tracing_events::a_subscriber_that_panics_anywhere_changes_nothing", |_| {}, |_| std::panic::panic_any(WANTED));
 }
 
-/// As a test harness: it panics at each of them.
+/// As in a test harness, the subscriber panics at each event.
 #[test]
 fn a_subscriber_that_always_panics_changes_nothing() {
     alone_in_a_process("tracing_events::a_subscriber_that_always_panics_changes_nothing", || {
@@ -71,18 +70,19 @@ fn a_subscriber_that_always_panics_changes_nothing() {
     });
 }
 
-/// What background threads may reach of the communicators.
+/// The flight recorders that background threads may read.
 static RECORDERS: Mutex<Vec<Recorder>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// What the ranks' own threads may.
+    /// The communicator that the rank's own thread may use.
     static COMM: RefCell<Option<Reach>> = const { RefCell::new(None) };
 }
 
-/// A communicator of this thread's, made before the job: its calls are none of the job's.
+/// A communicator that this thread created before the job. Its calls are separate from the job's.
 type Reach = Rc<Vec<Communicator>>;
 
-/// Everything that any thread may do at any time, with a result that is known; a job only now and then, since it takes longest.
+/// Does everything that any thread may do at any time and has a known result. Runs a job only now and then, since that
+/// is slowest.
 fn call_back(at: usize) {
     let recorders = std::mem::take(&mut *RECORDERS.lock().unwrap());
     for recorder in &recorders {
@@ -95,7 +95,7 @@ fn call_back(at: usize) {
     if !at.is_multiple_of(9) {
         return;
     }
-    // A job of its own, on threads of its own.
+    // A separate job, on its own threads.
     let sums = Communicator::run_local(2, |comm| {
         let mut x = [comm.rank() as u32 + 1];
         comm.all_reduce(&mut x, ReduceOp::Sum)?;
@@ -118,7 +118,7 @@ fn a_subscriber_may_ask_for_records_and_run_jobs_anywhere() {
             recorders.push(comm.flight_recorder());
         },
         |at| {
-            // A panic of its own would be taken for one of a listener's.
+            // A panic here would be mistaken for a listener's.
             FAILED.fetch_add(1, Ordering::SeqCst);
             call_back(at);
             FAILED.fetch_sub(1, Ordering::SeqCst);
@@ -127,7 +127,7 @@ fn a_subscriber_may_ask_for_records_and_run_jobs_anywhere() {
     assert_eq!(FAILED.load(Ordering::SeqCst), 0);
 }
 
-/// Ends both communicators of a job from wherever an event is told; so calls may fail, and all of them end.
+/// Aborts both communicators of a job from any event. Calls may fail, and all of them end.
 #[test]
 fn a_subscriber_may_abort_anywhere() {
     static HANDLES: Mutex<Vec<AbortHandle>> = Mutex::new(Vec::new());
@@ -181,7 +181,7 @@ fn a_subscriber_may_abort_anywhere() {
     });
 }
 
-/// A call on the communicator that an event is told of: on the thread of the call, from inside it.
+/// Calls the communicator that an event reports on, on the same thread and from inside its call.
 #[test]
 fn a_subscriber_that_calls_the_same_communicator_gets_an_answer_or_an_error() {
     alone_in_a_process("tracing_events::a_subscriber_that_calls_the_same_communicator_gets_an_answer_or_an_error", || {
@@ -236,7 +236,8 @@ fn a_subscriber_that_calls_the_same_communicator_gets_an_answer_or_an_error() {
     });
 }
 
-/// The reproduction of what wrote into freed memory: a stranger's warning, told in the middle of a receive, to a subscriber that panics at it.
+/// Regression test for a write into freed memory. In the middle of a receive, a subscriber panics at the warning about
+/// an unknown connection.
 #[test]
 fn a_warning_of_a_stranger_does_not_cut_a_receive_off_from_its_buffer() {
     alone_in_a_process("tracing_events::a_warning_of_a_stranger_does_not_cut_a_receive_off_from_its_buffer", || {
@@ -263,7 +264,8 @@ fn a_warning_of_a_stranger_does_not_cut_a_receive_off_from_its_buffer() {
             });
             let strangers = std::thread::spawn(scenarios::probe);
             tracing::subscriber::with_default(listener, || {
-                // Each of these takes in whoever has come while it waits; what it is told of must not end it.
+                // Each receive accepts the connections that arrive while it waits. The warning about them must not end
+                // it.
                 let limit = comm.timeout();
                 comm.set_timeout(Duration::from_millis(20));
                 while warned.load(Ordering::SeqCst) == 0 {
@@ -285,7 +287,7 @@ fn a_warning_of_a_stranger_does_not_cut_a_receive_off_from_its_buffer() {
     });
 }
 
-/// A stall warning, told to a subscriber that asks the recorder of that very call.
+/// On a stall warning, the subscriber reads the flight recorder of that same call.
 #[test]
 fn a_subscriber_may_ask_for_the_records_of_the_call_that_it_is_warned_of() {
     within("records in a stall warning", || {
@@ -293,7 +295,7 @@ fn a_subscriber_may_ask_for_the_records_of_the_call_that_it_is_warned_of() {
         let asked = Meeting::new(2);
         each(comms, |comm| {
             if comm.rank() == 1 {
-                // When rank 0 has been warned of this.
+                // Meets once rank 0 has been warned of this rank.
                 asked.meet();
                 return comm.barrier().unwrap();
             }

@@ -1,5 +1,5 @@
-//! Waits from inside a call, from callbacks, and from where a thread ends: what can be done by this thread alone, or only behind what it is in, is
-//! refused, and nothing waits for it for ever.
+//! Waits from inside a call, from callbacks and from the end of a thread. If only this thread could end the wait, or
+//! only a later call behind the one it is in, the wait is refused. Nothing waits forever.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ use super::{WANTED, quiet_panics, within};
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
 
-/// Adds, and the first time does something of the test's.
+/// Returns an op that adds. The first time it also runs an action of the test.
 fn op(action: impl FnOnce() + Send + 'static) -> CustomOp<u32> {
     let action = Mutex::new(Some(action));
     CustomOp::new("adds", move |sums: &mut [u32], others: &[u32]| {
@@ -51,7 +51,7 @@ mod objects {
         static STARTED: RefCell<Vec<Work<Vec<u32>>>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// A value that starts a call and closes the communicator where it is serialised, and where it is made again.
+    /// A value that starts a call and closes the communicator when it is serialised and when it is deserialised.
     struct Closes;
 
     fn start_and_close() {
@@ -83,7 +83,8 @@ mod objects {
                     assert_eq!(comm.all_gather_object(&Closes).unwrap().len(), 2);
                     comm.broadcast_object((comm.rank() == 0).then_some(&Closes), 0).unwrap();
                     COMM.set(None);
-                    // One where it is serialised, two where they come; then one on either rank, and one more on the root.
+                    // The gather serialises once and deserialises twice. The broadcast adds one on each rank, and one
+                    // more on the root.
                     let extra = 1 - comm.rank();
                     (0..extra).for_each(|_| drop(comm.start_all_reduce(vec![1_u32; 4], ReduceOp::Sum).unwrap()));
                     let started = STARTED.take();
@@ -120,10 +121,10 @@ fn a_call_that_is_awaited_within_the_op_that_it_is_behind_fails_at_once() {
                         comm.all_reduce(&mut x, op).map(|()| x)
                     };
                     assert_eq!(sum.unwrap(), [2; 8]);
-                    // Both ranks fold here.
+                    // Both ranks reduce here.
                     let errors: Vec<_> = errors.try_iter().collect();
                     assert!(errors.len() == 3 && errors.iter().all(is_refused), "{errors:?}");
-                    // What the op started comes after it.
+                    // The calls that the op started come after the op's own.
                     let mut x = [1_u32];
                     comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
                     assert_eq!(x, [2]);
@@ -133,7 +134,7 @@ fn a_call_that_is_awaited_within_the_op_that_it_is_behind_fails_at_once() {
     }
 }
 
-/// Starts a call that ends no earlier than `go` says, so that what is listed with it is called back on the worker's thread.
+/// Starts a call that ends no earlier than `go` is dropped, so that its callbacks run on the worker's thread.
 fn gated(comm: &Communicator) -> (std::sync::mpsc::Sender<()>, Work<Vec<u32>>) {
     let (go, gone) = channel::<()>();
     let op = op(move || {
@@ -187,7 +188,7 @@ fn a_callback_that_awaits_a_message_on_the_thread_that_moves_them_is_told_so() {
                     said.send((any, block_on(second.into_future()).0.unwrap_err())).unwrap();
                 });
                 comm.barrier().unwrap();
-                // Nobody here moves messages on but that thread.
+                // Only that thread moves messages here.
                 let (any, error) = heard.recv_timeout(patience(20)).unwrap();
                 assert!(any.is_none() && is_refused(&error), "{any:?}: {error}");
                 heard_of_it.meet();
@@ -198,7 +199,7 @@ fn a_callback_that_awaits_a_message_on_the_thread_that_moves_them_is_told_so() {
     }
 }
 
-/// A task that is polled where it is woken, as some executors do.
+/// A task that is polled on the thread that wakes it, as some executors do.
 struct Inline {
     task: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
     is_woken: AtomicBool,
@@ -213,7 +214,7 @@ impl Inline {
 impl Wake for Inline {
     fn wake(self: Arc<Self>) {
         self.is_woken.store(true, Ordering::SeqCst);
-        // Whoever has it looks again.
+        // The thread that holds the task looks again.
         while let Ok(mut task) = self.task.try_lock() {
             if !self.is_woken.swap(false, Ordering::SeqCst) {
                 return;
@@ -250,7 +251,7 @@ fn an_executor_that_polls_a_task_where_it_is_woken_awaits_one_call_after_the_oth
     }
 }
 
-/// What no check of this crate's can see: an op waits for another thread, and that for a call behind the op's.
+/// A deadlock that this crate cannot detect: an op waits for another thread, which waits for a call behind the op's.
 #[test]
 fn a_started_call_whose_turn_does_not_come_ends_by_its_deadline() {
     for wiring in WIRINGS {
@@ -263,11 +264,11 @@ fn a_started_call_whose_turn_does_not_come_ends_by_its_deadline() {
                     let waiting = std::thread::spawn(move || work.wait());
                     said.send(waiting.join().unwrap().unwrap_err()).unwrap();
                 });
-                // The others' deadlines may pass while the op waits.
+                // The other ranks' deadlines may pass while the op waits.
                 let _ = comm.all_reduce(&mut [1_u32; 8], &op);
                 let error = heard.recv().unwrap().to_string();
                 assert!(error.contains("all_reduce, which has not begun: waiting for its turn behind"), "{error}");
-                // It has its place in the order of calls, so no later one may take it.
+                // The started call keeps its place in the order of calls, so no later one may take it.
                 assert!(comm.all_reduce(&mut [1_u32], ReduceOp::Sum).unwrap_err().is_poisoned());
             });
         });
@@ -373,12 +374,12 @@ fn a_subscriber_that_drops_a_store_server_on_the_servers_own_thread_does_not_wai
         let mut stranger = TcpStream::connect(address).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         heard.recv_timeout(patience(4)).unwrap();
-        // It ends all the same.
+        // The server ends nevertheless.
         wait_until("the server is gone", || TcpStream::connect(address).is_err());
     });
 }
 
-/// A store that does something of the test's when it is dropped.
+/// A store that runs an action of the test when it is dropped.
 struct Last<F: Fn()>(MemoryStore, F);
 
 impl<F: Fn()> Drop for Last<F> {
@@ -459,7 +460,7 @@ fn a_store_whose_drop_calls_back_and_panics_is_dropped_by_close_and_with_the_las
                 let kept: Arc<Mutex<Option<Communicator>>> = Arc::default();
                 let comm = Arc::clone(&kept);
                 let store = Last(MemoryStore::new(), move || {
-                    // Without the lock: it is called again where this drops the last handle.
+                    // Without holding the lock: the action runs again if this drops the last handle.
                     let comm = comm.lock().unwrap().clone();
                     said.send(comm.map(|comm| [comm.store().map(drop), comm.barrier(), comm.close()])).unwrap();
                     std::panic::panic_any(WANTED);
@@ -518,7 +519,7 @@ fn a_thread_that_ends_calls_and_waits_in_the_destructor_of_a_thread_local() {
         for wiring in WIRINGS {
             within(&format!("{wiring:?}"), move || {
                 each(communicators(wiring, 2), |comm| {
-                    // Before this crate's own thread locals, which are destroyed before it then.
+                    // Created before this crate's own thread locals, which are then destroyed first.
                     LATE.with(|late| late.0.borrow_mut().push_back(comm.clone()));
                     let works = [comm.start_all_reduce(vec![1_u8; 4], ReduceOp::Sum).unwrap()];
                     assert_eq!(Work::wait_any(&works, patience(20)), Some(0));

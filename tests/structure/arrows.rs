@@ -1,18 +1,20 @@
-//! Which file names what another one defines, through whatever re-exports, and which files name each other in a circle.
+//! Finds which file names what another one defines, through any re-exports, and which files name each other in a
+//! circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::sources::{ModulePath, Sources};
 
-/// For each file, the files whose items it names, and one of the names.
+/// For each file, the files whose items it names, with one of the names.
 pub(crate) type Arrows = BTreeMap<PathBuf, BTreeMap<PathBuf, String>>;
 
-/// How many re-exports may lie between a name and what it means.
+/// The most re-exports between a name and its definition.
 const MOST_STEPS: usize = 16;
 
 impl Sources {
-    /// The module in which a path's last name is defined, as a name in `module` says it. `None` where that is another crate's.
+    /// Returns the module that defines a path's last name, as the path reads in `module`. `None` if another crate
+    /// defines it.
     fn definition(&self, module: &[String], path: &[String], steps: usize) -> Option<ModulePath> {
         let (first, rest) = path.split_first()?;
         if steps == 0 {
@@ -26,7 +28,7 @@ impl Sources {
         }
     }
 
-    /// The same for a path that begins in a module.
+    /// Returns the same for a path that begins in the module `at`.
     fn inside(&self, at: ModulePath, path: &[String], steps: usize) -> Option<ModulePath> {
         let here = self.modules.get(&at)?;
         let Some((first, rest)) = path.split_first() else { return Some(at) };
@@ -51,17 +53,17 @@ impl Sources {
         })
     }
 
-    /// Every arrow between two files.
+    /// Returns every arrow between two files.
     pub(crate) fn arrows(&self) -> Arrows {
         let mut arrows = Arrows::new();
         for (path, module) in &self.modules {
             let from = arrows.entry(module.file.clone()).or_default();
-            // What is passed on is used where it is named, by the file that names it.
+            // A re-exported name counts for the file that uses it.
             let imports = module.imports.iter().map(|(_, import)| import).filter(|import| !module.exports.contains(*import));
             for named in imports.chain(&module.paths).chain(&module.globs) {
                 let Some(definition) = self.definition(path, named, MOST_STEPS) else { continue };
                 let to = &self.modules[&definition].file;
-                // A path that ends at a module names no item of it.
+                // A path that ends at a module names none of its items.
                 if *to != module.file && (named.is_empty() || definition.last() != named.last()) {
                     from.entry(to.clone()).or_insert_with(|| named.join("::"));
                 }
@@ -71,7 +73,7 @@ impl Sources {
     }
 }
 
-/// The arrows between files as arrows between what lies side by side in one folder: files and folders there.
+/// Returns the arrows between files as arrows between the files and folders that lie side by side in one folder.
 pub(crate) fn between_neighbours(arrows: &Arrows) -> Arrows {
     let mut between = Arrows::new();
     for (from, to) in arrows {
@@ -86,7 +88,7 @@ pub(crate) fn between_neighbours(arrows: &Arrows) -> Arrows {
     between
 }
 
-/// The files that are in circles, circle by circle (Tarjan's strongly connected components).
+/// Returns the files that are in circles, circle by circle (Tarjan's strongly connected components).
 pub(crate) fn circles(arrows: &Arrows) -> Vec<Vec<PathBuf>> {
     let mut search = Search { arrows, numbers: BTreeMap::new(), lowest: BTreeMap::new(), stack: Vec::new(), found: Vec::new() };
     for file in arrows.keys() {
@@ -133,7 +135,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// A circle in words: every arrow in it, with a name that makes it.
+/// Describes a circle: every arrow in it, with a name that causes it.
 pub(crate) fn in_words(circle: &[PathBuf], arrows: &Arrows) -> String {
     let members: BTreeSet<&PathBuf> = circle.iter().collect();
     let mut lines = Vec::new();

@@ -1,4 +1,4 @@
-//! What errors print: each thing once, in `{}`, in `{:?}`, and in chains of errors.
+//! What errors print: each fact once, in `{}`, in `{:?}`, and in chains of errors.
 
 use std::error::Error as _;
 use std::io;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use collectives::{Error, Peer};
 
-/// One error of each variant, with its name. Every text in it is another one.
+/// Returns one error of each variant, with the variant's name. All their texts differ.
 fn every_variant() -> Vec<(&'static str, Error)> {
     let peer = |rank: usize| Peer { rank, host: format!("host{rank}"), pid: 4000 + rank as u32 };
     let [doing, what, with, call] = ["doing this", "that part", "the other end", "this call"].map(str::to_owned);
@@ -71,7 +71,7 @@ fn a_chain_of_errors_says_nothing_twice() {
         for pair in sentences.windows(2) {
             assert!(!pair[0].contains(&pair[1]), "{name}: {sentences:?}");
         }
-        // All that it knows is in the first sentence, which is all that `?` from `main` prints.
+        // `?` from `main` prints only this sentence, so it must contain all that the error knows.
         let sentence = format!("{error:?}");
         assert_eq!(sentence, sentences[0]);
         let parts = ["for a reason", "its own words", "words of an inner error", "all_reduce", "host1", "host3", "closed"];

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::common::programs::example;
 use crate::common::ranks::run_ranks;
 
-/// Runs an example on `ranks` ranks and gives back what they printed.
+/// Runs an example on `ranks` ranks and returns what they printed.
 fn launch(ranks: usize, name: &str) -> String {
     let program = example(name).unwrap();
     let mut printed = String::new();

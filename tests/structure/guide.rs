@@ -1,4 +1,4 @@
-//! The guide in `docs/` says what is true: its links lead somewhere, and the variables, settings, methods and flags that it names exist.
+//! Checks the guide in `docs/`: no link is dead, and the variables, settings, methods and flags that it names exist.
 //! Its code is compiled and run by `cargo test --doc`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The guide's pages by name, with what they include.
+/// Returns the guide's pages by name, with what they include.
 fn pages() -> BTreeMap<String, String> {
     let files = fs::read_dir(root().join("docs/src")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     files.filter(|name| name.ends_with(".md")).map(|name| (name.clone(), page(&name))).collect()
@@ -28,17 +28,17 @@ fn page(name: &str) -> String {
     }
 }
 
-/// A text without its blocks of code.
+/// Returns a text without its code blocks.
 fn prose(text: &str) -> String {
     text.split("\n```").step_by(2).collect::<Vec<_>>().join("\n")
 }
 
-/// What stands between `open` and the next `close`, each time.
+/// Returns each text between `open` and the next `close`.
 fn between<'a>(text: &'a str, open: &str, close: char) -> Vec<&'a str> {
     text.split(open).skip(1).filter_map(|rest| rest.split(close).next()).collect()
 }
 
-/// Every source file in a folder, as one text.
+/// Returns all source files in a folder as one text.
 fn sources(folder: &str) -> String {
     let (mut all, mut folders) = (String::new(), vec![root().join(folder)]);
     while let Some(folder) = folders.pop() {
@@ -53,13 +53,13 @@ fn sources(folder: &str) -> String {
     all
 }
 
-/// Words of letters, digits and underscores that begin with `prefix`.
+/// Returns the words of letters, digits and underscores that begin with `prefix`.
 fn words_from(text: &str, prefix: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with(prefix) && word.len() > prefix.len() && !word.ends_with('_')).map(str::to_owned).collect()
 }
 
-/// The anchors of a page's headings, as mdBook makes them.
+/// Returns the anchors of a page's headings, as mdBook makes them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let text = prose(text);
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
@@ -71,7 +71,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(|heading| heading.chars().filter_map(kept).collect()).collect()
 }
 
-/// What is wrong with a link of the page `from`.
+/// Returns what is wrong with a link of the page `from`.
 fn trouble(pages: &BTreeMap<String, String>, from: &str, link: &str) -> Option<String> {
     let (file, anchor) = link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
     let file = if file.is_empty() { from } else { file };
@@ -87,7 +87,7 @@ fn trouble(pages: &BTreeMap<String, String>, from: &str, link: &str) -> Option<S
     }
 }
 
-/// Whether `struct.Name.html`, `store/trait.Name.html` and the like stand for an item that the crate makes public.
+/// Whether `struct.Name.html`, `store/trait.Name.html` and the like stand for a public item of the crate.
 fn is_documented(item: &str) -> bool {
     let (module, file) = item.split_once('/').map_or((None, item), |(module, file)| (Some(module), file));
     let [kind, name, "html"] = file.split('.').collect::<Vec<_>>()[..] else { return false };
@@ -203,7 +203,7 @@ fn methods_and_variants_that_are_named_exist() {
     }
 }
 
-/// The rows of a page's tables, in cells; the first is empty.
+/// Returns the rows of a page's tables as cells. The first cell is empty.
 fn page_rows(name: &str) -> Vec<Vec<String>> {
     let text = prose(&page(name)).replace("\\|", "¦");
     text.lines()
@@ -275,7 +275,7 @@ fn pictures_are_what_the_script_draws() {
     }
 }
 
-/// Links of what mdBook has built, into itself and into the crate's documentation.
+/// Checks the links of the built book, within it and to the crate's documentation.
 #[test]
 fn the_built_guide_has_no_dead_link() {
     let guide = root().join("target/guide");

@@ -1,4 +1,5 @@
-//! The structure of the sources: arrows point down, files make no circles, pure modules stay pure, and names stay the field's.
+//! Checks the structure of the sources: arrows point down, files form no circles, pure modules stay pure, and names are
+//! the field's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::arrows;
 use super::sources::{Sources, code, files_below, root};
 
-/// Top-level modules, lowest first; modules of one row do not know each other.
+/// The top-level modules, lowest first. Modules of one row do not use each other.
 const LAYERS: [&[&str]; 9] = [
     &["base", "error"],
     &["authentication", "call"],
@@ -19,7 +20,7 @@ const LAYERS: [&[&str]; 9] = [
     &["internals"],
 ];
 
-/// Pure modules: no sockets, threads, clocks, environment or unsafe code. Each says so at its head.
+/// The pure modules: no sockets, threads, clocks, environment or unsafe code. Each one's module docs say so.
 const PURE: [&str; 26] = [
     "src/call/algorithm.rs",
     "src/call/mod.rs",
@@ -49,7 +50,7 @@ const PURE: [&str; 26] = [
     "train/src/matrix.rs",
 ];
 
-/// What a pure module does not name.
+/// Names that a pure module must not use.
 const IMPURE: [&str; 13] = [
     "TcpStream",
     "TcpListener",
@@ -66,13 +67,13 @@ const IMPURE: [&str; 13] = [
     "cudarc::driver",
 ];
 
-/// The libraries whose files are looked at, by their folders; the first is the crate itself.
+/// The folders of the libraries whose files are checked. The first is the crate itself.
 const LIBRARIES: [&str; 2] = ["", "train"];
 
-/// Packages that know the crate by its public face: training, the programs, and the library that these share.
+/// Packages that use only the crate's public API: training, the programs, and the library that these share.
 const PACKAGES: [&str; 4] = ["train", "collperf", "collrun", "launch"];
 
-/// Words that the code once used for what the field has names for, as parts of a name.
+/// Parts of names that the code once used in place of the field's terms.
 const FORMER_WORDS: [&str; 17] = [
     "baton", "bulletin", "carriers", "desk", "farewell", "founding", "goods", "island", "knock", "lineage", "lookout", "patrol",
     "stranger", "visitor", "watchman", "Brain", "Beside",
@@ -86,13 +87,13 @@ fn layer(module: &str) -> Option<usize> {
     LAYERS.iter().position(|row| row.contains(&module))
 }
 
-/// The files of a folder of the package whose code is compiled without tests too.
+/// Returns the files in a folder of the package, without files of tests.
 fn sources_below(folder: &str) -> Vec<PathBuf> {
     let is_test = |file: &PathBuf| file.ends_with("tests.rs") || relative(file).contains("/tests/");
     files_below(&root().join(folder.trim_start_matches('/'))).into_iter().filter(|file| !is_test(file)).collect()
 }
 
-/// The same of all libraries.
+/// Returns the same of all libraries.
 fn library_sources() -> Vec<PathBuf> {
     LIBRARIES.iter().flat_map(|library| sources_below(&format!("{library}/src"))).collect()
 }
@@ -146,7 +147,7 @@ fn every_file_is_part_of_the_crate() {
     }
 }
 
-/// Whether a file's module is declared for tests alone.
+/// Whether a file's module is declared for tests only.
 fn is_for_tests(file: &Path) -> bool {
     let name = file.file_stem().unwrap().to_string_lossy().into_owned();
     let folder = file.parent().unwrap();
@@ -181,7 +182,7 @@ fn pure_modules_name_no_sockets_threads_clocks_or_unsafe() {
 #[test]
 fn whoever_listens_is_called_in_one_way() {
     for file in library_sources() {
-        // The watch says how a call ended inside that call's span.
+        // `watch.rs` reports how a call ended, inside that call's span.
         if !["src/base/event.rs", "src/observe/watch.rs", "train/src/event.rs"].contains(&relative(&file).as_str()) {
             for word in ["event!", "error!", "warn!", "info!", "debug!", "trace!", "span!"] {
                 assert!(!code(&file).contains(&format!("tracing::{word}")), "{} sends events around event.rs", relative(&file));
@@ -209,7 +210,7 @@ fn other_packages_use_the_public_face_alone() {
         let files = sources_below(package);
         assert!(!files.is_empty(), "{package} is gone");
         for file in files {
-            // The feature is on where the workspace is built with all of them.
+            // The feature is on if the workspace is built with all features.
             assert!(!code(&file).contains("collectives::internals"), "{} reaches into the crate", relative(&file));
             let is_hidden = package == "train" && code(&file).contains("collectives::__private");
             assert!(!is_hidden, "{} uses what the documentation hides", relative(&file));

@@ -1,5 +1,5 @@
-//! The crate's sources as modules: what each file defines, and which names it takes from elsewhere. Items under `#[cfg(test)]`
-//! are left out: tests may use what they like.
+//! Reads the crate's sources as modules: what each file defines, and which names it takes from elsewhere. Items under
+//! `#[cfg(test)]` are left out: tests may use any item.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,23 +9,23 @@ use quote::ToTokens;
 use syn::visit::Visit;
 use syn::{Attribute, Item, UseTree};
 
-/// A module's path from the crate's root, which is empty.
+/// The path of a module from the crate's root, whose own path is empty.
 pub(crate) type ModulePath = Vec<String>;
 
 /// One module: a file, or an inline module of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Module {
-    /// Relative to the checkout.
+    /// The path relative to the checkout.
     pub(crate) file: PathBuf,
-    /// Names of items that are defined here.
+    /// The names of items that are defined here.
     pub(crate) defines: BTreeSet<String>,
-    /// What `use` brings in: the name here, and the path as written.
+    /// The imports of `use`: the name here, and the path as written.
     pub(crate) imports: Vec<(String, Vec<String>)>,
-    /// The imports that are visible elsewhere: they pass a name on.
+    /// The imports that are re-exported.
     pub(crate) exports: BTreeSet<Vec<String>>,
-    /// Paths whose every name is brought in.
+    /// The paths of glob imports.
     pub(crate) globs: Vec<Vec<String>>,
-    /// All paths of two and more segments in the module's code.
+    /// All paths of two or more segments in the module's code.
     pub(crate) paths: BTreeSet<Vec<String>>,
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct Sources {
     pub(crate) modules: BTreeMap<ModulePath, Module>,
 }
 
-/// The package's folder.
+/// Returns the package's folder.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files below a folder of the package that end in `.rs`, sorted.
+/// Returns the files below a folder of the package that end in `.rs`, sorted.
 pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -54,7 +54,7 @@ pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A file's code without its tests, its comments and its white space.
+/// Returns a file's code without its tests, its comments and its white space.
 pub(crate) fn code(path: &Path) -> String {
     let items = parse(path).items;
     let tokens = items.iter().filter(|item| !is_test(attributes(item))).map(|item| item.to_token_stream().to_string());
@@ -66,7 +66,7 @@ fn parse(path: &Path) -> syn::File {
     syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Whether an item is compiled for tests alone.
+/// Whether an item is compiled for tests only.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else { return false };
@@ -94,7 +94,7 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// The name that an item defines.
+/// Returns the name that an item defines.
 fn name(item: &Item) -> Option<String> {
     Some(match item {
         Item::Const(item) => item.ident.to_string(),
@@ -110,7 +110,7 @@ fn name(item: &Item) -> Option<String> {
     })
 }
 
-/// Collects the paths of an item's code, but not those of test code in it.
+/// Collects the paths in an item's code, without those in its test code.
 struct Paths<'a>(&'a mut Module);
 
 impl<'ast> Visit<'ast> for Paths<'_> {
@@ -138,7 +138,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// The leaves of a `use`.
+/// Collects the leaves of a `use`.
 fn flatten(tree: &UseTree, before: &mut Vec<String>, into: &mut Module) {
     match tree {
         UseTree::Path(path) => {
@@ -197,7 +197,7 @@ impl Sources {
     }
 }
 
-/// Where `mod name;` in a file is kept.
+/// Returns the file of `mod name;`.
 fn file_of(file: &Path, module: &[String], name: &str) -> PathBuf {
     let is_folder = module.is_empty() || file.file_name().is_some_and(|file| file == "mod.rs");
     let folder = if is_folder { file.parent().unwrap().to_path_buf() } else { file.with_extension("") };

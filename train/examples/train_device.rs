@@ -1,8 +1,9 @@
-//! The same training on the host and on this rank's GPU: gradients that come in two parts, are averaged, plain or as 16-bit floats, and
-//! clipped; and an optimiser that is dealt out over the ranks. Both must come to the same model.
+//! The same training on the host and on this rank's GPU; both must arrive at the same model. Gradients come in two
+//! parts, are averaged (as they are or as 16-bit floats), and are clipped. A second training uses an optimiser that is
+//! sharded over the ranks.
 //!
-//! A linear model (64 inputs, 8 outputs) learns a random map from samples that each rank makes for itself. Gradients are computed on the
-//! processor, so that both runs start from the same numbers.
+//! A linear model (64 inputs, 8 outputs) learns a random map from samples that each rank generates. Gradients are
+//! computed on the CPU, so that both runs start from the same numbers.
 //!
 //! `cargo launch --nproc-per-node 2 -- target/debug/examples/train_device`
 
@@ -22,16 +23,16 @@ const OUTPUTS: usize = 8;
 const SAMPLES: usize = 32;
 const STEPS: usize = 200;
 const RATE: f32 = 0.02;
-/// What the two models may differ by, where NCCL adds in another order than the host does.
+/// The allowed difference of the two models: NCCL may add in another order than the host.
 const BOUND: f32 = 1e-4;
-/// As [`BOUND`], for gradients that are added up as 16-bit floats.
+/// The same as [`BOUND`], for gradients that are summed as 16-bit floats.
 const COARSE_BOUND: f32 = 1e-2;
-/// The largest norm of a step's gradients: less than that of the first ones.
+/// The largest norm of a step's gradients, less than that of the first steps.
 const LIMIT: f64 = 15.0;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Numbers from −1 to 1.
+/// Returns numbers from −1 to 1.
 fn many(random: &mut Random, count: usize) -> Vec<f32> {
     (0..count).map(|_| random.unit()).collect()
 }
@@ -54,7 +55,7 @@ impl Model {
         self.bias[output] + row.iter().zip(sample).map(|(weight, x)| weight * x).sum::<f32>()
     }
 
-    /// The mean squared error over some samples of what `truth` says, and its gradient.
+    /// Returns the mean squared error against `truth` over some samples, and its gradient.
     fn loss_and_gradient(&self, truth: &Self, samples: &[f32]) -> (f32, Self) {
         let (mut loss, mut slope) = (0.0, Self { weight: vec![0.0; INPUTS * OUTPUTS], bias: vec![0.0; OUTPUTS] });
         for sample in samples.chunks_exact(INPUTS) {
@@ -69,7 +70,7 @@ impl Model {
         (loss, slope)
     }
 
-    /// Half of each number: what comes of two of them is the same again.
+    /// Halves each number: the sum of two halves is exactly the original.
     fn half(&self) -> Self {
         let half = |numbers: &[f32]| numbers.iter().map(|x| x / 2.0).collect();
         Self { weight: half(&self.weight), bias: half(&self.bias) }
@@ -90,7 +91,8 @@ fn parameters() -> Vec<Parameter> {
     vec![Parameter::new::<f32>("weight", &[OUTPUTS, INPUTS]), Parameter::new::<f32>("bias", &[OUTPUTS])]
 }
 
-/// Trains with the gradients where `stream` says, or on the host. Gives the first and the last loss of this rank, and the model.
+/// Trains with the gradients on the device of `stream`, or on the host. Returns this rank's first and last loss, and
+/// the model.
 fn train(comm: &Communicator, stream: Option<&Arc<CudaStream>>, compressed: bool) -> Outcome<(f32, f32, Model)> {
     let (truth, mut model) = (Model::random(1), Model::random(2 + comm.rank() as u64));
     let mut random = Random(1000 + comm.rank() as u64);
@@ -141,7 +143,7 @@ fn train(comm: &Communicator, stream: Option<&Arc<CudaStream>>, compressed: bool
     Ok((losses[0], losses[STEPS - 1], model))
 }
 
-/// Some steps of a sharded optimiser, each rank with gradients of its own; what the parameters are then.
+/// Runs some steps of a sharded optimiser, with different gradients on each rank. Returns the resulting parameters.
 fn train_sharded(comm: &Communicator, stream: Option<&Arc<CudaStream>>) -> Outcome<Model> {
     let (mut model, mut random) = (Model::random(3), Random(2000 + comm.rank() as u64));
     let mut sharded = match stream {
@@ -176,7 +178,7 @@ fn train_sharded(comm: &Communicator, stream: Option<&Arc<CudaStream>>) -> Outco
         let mut shards = sharded.reduce()?;
         shards.clip_norm(LIMIT)?;
         let updated = shards.update(|shard| {
-            // In place of an optimiser's kernel: by way of the host.
+            // In place of an optimiser's kernel, this goes through the host.
             let (mut values, slopes) = shard.device_values::<f32>()?;
             let failed = |error: DriverError| collectives::Error::InvalidArgument { call: "update", reason: error.to_string() };
             let slopes = stream.clone_dtoh(&slopes).map_err(failed)?;

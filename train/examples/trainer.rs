@@ -1,11 +1,11 @@
-//! A trainer that owns its communicator and its model, and runs in a thread of its own.
+//! A trainer that owns its communicator and its model, and runs in its own thread.
 //!
 //! `cargo launch --nproc-per-node 4 -- target/debug/examples/trainer`
 
 use collectives::{Communicator, ReduceOp};
 use collectives_train::{DataParallel, Options, Parameter};
 
-/// Fits `y = weight · x + bias` to points, of which every rank has its own.
+/// Fits `y = weight · x + bias` to points; every rank has its own points.
 struct Trainer {
     comm: Communicator,
     model: DataParallel,
@@ -20,7 +20,7 @@ impl Trainer {
         Ok(Self { comm, model, weight: 0.0, bias: 0.0 })
     }
 
-    /// One step on this rank's points; the loss over all ranks.
+    /// Runs one step on this rank's points, and returns the mean loss over all ranks.
     fn step(&mut self, points: &[(f32, f32)]) -> collectives::Result<f32> {
         let count = points.len() as f32;
         let errors = points.iter().map(|(x, y)| (x, self.weight * x + self.bias - y));

@@ -1,34 +1,34 @@
-//! What ranks must agree on before they train together, and what only some of them could do, told to all.
+//! What ranks must agree on before they train together, and the reporting of one rank's failure to all.
 
 use sha2::{Digest, Sha256};
 
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// Bytes of a list that are told where it differs, at most. A rank that says that it has more may say anything.
+/// The most bytes of a list that are sent if it differs. A rank that reports a longer list is not trusted.
 const LONGEST_LIST: usize = 16 << 20;
-/// Bytes of an error that are told, at most.
+/// The most bytes of an error that are sent.
 const LONGEST_REASON: usize = 64 << 10;
 
-/// What each rank lists, one line for each: parameters, or calls.
+/// The items that each rank lists, one line for each: parameters, or calls.
 #[derive(Default)]
 pub(super) struct Listed {
-    /// What the lines are, in the plural.
+    /// The plural noun for the lines.
     pub(super) noun: &'static str,
     /// Without line ends.
     pub(super) lines: Vec<String>,
 }
 
 impl Listed {
-    /// One line for each parameter.
+    /// Lists one line for each parameter.
     pub(super) fn parameters<P: std::fmt::Display>(parameters: &[P]) -> Self {
         let lines = parameters.iter().enumerate().map(|(index, parameter)| format!("parameter {index} {parameter}")).collect();
         Self { noun: "parameters", lines }
     }
 }
 
-/// Refuses ranks that differ in `what` they make, in what they list, or in `settings`: in words, what else decides which calls are made.
-/// Collective.
+/// Refuses ranks that differ in `what` they make, in their lists, or in `settings`, which describes in words everything
+/// else that decides which calls are made. Collective.
 pub(super) fn agree(comm: &Communicator, what: &str, listed: &Listed, settings: &str) -> Result<()> {
     if comm.world_size() == 1 {
         return Ok(());
@@ -44,9 +44,10 @@ pub(super) fn agree(comm: &Communicator, what: &str, listed: &Listed, settings: 
     Err(Error::Mismatch { first: comm.peers()[0].clone(), first_call, second: comm.peers()[other].clone(), second_call })
 }
 
-/// The beginning of a rank's text, on all ranks: of this one's own, or of another's of so many bytes. Collective.
+/// Returns the beginning of a rank's text on all ranks: this rank's own, or another rank's of `length` bytes.
+/// Collective.
 fn tell(comm: &Communicator, rank: usize, mine: &[u8], length: u64, longest: usize) -> Result<String> {
-    // Every rank was told the same lengths.
+    // Every rank has the same lengths.
     let length = usize::try_from(length).unwrap_or(usize::MAX).min(longest);
     let mut text = vec![0; length];
     if comm.rank() == rank {
@@ -56,7 +57,7 @@ fn tell(comm: &Communicator, rank: usize, mine: &[u8], length: u64, longest: usi
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A digest and a length as they travel.
+/// A digest and a length as they are sent.
 trait IntoPlain {
     fn into_plain(self) -> [u8; 40];
 }
@@ -70,19 +71,19 @@ impl IntoPlain for ([u8; 32], u64) {
     }
 }
 
-/// The length in it.
+/// Returns the length in it.
 fn length(plain: &[u8; 40]) -> u64 {
     plain[32..].iter().rev().fold(0, |length, byte| length << 8 | u64::from(*byte))
 }
 
-/// One line for what is made, one for the settings, and those that are listed; debug forms hold no line ends.
+/// Returns one line for what is made, one for the settings, and the listed ones. Debug forms contain no line ends.
 fn text(what: &str, listed: &Listed, settings: &str) -> String {
     let mut text = format!("{what}\n{settings}\n");
     listed.lines.iter().for_each(|line| text.extend([line, "\n"]));
     text
 }
 
-/// What each made, and the first of the other lines that differ, in words.
+/// Describes what each rank made, and the first of the other lines that differ, in words.
 fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     let ((first_what, first), (second_what, second)) = (split(first), split(second));
     let (first, second) = match first == second {
@@ -96,13 +97,13 @@ fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     (format!("{first_what} with {first}"), format!("{second_what} with {second}"))
 }
 
-/// The first line, and the others.
+/// Returns the first line, and the others.
 fn split(text: &str) -> (&str, &str) {
     text.split_once('\n').unwrap_or((text, ""))
 }
 
 fn first_different_line(first: &str, second: &str, noun: &str) -> (String, String) {
-    // Without the line of the settings, which a rank need not have told.
+    // Without the line of the settings, which a rank need not have sent.
     let count = |text: &str| text.lines().count().saturating_sub(1);
     let mut pairs = first.lines().zip(second.lines());
     match pairs.find(|(a, b)| a != b) {
@@ -119,14 +120,14 @@ fn first_different_line(first: &str, second: &str, noun: &str) -> (String, Strin
     }
 }
 
-/// Fails on every rank where `mine` failed on one: there with its own error, elsewhere with one that names the first such rank and its
-/// reason. Collective.
+/// Fails on every rank if `mine` failed on one: the failing rank gets its own error, the others one that names the
+/// first such rank and its reason. Collective.
 pub(super) fn everywhere<R>(comm: &Communicator, what: &str, mine: Result<R>) -> Result<R> {
     if comm.world_size() == 1 {
         return mine;
     }
     let told = first_failure(comm, mine.as_ref().err());
-    // Its own error says more than that the others cannot be told of it.
+    // Its own error is more useful than the failure to report it to the others.
     let done = mine?;
     match told? {
         None => Ok(done),
@@ -134,7 +135,7 @@ pub(super) fn everywhere<R>(comm: &Communicator, what: &str, mine: Result<R>) ->
     }
 }
 
-/// The first rank that failed, and its error in words.
+/// Returns the first rank that failed, and its error in words.
 fn first_failure(comm: &Communicator, mine: Option<&Error>) -> Result<Option<(usize, String)>> {
     let mine = mine.map(Error::to_string).unwrap_or_default();
     let mut lengths = vec![0_u64; comm.world_size()];
@@ -165,7 +166,7 @@ mod tests {
     fn a_rank_that_says_that_its_text_has_any_length_is_told_from_in_bounds() {
         for length in [u64::MAX, 1 << 40, LONGEST_REASON as u64 + 1] {
             let results = Communicator::run_local(3, |comm| {
-                // Rank 1 says what it likes; what others read of it is no longer than it may be.
+                // Rank 1 sends an arbitrary length. The text that others read is no longer than allowed.
                 let lie = vec![b'x'; LONGEST_REASON];
                 let mine = if comm.rank() == 1 { &lie[..] } else { &[] };
                 tell(comm, 1, mine, length, LONGEST_REASON)
@@ -201,7 +202,7 @@ mod tests {
         let results = Communicator::run_local(2, |comm| {
             let long = Error::argument("train", "a".repeat(3 * LONGEST_REASON));
             let error = everywhere(comm, "making buckets", if comm.rank() == 1 { Err(long) } else { Ok(()) }).unwrap_err();
-            // Lines of 1 MiB, of which the last differ: in what is not told.
+            // Lines of 1 MiB, of which the last differ: in a part that is not sent.
             let mut lines = vec!["b".repeat((1 << 20) - 1); LONGEST_LIST / (1 << 20)];
             lines.push(format!("rank {}", comm.rank()));
             let differ = agree(comm, "test", &Listed { noun: "parameters", lines }, "plain").unwrap_err();

@@ -1,4 +1,4 @@
-//! A flat buffer of any of the four float types, here or away in a call.
+//! A flat buffer of any of the four float types, present or lent to a call.
 
 use std::any::Any;
 use std::ops::Range;
@@ -15,34 +15,34 @@ use collectives::ReduceOp;
 use collectives::interop::Memory;
 use collectives::{Error, Result};
 
-/// A flat buffer whose element type is not named. What takes a range wants one that lies inside (checked by the caller).
+/// A flat buffer whose element type is erased. Functions with a range require it to be inside (checked by the caller).
 pub(super) trait AnyFlat: Send + Any {
     fn dtype(&self) -> DType;
 
     fn len(&self) -> usize;
 
-    /// How many bytes of memory it holds, here or away.
+    /// Returns the bytes of memory it holds, present or lent.
     fn bytes(&self) -> usize;
 
     /// Starts to gather every rank's share of it.
     fn start_all_gather(&mut self, comm: &Communicator) -> Result<()>;
 
-    /// Starts to reduce it: this rank's share ends where it lies.
+    /// Starts to reduce it: the result is this rank's share, in place.
     fn start_reduce_scatter(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
 
-    /// Starts to reduce it: every rank has the whole.
+    /// Starts to reduce it: the result is the whole, on every rank.
     fn start_all_reduce(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
 
-    /// Waits until it is here.
+    /// Waits until its call has ended.
     fn wait(&mut self) -> Result<()>;
 
-    /// Copies a range to where `into` has its element `start`, converted where the types differ.
+    /// Copies a range to `into`, from its element `start` on. Converts the elements if the types differ.
     fn copy_part(&self, range: Range<usize>, into: &mut dyn AnyFlat, start: usize) -> Result<()>;
 
     /// Adds a range to all elements of `into`, which is of the same type.
     fn add_part(&self, range: Range<usize>, into: &mut dyn AnyFlat) -> Result<()>;
 
-    /// Makes elements zeros.
+    /// Overwrites elements with zeros.
     fn clear(&mut self, range: Range<usize>) -> Result<()>;
 
     /// Multiplies all elements.
@@ -51,34 +51,34 @@ pub(super) trait AnyFlat: Send + Any {
     /// Adds up the squares of all elements.
     fn add_squares(&self, sums: &mut Squares) -> Result<()>;
 
-    /// Its `Flat`.
+    /// Returns its `Flat`.
     fn flat(&self) -> Result<&dyn Any>;
 
-    /// Its `Flat`, to be written.
+    /// Returns its `Flat`, to be written.
     fn flat_mut(&mut self) -> Result<&mut dyn Any>;
 }
 
-/// One of `T`s.
+/// A buffer of `T`s.
 struct TypedFlat<T: Float> {
-    /// A call has it meanwhile.
+    /// `None` while a call has it.
     flat: Option<Flat<T>>,
     pending: Pending<Flat<T>>,
     len: usize,
     bytes: usize,
 }
 
-/// Zeros of a float type, which no other rank shares.
+/// Allocates zeros of a float type, which no other rank shares.
 pub(super) fn zeros(place: &Place, dtype: DType, len: usize) -> Result<Box<dyn AnyFlat>> {
     match dtype {
         DType::F64 => TypedFlat::<f64>::boxed(place, len),
         DType::F16 => TypedFlat::<f16>::boxed(place, len),
         DType::Bf16 => TypedFlat::<bf16>::boxed(place, len),
-        // No other type is let through.
+        // No other type is accepted.
         _ => TypedFlat::<f32>::boxed(place, len),
     }
 }
 
-/// Copies as many elements in, from the `first` of those given on. Where types differ each is converted, and weighted.
+/// Copies elements into `range`, from the `first` of those given on. If types differ, each is converted and weighted.
 pub(super) fn fill<F: Float>(into: &mut dyn AnyFlat, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
     if into.dtype() == F::ELEMENT_TYPE {
         return typed_mut::<F>(into)?.put(range, given, first, false);
@@ -91,7 +91,7 @@ pub(super) fn fill<F: Float>(into: &mut dyn AnyFlat, range: Range<usize>, given:
     }
 }
 
-/// Its elements, which must be `T`s.
+/// Returns its elements, which must be `T`s.
 pub(super) fn typed<T: Float>(flat: &dyn AnyFlat) -> Result<&Flat<T>> {
     let dtype = flat.dtype();
     flat.flat()?.downcast_ref().ok_or_else(|| other_type(dtype, T::ELEMENT_TYPE))
@@ -106,7 +106,7 @@ fn other_type(dtype: DType, asked: DType) -> Error {
     Error::argument("train", format!("elements of {asked} of a buffer of {dtype}"))
 }
 
-/// A buffer that a call lost, or still has.
+/// Returns the error for a buffer that a call has lost, or still has.
 fn away() -> Error {
     Error::argument("train", "a call has this buffer, or an earlier step failed, and it is gone")
 }

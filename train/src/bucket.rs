@@ -1,4 +1,4 @@
-//! One bucket: its buffer, its hook, this rank's share of its parameters, and a trait that does not name its element type.
+//! One bucket: its buffer, its hook, this rank's share of its parameters, and a trait that erases its element type.
 
 use std::any::Any;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use collectives::ReduceOp;
 use collectives::interop::Memory;
 use collectives::{Error, Result};
 
-/// What a rank has of a bucket's averaged gradients in the end.
+/// What a rank has of a bucket's averaged gradients at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
     /// All of them.
@@ -27,7 +27,7 @@ pub(super) enum Ending {
 }
 
 impl Ending {
-    /// What a bucket's length is a multiple of.
+    /// Returns the number of which a bucket's length must be a multiple.
     pub(super) fn multiple(self, comm: &Communicator) -> usize {
         match self {
             Self::Whole => 1,
@@ -36,7 +36,7 @@ impl Ending {
     }
 }
 
-/// This rank's share of a bucket: as long for every rank, in their order.
+/// Returns this rank's share of a bucket. All shares have the same length, in the order of ranks.
 pub(super) fn own_range(comm: &Communicator, layout: &BucketLayout) -> Range<usize> {
     let len = layout.len / comm.world_size();
     comm.rank() * len..(comm.rank() + 1) * len
@@ -46,18 +46,18 @@ pub(super) fn own_range(comm: &Communicator, layout: &BucketLayout) -> Range<usi
 pub(super) struct Bucket<T: Float> {
     pub(super) layout: BucketLayout,
     hook: Box<dyn Hook<T>>,
-    /// Its gradients; a hook has them meanwhile.
+    /// Its gradients, unless a hook has them.
     flat: Option<Flat<T>>,
-    /// Its own buffer, while one that was given is in its place.
+    /// Its own buffer, while a given one replaces it.
     own: Option<Flat<T>>,
-    /// This rank's share of the parameters, where that is how a step ends.
+    /// This rank's share of the parameters, if a step ends in shares.
     share: Option<Flat<T>>,
     /// The buffer, while all ranks' shares are gathered in it.
     gathering: Pending<Flat<T>>,
 }
 
-/// What is lent to an optimiser: this rank's share of the parameters, and all of the gradients, of which its share is in `range`. Both are
-/// a `Flat` of the bucket's type.
+/// The data lent to an optimiser: this rank's share of the parameters, and all of the gradients, with this rank's share
+/// in `range`. Both are a `Flat` of the bucket's type.
 pub(super) struct Lent<'a> {
     pub(super) layout: &'a BucketLayout,
     pub(super) range: Range<usize>,
@@ -69,16 +69,17 @@ pub(super) struct Lent<'a> {
 pub(super) trait AnyBucket: Send + Any {
     fn layout(&self) -> &BucketLayout;
 
-    /// Makes the buffer of its gradients. Collective on the host, where what fails on one rank fails on all; on a device this rank's own affair.
+    /// Makes the buffer of its gradients. On the host this is collective: if one rank fails, all fail. On a device it
+    /// is local.
     fn allocate(&mut self, comm: &Communicator, place: &Place) -> Result<()>;
 
-    /// Makes one gradient zeros.
+    /// Overwrites one gradient with zeros.
     fn clear(&mut self, slot: usize) -> Result<()>;
 
-    /// Hands the gradients to the hook.
+    /// Passes the gradients to the hook.
     fn start(&mut self, comm: &Communicator) -> Result<()>;
 
-    /// Moves the hook on; whether it is done.
+    /// Advances the hook. Returns whether it is done.
     fn advance(&mut self, comm: &Communicator) -> Result<bool>;
 
     /// Adds up the squares of the elements in `range`.
@@ -87,17 +88,17 @@ pub(super) trait AnyBucket: Send + Any {
     /// Multiplies the elements in `range`.
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()>;
 
-    /// Lends an optimiser what it works on.
+    /// Lends an optimiser its data.
     fn lend(&mut self, comm: &Communicator) -> Result<Lent<'_>>;
 
-    /// Starts to gather all ranks' shares of the parameters, where the gradients were.
+    /// Starts to gather all ranks' shares of the parameters, in the buffer of the gradients.
     fn gather(&mut self, comm: &Communicator) -> Result<()>;
 
     /// Waits until they are gathered.
     fn gathered(&mut self) -> Result<()>;
 }
 
-/// A bucket of the layout's element type, whose gradients have no buffer yet. This rank's own affair.
+/// Creates a bucket of the layout's element type, whose gradients have no buffer yet. Local.
 pub(super) fn of_its_type(
     comm: &Communicator,
     layout: BucketLayout,
@@ -109,23 +110,23 @@ pub(super) fn of_its_type(
         DType::F64 => Bucket::<f64>::boxed(comm, layout, place, op, ending),
         DType::F16 => Bucket::<f16>::boxed(comm, layout, place, op, ending),
         DType::Bf16 => Bucket::<bf16>::boxed(comm, layout, place, op, ending),
-        // The plan has let no other type through.
+        // The plan accepts no other type.
         _ => Bucket::<f32>::boxed(comm, layout, place, op, ending),
     }
 }
 
-/// A bucket that has no gradients: its hook lost them with a call that failed.
+/// Returns the error for a bucket without gradients: its hook lost them in a failed call.
 fn lost() -> Error {
     Error::argument("train", "an earlier step failed, and its gradients are gone")
 }
 
-/// A bucket whose steps do not end in shares.
+/// Returns the error for a bucket whose steps do not end in shares.
 fn whole() -> Error {
     Error::argument("train", "this rank keeps no share of the parameters")
 }
 
 impl<T: Float> Bucket<T> {
-    /// With the plain hook, and a share full of zeros.
+    /// Creates a bucket with the plain hook, and a share of zeros.
     fn boxed(comm: &Communicator, layout: BucketLayout, place: &Place, op: ReduceOp, ending: Ending) -> Result<Box<dyn AnyBucket>> {
         place.check(comm)?;
         let (hook, share): (Box<dyn Hook<T>>, _) = match ending {
@@ -150,17 +151,17 @@ impl<T: Float> Bucket<T> {
         self.flat.as_mut().ok_or_else(lost)
     }
 
-    /// Takes the buffer out, for a call that gives it back.
+    /// Takes the buffer out, for a call that returns it later.
     fn take_flat(&mut self) -> Result<Flat<T>> {
         self.flat.take().ok_or_else(lost)
     }
 
-    /// This rank's share of the parameters.
+    /// Returns this rank's share of the parameters.
     pub(super) fn share_mut(&mut self) -> Result<&mut Flat<T>> {
         self.share.as_mut().ok_or_else(whole)
     }
 
-    /// Its own buffer, for this step's gradients.
+    /// Returns its own buffer, for this step's gradients.
     fn own_mut(&mut self) -> Result<&mut Flat<T>> {
         if self.own.is_some() {
             self.flat = self.own.take();
@@ -168,18 +169,18 @@ impl<T: Float> Bucket<T> {
         self.flat_mut()
     }
 
-    /// Refuses what [`put`](Self::put) cannot reach.
+    /// Refuses memory that [`put`](Self::put) cannot reach.
     pub(super) fn check_put(&self, gradient: &Memory<'_, T>) -> Result<()> {
         self.own.as_ref().or(self.flat.as_ref()).ok_or_else(lost)?.check_put(gradient)
     }
 
-    /// Puts a gradient of the right length into its slot, or adds it to what is there.
+    /// Copies a gradient of the right length into its slot, or adds it to the present one.
     pub(super) fn put(&mut self, slot: usize, gradient: Memory<'_, T>, add: bool) -> Result<()> {
         let range = self.layout.slots[slot].range.clone();
         self.own_mut()?.put(range, gradient, 0, add)
     }
 
-    /// As [`put`](Self::put); where the gradient is the whole bucket, its buffer becomes the bucket's.
+    /// Does the same as [`put`](Self::put), but if the gradient is the whole bucket, its buffer becomes the bucket's.
     pub(super) fn give(&mut self, slot: usize, gradient: Flat<T>, add: bool) -> Result<()> {
         let is_whole = self.layout.slots.len() == 1 && gradient.memory().len() == self.layout.len;
         let own = self.own_mut()?;

@@ -1,36 +1,41 @@
-//! All buckets of a model: which gradients have come, which buckets were launched, and what has gone wrong.
+//! All buckets of a model: which gradients have come, which buckets were launched, and which errors occurred.
 //!
 //! # Design
 //!
-//! `train/` averages gradients as torch's DistributedDataParallel does, for any tensor crate: the core takes buffers and a call that says which
-//! parameter they are for. `layout.rs` (pure) walks the parameters from the last to the first and fills buckets, one list for each element
-//! type, capped at 1 MiB and then 25 MiB; a parameter of 256 KiB on the host is alone in its bucket, so that its
-//! reduction starts when it comes. Buckets are numbered by when the walk leaves them. `buckets.rs` counts what has come. A full
-//! bucket is launched once all with lower numbers have been, so every rank starts the same calls in the same order, in whatever order its
-//! gradients come. What is launched is a `Hook`, one for each bucket, in stages: `start` when the bucket is launched, then `advance` for every
-//! bucket in turn until all are done, again in the same order everywhere. The plain hook is one started all-reduce; compression, PowerSGD and
-//! the reduce-scatter of a sharded optimiser are hooks as well. A hook owns its bucket's buffer while its calls go on.
+//! `train/` averages gradients like torch's DistributedDataParallel, for any tensor crate: the core takes buffers and
+//! the number of their parameter. `layout.rs` (pure) walks the parameters from the last to the first and fills buckets,
+//! one list for each element type, limited to 1 MiB for the first and then 25 MiB. On the host, a parameter of 256 KiB
+//! or more is alone in its bucket, so that its reduction starts when it comes. Buckets are numbered in the order in
+//! which the walk leaves them.
 //!
-//! Ranks compare a digest of names, shapes, types and settings when they begin, and tell each other the lists only where it differs. A
-//! gradient that never came on one rank must not leave the others waiting: that rank sends zeros, and one more all-reduce of one number beside the
-//! buckets (the largest of rank and parameter) makes it every rank's error, after which the next step can follow.
+//! `buckets.rs` counts the gradients that have come. A full bucket is launched once all with lower numbers have been.
+//! So every rank starts the same calls in the same order, in whatever order its gradients come. Each bucket has a
+//! `Hook`, which runs in stages: `start` when the bucket is launched, then `advance` for every bucket in turn until all
+//! are done, again in the same order everywhere. The plain hook is one started all-reduce. Compression, PowerSGD and
+//! the reduce-scatter of a sharded optimiser are hooks as well. A hook owns its bucket's buffer while its calls run.
 //!
-//! A gradient that is given, and alone in its bucket, takes the place of the bucket's buffer (`bucket.rs`), which is kept for steps that copy. One
-//! rank may give where another copies: a call is the same whichever memory it is made on.
+//! Ranks compare a digest of names, shapes, types and settings at the start, and exchange the lists only if it differs.
+//! If a gradient never comes on one rank, the others must not wait for ever. So that rank sends zeros, and one more
+//! all-reduce of one number beside the buckets (the largest of rank and parameter) makes it every rank's error. After
+//! that the next step can follow.
 //!
-//! On the host, buckets come from `Communicator::alloc` and the calls run on the communicator's worker. On a device, copies into buckets are
-//! queued on the caller's stream and reductions on the communicator's, ordered by the buckets' events, so nobody waits on the host. What is done
-//! to gradients beside that (adding parts, scaling, the conversions of `Compress`) are kernels of ours on the caller's stream, with the bits of the
-//! host; those that nobody else uses are loaded with the first buckets, before anything is on its way. A norm is a sum that one copy brings to
-//! the host, waited for under the communicator's timeout. A sharded optimiser lends device slices of its share to the caller's kernels. PowerSGD
+//! A gradient that is given, and alone in its bucket, replaces the bucket's buffer (`bucket.rs`), which is kept for
+//! steps that copy. One rank may give and another copy, because the memory does not affect the call.
+//!
+//! On the host, buckets come from `Communicator::alloc` and the calls run on the communicator's worker. On a device,
+//! copies into buckets are queued on the caller's stream and reductions on the communicator's, ordered by the buckets'
+//! events, so no thread waits on the host. Other work on gradients (adding parts, scaling, the conversions of
+//! `Compress`) is done by our kernels on the caller's stream, with the same bits as on the host. The kernels are loaded
+//! with the first buckets, before any work is queued. A norm is a sum that is copied to the host and waited for under
+//! the communicator's timeout. A sharded optimiser lends device slices of its share to the caller's kernels. PowerSGD
 //! has no kernels, and stays on the host.
 //!
-//! Element types are erased in one place: an `AnyBucket` is a `Bucket` of one of the four float types, with its hook and, in a sharded
-//! optimiser, this rank's share of the parameters.
+//! Element types are erased in one place: an `AnyBucket` is a `Bucket` of one of the four float types, with its hook
+//! and, in a sharded optimiser, this rank's share of the parameters.
 //!
-//! A step's peak, beside the model and its gradients: the bytes N of all gradients, once. `Compress` adds N/2 for `f32`; PowerSGD 4 B for each
-//! element of a compressed matrix and the factors, 4·r·(rows + columns), three times. `ShardedOptimizer` on n ranks: N and N/n, and the
-//! state that the caller keeps for N/n.
+//! A step's peak of memory, beside the model and its gradients, is the N bytes of all gradients, once. `Compress` adds
+//! N/2 for `f32`. PowerSGD adds 4 B for each element of a compressed matrix, and three times the factors, 4·r·(rows +
+//! columns). `ShardedOptimizer` on n ranks needs N + N/n, and the caller's state for N/n.
 
 use std::any::Any;
 use std::ops::Range;
@@ -51,24 +56,24 @@ use collectives::interop::Memory;
 use collectives::{Buffer, BufferMut};
 use collectives::{Error, Result};
 
-/// How far a parameter is in this step.
+/// The state of a parameter in this step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// Nothing of it has come.
     Empty,
     /// Some of it has come, and more will.
     Accumulated,
-    /// All of it has.
+    /// All of it has come.
     Ready,
 }
 
-/// A parameter, where it lies, and how far it is.
+/// A parameter, its place, and its state.
 struct Entry {
     parameter: Parameter,
     bucket: usize,
     slot: usize,
     stage: Stage,
-    /// The last step's gradient was moved out.
+    /// Whether the last step's gradient was moved out.
     taken: bool,
 }
 
@@ -77,16 +82,16 @@ pub(super) struct Buckets {
     comm: Communicator,
     entries: Vec<Entry>,
     buckets: Vec<Box<dyn AnyBucket>>,
-    /// How many gradients each bucket still waits for.
+    /// The number of gradients that each bucket still waits for.
     waiting: Vec<usize>,
-    /// The next bucket to launch: they go in order on every rank, in whatever order they are filled.
+    /// The next bucket to launch. The order is the same on every rank, in whatever order buckets are filled.
     next: usize,
     missing: Missing,
     health: StepHealth,
 }
 
 impl Buckets {
-    /// Buckets for these parameters, in this place. Collective.
+    /// Makes buckets for these parameters, in this place. Collective.
     pub(super) fn new(
         comm: &Communicator,
         what: &'static str,
@@ -98,7 +103,7 @@ impl Buckets {
         let usable = weight(options.op, comm.world_size());
         let layouts = plan(&parameters, options.caps(place), ending.multiple(comm));
         agree(comm, what, &Listed::parameters(&parameters), &options.in_words(place))?;
-        // Whatever is wrong with these is so on every rank.
+        // Errors of these checks are the same on every rank.
         usable?;
         let layouts = layouts?;
         let mut entries: Vec<_> =
@@ -110,7 +115,7 @@ impl Buckets {
             }
         }
         let made = layouts.into_iter().map(|layout| of_its_type(comm, layout, place, options.op, ending)).collect();
-        // What one rank alone may have no memory for comes first: once some of them make buffers together, all must.
+        // Local allocations, which can fail on one rank, come first. Once some ranks make buffers together, all must.
         let mut buckets: Vec<_> = everywhere(comm, what, made)?;
         let allocated = buckets.iter_mut().try_for_each(|bucket| bucket.allocate(comm, place));
         everywhere(comm, what, allocated)?;
@@ -126,12 +131,12 @@ impl Buckets {
         self.buckets.iter().map(|bucket| bucket.layout())
     }
 
-    /// The buckets, whatever their types are.
+    /// Returns the buckets, regardless of their types.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn AnyBucket>> {
         self.buckets.iter_mut()
     }
 
-    /// The bucket and slot of a parameter that there is.
+    /// Returns the bucket and slot of an existing parameter.
     pub(super) fn place(&self, parameter: usize) -> (usize, usize) {
         (self.entries[parameter].bucket, self.entries[parameter].slot)
     }
@@ -144,7 +149,7 @@ impl Buckets {
         self.entries.len()
     }
 
-    /// Gives every bucket of `T`s a hook of the caller's making, once all are made.
+    /// Gives every bucket of `T`s a hook made by the caller, once all are made.
     pub(super) fn set_hooks<T: Float>(&mut self, mut make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
         self.health.check("set_hooks")?;
         if let Some(index) = self.entries.iter().position(|entry| entry.stage != Stage::Empty) {
@@ -165,7 +170,7 @@ impl Buckets {
         self.health.leave(result)
     }
 
-    /// Checks that a buffer of `T`s of this length can be parameter `index`'s.
+    /// Checks that a buffer of `T`s of this length can hold parameter `index`.
     pub(super) fn fitting<T: collectives::Data>(&self, call: &'static str, index: usize, len: usize) -> Result<()> {
         let parameter = self.known(call, index)?;
         let whose = format_args!("parameter {index} {parameter}");
@@ -177,7 +182,8 @@ impl Buckets {
         self.parameter(index).ok_or_else(|| Error::argument(call, format!("parameter {index}: there are {count}, numbered from 0")))
     }
 
-    /// Takes a part of parameter `index`'s gradient: the last one where `last`. Launches what is complete then.
+    /// Takes a part of parameter `index`'s gradient, the last part if `last` is true. Launches the buckets that are
+    /// then complete.
     pub(super) fn take<T: Float>(&mut self, call: &'static str, index: usize, gradient: Memory<'_, T>, last: bool) -> Result<()> {
         self.check_take(call, index, &gradient)?;
         let Entry { bucket, slot, stage, .. } = self.entries[index];
@@ -190,7 +196,8 @@ impl Buckets {
         self.go_on(Self::launch_full)
     }
 
-    /// As [`take`](Self::take) for the last part of a gradient, whose buffer becomes the bucket's where it is all of it.
+    /// Does the same as [`take`](Self::take), for the last part of a gradient. Its buffer becomes the bucket's if it is
+    /// the whole bucket.
     pub(super) fn give<T: Float>(&mut self, call: &'static str, index: usize, gradient: Flat<T>) -> Result<()> {
         self.check_take(call, index, &gradient.memory())?;
         let Entry { bucket, slot, stage, .. } = self.entries[index];
@@ -199,7 +206,7 @@ impl Buckets {
         self.go_on(Self::launch_full)
     }
 
-    /// Refuses what [`take`](Self::take) would, with nothing done yet.
+    /// Returns the errors of [`take`](Self::take) before anything is done.
     fn check_take<T: Float>(&self, call: &'static str, index: usize, gradient: &Memory<'_, T>) -> Result<()> {
         self.health.check(call)?;
         self.fitting::<T>(call, index, gradient.len())?;
@@ -211,7 +218,7 @@ impl Buckets {
         self.typed::<T>(bucket)?.check_put(gradient)
     }
 
-    /// Takes every parameter's gradient, the last first; none of them where one cannot be taken.
+    /// Takes every parameter's gradient, the last first; none of them if one is refused.
     pub(super) fn take_all<B: BufferMut<Element: Float>>(&mut self, call: &'static str, gradients: &[B]) -> Result<()> {
         let (count, given) = (self.len(), gradients.len());
         if given != count {
@@ -238,8 +245,9 @@ impl Buckets {
         Ok(())
     }
 
-    /// Ends the step: what has not come counts as zeros, beside what was accumulated; every bucket is launched and waited for. Collective. Where a gradient never
-    /// came on one rank, every rank gets the error, and another step can follow.
+    /// Ends the step: absent gradients count as zeros, added to what was accumulated. Every bucket is launched and
+    /// waited for. Collective. If a gradient never came on one rank, every rank gets the error, and another step can
+    /// follow.
     pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
         self.health.check(call)?;
         let absent = self.go_on(Self::finish_all)?;
@@ -253,8 +261,8 @@ impl Buckets {
         Err(Error::argument(call, format!("{who} gave no gradient for parameter {index} {parameter} in this step; {reason}")))
     }
 
-    /// The part of [`finish`](Self::finish) after which no step can follow where it fails. Gives a rank that had no gradient for a
-    /// parameter, and the parameter.
+    /// Does the part of [`finish`](Self::finish) after whose failure no step can follow. Returns a rank that had no
+    /// gradient for a parameter, and the parameter.
     fn finish_all(&mut self) -> Result<Option<(usize, usize)>> {
         let absent = self.fill_up()?;
         self.launch_full()?;
@@ -282,7 +290,8 @@ impl Buckets {
         }
     }
 
-    /// Makes every parameter ready, with zeros where nothing of a gradient has come. Gives the first of those that were not.
+    /// Makes every parameter ready, with zeros for absent gradients. Returns the first of the parameters that were not
+    /// ready.
     fn fill_up(&mut self) -> Result<Option<usize>> {
         let absent: Vec<usize> = (0..self.entries.len()).filter(|index| self.entries[*index].stage != Stage::Ready).collect();
         for index in &absent {
@@ -295,7 +304,8 @@ impl Buckets {
         Ok(absent.first().copied())
     }
 
-    /// Starts to tell every rank of a parameter that got no gradient here. The largest number wins, so that all hear of the same one.
+    /// Starts to send a parameter that got no gradient here to every rank. The largest number wins, so that all get the
+    /// same one.
     fn tell(&self, absent: Option<usize>) -> Result<Pending<[u64; 1]>> {
         let number = absent.map_or(0, |index| (self.comm.rank() as u64 + 1) << 32 | index as u64);
         match self.comm.world_size() {
@@ -304,7 +314,7 @@ impl Buckets {
         }
     }
 
-    /// A bucket, which must be one of `T`s.
+    /// Returns a bucket, which must be one of `T`s.
     pub(super) fn typed<T: Float>(&self, bucket: usize) -> Result<&Bucket<T>> {
         (&*self.buckets[bucket] as &dyn Any).downcast_ref().ok_or_else(|| other_type(bucket, T::ELEMENT_TYPE))
     }
@@ -313,7 +323,7 @@ impl Buckets {
         (&mut *self.buckets[bucket] as &mut dyn Any).downcast_mut().ok_or_else(|| other_type(bucket, T::ELEMENT_TYPE))
     }
 
-    /// The sum of the squares of a part of each bucket.
+    /// Returns the sum of the squares of a part of each bucket.
     pub(super) fn sum_of_squares(&self, part: impl Fn(&BucketLayout) -> Range<usize>) -> Result<f64> {
         let mut sums = Squares::default();
         self.buckets.iter().try_for_each(|bucket| bucket.add_squares(part(bucket.layout()), &mut sums))?;
@@ -328,14 +338,14 @@ impl Buckets {
         })
     }
 
-    /// Divides a part of each bucket by a loss's scale, and has the scaler note what has overflowed.
+    /// Divides a part of each bucket by a loss's scale, and has the scaler record overflows.
     pub(super) fn unscale(&mut self, part: impl Fn(&BucketLayout) -> Range<usize>, scaler: &mut LossScaler) -> Result<()> {
         self.scale(&part, scaler.inverse())?;
         scaler.note(self.sum_of_squares(part)?.is_finite());
         Ok(())
     }
 
-    /// Refuses a gradient that was moved out of the last step's.
+    /// Refuses a gradient that was moved out after the last step.
     fn check_there(&self, call: &'static str, index: usize) -> Result<()> {
         match &self.entries[index] {
             Entry { parameter, taken: true, .. } => {
@@ -345,7 +355,7 @@ impl Buckets {
         }
     }
 
-    /// Refuses what is done with all gradients where one was moved out.
+    /// Refuses an operation on all gradients if one was moved out.
     pub(super) fn check_all_there(&self, call: &'static str) -> Result<()> {
         (0..self.len()).try_for_each(|index| self.check_there(call, index))
     }
@@ -359,7 +369,7 @@ impl Buckets {
         Ok(gradient)
     }
 
-    /// What parameter `index`'s slot holds.
+    /// Returns the buffer and the range of parameter `index`'s slot.
     pub(super) fn slot<T: Float>(&self, call: &'static str, index: usize) -> Result<(&Flat<T>, Range<usize>)> {
         let parameter = self.known(call, index)?;
         self.fitting::<T>(call, index, parameter.len().unwrap_or_default())?;
@@ -380,10 +390,10 @@ impl Buckets {
         flat.copy_to(range, destination)
     }
 
-    /// Copies the root's parameter to every rank, where it lies. Collective.
+    /// Copies the root's parameter to every rank, in place. Collective.
     pub(super) fn broadcast<B: BufferMut + ?Sized>(&self, index: usize, values: &mut B, root: usize) -> Result<()> {
         self.fitting::<B::Element>("broadcast", index, Buffer::memory(values).len())?;
-        // One rank alone needs no device backend.
+        // A single rank needs no device backend.
         if self.comm.world_size() == 1 && root == 0 { Ok(()) } else { self.comm.broadcast(values, root) }
     }
 }

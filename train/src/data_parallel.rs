@@ -1,4 +1,5 @@
-//! Gradients averaged over all ranks while the backward pass goes on, and what a finished step gives: means, their norm, clipping.
+//! Gradients averaged over all ranks during the backward pass, and the results of a finished step: means, their norm,
+//! clipping.
 
 use std::fmt;
 
@@ -14,9 +15,10 @@ use collectives::Communicator;
 use collectives::{Buffer, BufferMut};
 use collectives::{Error, Result};
 
-/// Averages a model's gradients over all ranks, in buckets, while the backward pass still computes others.
+/// Averages a model's gradients over all ranks, in buckets, while the backward pass computes further gradients.
 ///
-/// In each step every gradient is handed in with [`ready`](Self::ready), in any order, and [`finish`](Self::finish) gives the means:
+/// In each step every gradient is passed to [`ready`](Self::ready), in any order, and [`finish`](Self::finish) returns
+/// the means:
 ///
 /// ```
 /// use collectives::Communicator;
@@ -42,60 +44,65 @@ use collectives::{Error, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// Where a framework hands out all gradients at once, [`average`](Self::average) does the same in one call.
+/// If a framework returns all gradients at once, [`average`](Self::average) does the same in one call.
 ///
-/// **Order.** Buckets are launched in the order of their numbers on every rank, so parameters may become ready in different orders on
-/// different ranks. Other collectives on the same communicator, between the first `ready` and `finish`, must come at the same place on
-/// every rank, which only ranks with the same order can promise: make them on one of their own ([`Communicator::split`]).
+/// **Order.** Every rank launches the buckets in the order of their numbers, so parameters may become ready in
+/// different orders on different ranks. Other collectives on the same communicator, between the first `ready` and
+/// `finish`, must come at the same place on every rank, which holds only if all ranks have the same order. Otherwise
+/// make them on a communicator of their own ([`Communicator::split`]).
 ///
-/// **Errors.** A wrong length or type, and a gradient given twice, are refused by the call that brings them, and nothing has happened.
-/// What goes wrong in the background comes out of `finish`; after a lost peer, a deadline or a mismatch every later call says `Poisoned`:
-/// make another one from what [`Communicator::shrink`] gives.
+/// **Errors.** A wrong length or type, and a gradient given twice, are refused by that call, which then has no effect.
+/// Errors in the background are returned by `finish`. After a lost peer, a timeout or a mismatch every later call
+/// returns `Poisoned`: make a new `DataParallel` with the result of [`Communicator::shrink`].
 ///
-/// **Memory.** The buckets hold every gradient once: the bytes of all gradients, from [`Communicator::alloc`]. Hooks add what they
-/// say. The caller's own gradients are copied and can be freed as soon as `ready` returns; one that is [given](Self::give) lives,
-/// beside its bucket's own memory, until it is [taken](Averaged::take), or the next step's comes.
+/// **Memory.** The buckets hold every gradient once: the bytes of all gradients, from [`Communicator::alloc`]. Hooks
+/// document what they add. The caller's own gradients are copied and can be freed as soon as `ready` returns. A
+/// gradient that is [given](Self::give) lives, in addition to its bucket's own memory, until it is
+/// [taken](Averaged::take) or replaced by the next step's.
 ///
-/// On one rank a step makes no call of the communicator's, but for `PreMulSum`, which weights, and what a hook of one's own calls.
+/// On one rank a step makes no communicator calls, except for `PreMulSum`, which weights, and the calls of your own
+/// hook.
 pub struct DataParallel {
     buckets: Buckets,
 }
 
-/// A trainer keeps it beside the communicator, and moves both into a thread.
+/// A trainer keeps it with the communicator, and moves both into a thread.
 const _: () = {
     const fn sendable<T: Send + 'static>() {}
     sendable::<DataParallel>();
 };
 
 impl DataParallel {
-    /// Makes the buckets of a model's parameters, listed in the order in which the forward pass uses them: the backward pass comes
-    /// the other way. Collective.
+    /// Makes the buckets of a model's parameters, listed in the order in which the forward pass uses them. The backward
+    /// pass uses them in the opposite order. Collective.
     ///
     /// # Errors
     ///
-    /// `Mismatch` naming the first parameter or setting in which two ranks differ, `InvalidArgument` for types that gradients do not
-    /// have, `Unsupported` for an op that does not add up, and those of [`Communicator::alloc`].
+    /// `Mismatch` naming the first parameter or setting in which two ranks differ, `InvalidArgument` for types that
+    /// gradients cannot have, `Unsupported` for an op that is not a sum, and those of [`Communicator::alloc`].
     #[doc(alias = "DistributedDataParallel")]
     pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
         let buckets = Buckets::new(comm, "DataParallel::new", parameters, &options, &Place::Host, Ending::Whole)?;
         Ok(Self { buckets })
     }
 
-    /// As [`new`](Self::new), with the buckets on the stream's device, which is the communicator's. Gradients are copied into them on
-    /// `stream`, on which the backward pass runs; reductions are queued on the communicator's own
-    /// ([`Device::stream`](collectives::Device::stream), or that of [`Communicator::with_stream`]) and run beside it, ordered by the buckets' events; so
-    /// `finish` waits for no device. What [`Averaged`] gives is to be used on `stream`, or ordered by events of cudarc's.
+    /// Does the same as [`new`](Self::new), but with the buckets on the stream's device, which must be the
+    /// communicator's. Gradients are copied into them on `stream`, on which the backward pass runs. Reductions run
+    /// beside it on the communicator's stream ([`Device::stream`](collectives::Device::stream), or that of
+    /// [`Communicator::with_stream`]). The buckets' events order the two, so `finish` waits for no device. Use the
+    /// results of [`Averaged`] on `stream`, or order their use by cudarc's events.
     ///
-    /// Accumulating, norms and clipping are done there, by kernels of the crate's on `stream`. Of the hooks, [`Compress`](super::Compress)
-    /// has an `on_device` of its own, and [`PowerSgd`](super::PowerSgd) is for host memory.
+    /// Accumulation, norms and clipping are done by the crate's kernels on `stream`. Of the hooks,
+    /// [`Compress`](super::Compress) has its own `on_device`, and [`PowerSgd`](super::PowerSgd) is for host memory.
     ///
-    /// The first buckets on a device load those kernels, for which the driver may wait until what was started there has ended: make them
-    /// while no device call is under way.
+    /// The first buckets on a device load those kernels, for which the driver may wait until work already started there
+    /// has ended. So make them while no device call is in progress.
     ///
     /// # Errors
     ///
-    /// As for [`new`](Self::new), and what the driver refuses: `NoDevice` where the communicator of several ranks has no device backend,
-    /// `InvalidArgument` for a stream of another device, `Cuda`. Where one rank fails all do, the others with an `Io` that names it.
+    /// Those of [`new`](Self::new), and errors of the driver: `NoDevice` if a communicator of several ranks has no
+    /// device backend, `InvalidArgument` for a stream of another device, `Cuda`. If one rank fails, all fail, the
+    /// others with an `Io` that names it.
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,
@@ -108,30 +115,32 @@ impl DataParallel {
         Ok(Self { buckets })
     }
 
-    /// Has the buckets of type `T` averaged in another way. `make` is called once for each, between two steps. Every rank must give
-    /// hooks that make the same calls. A hook that panics ends the steps, as one that fails does.
+    /// Replaces the hooks that average the buckets of type `T`. `make` is called once for each bucket, between two
+    /// steps. The hooks of all ranks must make the same calls. A hook that panics ends the steps, as one that fails
+    /// does.
     ///
     /// # Errors
     ///
-    /// Those of `make`: all hooks stay as they were; `InvalidArgument` once a gradient of a step was given, and `Poisoned` after a
-    /// step that failed.
+    /// Those of `make`, after which all hooks are unchanged; `InvalidArgument` once a gradient of a step was given, and
+    /// `Poisoned` after a step that failed.
     #[doc(alias = "register_comm_hook")]
     pub fn set_hooks<T: Float>(&mut self, make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
         self.buckets.set_hooks(make)
     }
 
-    /// The buckets, in the order in which they are launched.
+    /// Returns the buckets, in the order in which they are launched.
     pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
         self.buckets.layouts()
     }
 
-    /// The communicator it was made with.
+    /// Returns the communicator it was made with.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         self.buckets.comm()
     }
 
-    /// Copies the root's values of a parameter to every rank, so that all start alike. Collective. On the host and on devices.
+    /// Copies the root's values of a parameter to every rank, so that all start with the same. Collective. On host and
+    /// device.
     ///
     /// # Errors
     ///
@@ -140,12 +149,13 @@ impl DataParallel {
         self.buckets.broadcast(parameter, values, root)
     }
 
-    /// Adds a part of a parameter's gradient, which stays on this rank for now: of a batch in several parts, all but the last are
-    /// accumulated. The mean is over ranks, not over parts: divide by their number yourself.
+    /// Adds a part of a parameter's gradient, which stays on this rank for now. If a batch has several parts,
+    /// accumulate all but the last. The mean is over ranks, not over parts: divide by the number of parts yourself.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a length or type that is not the parameter's, and where it is ready already; `Poisoned` after a step that failed.
+    /// `InvalidArgument` for a length or type that is not the parameter's, and if it is ready already; `Poisoned` after
+    /// a step that failed.
     #[doc(alias = "no_sync")]
     pub fn accumulate<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
@@ -154,13 +164,13 @@ impl DataParallel {
         self.buckets.take("accumulate", parameter, gradient.memory(), false)
     }
 
-    /// Hands in a parameter's gradient, or, after [`accumulate`](Self::accumulate), the last part of it. Where that fills a bucket,
-    /// and all buckets before it have been launched, it is launched. Does not wait for other ranks.
+    /// Passes a parameter's gradient, or, after [`accumulate`](Self::accumulate), the last part of it. If that fills a
+    /// bucket, and all buckets before it have been launched, the bucket is launched. Does not wait for other ranks.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a length or type that is not the parameter's, and where it was ready already in this step; `Poisoned` after a
-    /// step that failed; those of a hook.
+    /// `InvalidArgument` for a length or type that is not the parameter's, and if it was ready already in this step;
+    /// `Poisoned` after a step that failed; those of a hook.
     pub fn ready<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -168,11 +178,16 @@ impl DataParallel {
         self.buckets.take("ready", parameter, gradient.memory(), true)
     }
 
-    /// As [`ready`](Self::ready), with a gradient that nobody else needs any more: a vector, what [`Communicator::alloc`] gave, a slice of
-    /// cudarc's. Where it is alone in its bucket ([`Options::own_bucket_bytes`]), nothing was accumulated, and a slice belongs to the very
-    /// `CudaContext` of the buckets' stream, its buffer becomes the
-    /// bucket's, without a copy; else it is copied and freed. [`Averaged::take`] moves the mean out again. Ranks may do as they like: one may
-    /// give where another copies.
+    /// Does the same as [`ready`](Self::ready), but takes ownership of the gradient: a vector, memory from
+    /// [`Communicator::alloc`], a cudarc slice. The buffer becomes the bucket's, without a copy, if three conditions
+    /// hold:
+    ///
+    /// - It is alone in its bucket ([`Options::own_bucket_bytes`]).
+    /// - Nothing was accumulated.
+    /// - A cudarc slice belongs to the same `CudaContext` as the buckets' stream.
+    ///
+    /// Otherwise it is copied and freed. [`Averaged::take`] moves the mean out again. Ranks may differ: one may give
+    /// and another copy.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -193,24 +208,24 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// As for [`ready`](Self::ready). A gradient that is refused is freed.
+    /// Those of [`ready`](Self::ready). A gradient that is refused is freed.
     pub fn give<T: Float>(&mut self, parameter: usize, gradient: impl Into<Flat<T>>) -> Result<()> {
         self.buckets.give("give", parameter, gradient.into())
     }
 
-    /// Ends the step: launches the other buckets, waits for all, and gives the means. Collective.
+    /// Ends the step: launches the remaining buckets, waits for all, and returns the means. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` on every rank where one gave no gradient for a parameter ([`Missing`](super::Missing) has the choice), and
-    /// those of collectives.
+    /// `InvalidArgument` on every rank if one gave no gradient for a parameter ([`Missing`](super::Missing) can change
+    /// that), and those of collectives.
     pub fn finish(&mut self) -> Result<Averaged<'_>> {
         self.buckets.finish("finish")?;
         Ok(Averaged { buckets: &mut self.buckets, done: Done::default() })
     }
 
-    /// Averages all gradients in place: [`ready`](Self::ready) for each, the last first, and [`finish`](Self::finish). One for each
-    /// parameter, in order. Collective.
+    /// Averages all gradients in place: calls [`ready`](Self::ready) for each, the last first, and
+    /// [`finish`](Self::finish). Takes one gradient for each parameter, in order. Collective.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -228,8 +243,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// As for these two, and `InvalidArgument` for another number of gradients than parameters. Where one cannot be taken none is: this
-    /// rank can call again with others.
+    /// Those of these two calls, and `InvalidArgument` if the number of gradients is not that of the parameters. If one
+    /// gradient is refused, none is taken, and this rank can call again with others.
     pub fn average<B>(&mut self, gradients: &mut [B]) -> Result<()>
     where
         B: BufferMut<Element: Float>,
@@ -255,21 +270,21 @@ pub struct Averaged<'a> {
 }
 
 impl Averaged<'_> {
-    /// A parameter's gradient.
+    /// Returns a parameter's gradient.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such parameter, or `T` is not its type.
+    /// `InvalidArgument` if there is no such parameter, or `T` is not its type.
     pub fn gradient<T: Float>(&self, parameter: usize) -> Result<&[T]> {
         let (flat, range) = self.buckets.slot::<T>("gradient", parameter)?;
         Ok(&flat.host()?[range])
     }
 
-    /// A parameter's gradient, where the buckets are on a device.
+    /// Returns a parameter's gradient if the buckets are on a device.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such parameter, `T` is not its type, or the buckets are in host memory.
+    /// `InvalidArgument` if there is no such parameter, `T` is not its type, or the buckets are in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_gradient<T: Float>(&self, parameter: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
         let (flat, range) = self.buckets.slot::<T>("device_gradient", parameter)?;
@@ -280,7 +295,7 @@ impl Averaged<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for any other.
+    /// `InvalidArgument` for any other buffer.
     pub fn copy_to<B>(&self, parameter: usize, destination: &mut B) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
@@ -288,33 +303,38 @@ impl Averaged<'_> {
         self.buckets.copy_to("copy_to", parameter, destination)
     }
 
-    /// Moves a parameter's gradient out: the buffer that was [given](DataParallel::give) for it, else a copy (or what a hook
-    /// gave back in its place). On a device making room for a copy waits for the caller's stream, without a limit.
+    /// Moves a parameter's gradient out: the buffer that was [given](DataParallel::give) for it (or the buffer that a
+    /// hook returned instead), else a copy. On a device, allocating a copy waits for the caller's stream, without a
+    /// limit.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such parameter, or `T` is not its type; on a device `Cuda`. Once a gradient was taken, this,
-    /// [`gradient`](Self::gradient), [`copy_to`](Self::copy_to) and [`norm`](Self::norm) refuse it until the next step.
+    /// `InvalidArgument` if there is no such parameter, or `T` is not its type; on a device `Cuda`. Once a gradient was
+    /// taken, this, [`gradient`](Self::gradient), [`copy_to`](Self::copy_to) and [`norm`](Self::norm) refuse it until
+    /// the next step.
     pub fn take<T: Float>(&mut self, parameter: usize) -> Result<Flat<T>> {
         self.buckets.move_out("take", parameter)
     }
 
-    /// The norm of all gradients together: the root of the sum of all squares, added up in `f64`. Every rank gets the same bits.
+    /// Returns the norm of all gradients together: the root of the sum of all squares, summed in `f64`. Every rank gets
+    /// the same bits.
     ///
-    /// On a device the squares are added up by kernels on the caller's stream, and this waits for that stream; each gradient is read
-    /// once. They are added in another order than on the host: of n elements the two norms differ by at most (n + 2)·2⁻⁵³ of the norm.
+    /// On a device, kernels on the caller's stream sum the squares, and this waits for that stream. Each gradient is
+    /// read once. The order of the sum differs from the host's: for n elements the two norms differ by at most (n +
+    /// 2)·2⁻⁵³ of the norm.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where a gradient was [taken](Self::take). On a device `Cuda`, and those of the wait: `Timeout` after the
-    /// communicator's, `Poisoned`.
+    /// `InvalidArgument` if a gradient was [taken](Self::take). On a device `Cuda`, and those of the wait: `Timeout`
+    /// after the communicator's, `Poisoned`.
     pub fn norm(&self) -> Result<f64> {
         self.buckets.check_all_there("norm")?;
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
     }
 
-    /// Multiplies all gradients so that their [`norm`](Self::norm) is `limit`, where it is larger. Gives the norm that was there before.
-    /// Where that is not finite the gradients stay as they are: skip the step. Each product is made in `f64` and rounded once.
+    /// Scales all gradients so that their [`norm`](Self::norm) is `limit`, if it is larger. Returns the norm before. If
+    /// that is not finite, the gradients stay unchanged: skip the step. Each product is computed in `f64` and rounded
+    /// once.
     ///
     /// On a device it waits as [`norm`](Self::norm) does, and queues the products.
     ///
@@ -329,10 +349,11 @@ impl Averaged<'_> {
         Ok(norm)
     }
 
-    /// As [`clip_norm`](Self::clip_norm) by a norm of more gradients than these: multiplies these so that a norm of `norm` becomes `limit`, where it is larger.
-    /// Where `norm` is not finite they stay as they are. Makes no call: every rank passes the same bits, so that all ranks go on alike.
+    /// Clips by a norm over more gradients than these, otherwise like [`clip_norm`](Self::clip_norm): scales these so
+    /// that a norm of `norm` becomes `limit`, if it is larger. If `norm` is not finite, they stay unchanged. Makes no
+    /// call: every rank must pass the same bits, so that all ranks compute the same.
     ///
-    /// With tensor parallelism each rank has other parameters than the ranks beside it, and the norm is that of all:
+    /// With tensor parallelism each rank has other parameters than its neighbours, and the norm is that of all:
     ///
     /// ```
     /// use collectives_train::{DataParallel, Mesh, Options, Parameter};
@@ -355,11 +376,13 @@ impl Averaged<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// What all ranks of `tp` have alike, as biases, counts once: keep it in a [`DataParallel`] of its own, and add its square behind the all-reduce.
+    /// Parameters that all ranks of `tp` share, such as biases, count once. Keep them in a [`DataParallel`] of their
+    /// own, and add its square after the all-reduce.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, a negative norm, and where a gradient was [taken](Self::take). On a device `Cuda`.
+    /// `InvalidArgument` for a limit that is not a positive number, a negative norm, and if a gradient was
+    /// [taken](Self::take). On a device `Cuda`.
     pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
         let factor = clipping("clip_to", limit)?;
         check_norm(norm)?;
@@ -367,19 +390,19 @@ impl Averaged<'_> {
         self.scale(factor(norm))
     }
 
-    /// Multiplies all gradients, where there is a factor: the end of clipping.
+    /// Multiplies all gradients by the factor, if there is one: the last part of clipping.
     fn scale(&mut self, factor: Option<f64>) -> Result<()> {
         self.done = Done::Clipped;
         factor.map_or(Ok(()), |factor| self.buckets.scale(|layout| 0..layout.len, factor))
     }
 
-    /// Divides all gradients by a loss's scale, and has the scaler note where one is infinite or no number, or so large that an `f64` cannot hold its
-    /// square. Comes once a step, before [`clip_norm`](Self::clip_norm). Each quotient is made in `f64` and rounded once. On a device it waits as
-    /// [`norm`](Self::norm) does.
+    /// Divides all gradients by a loss's scale. The scaler records whether one is infinite, NaN, or so large that an
+    /// `f64` cannot hold its square. Call it once a step, before [`clip_norm`](Self::clip_norm). Each quotient is
+    /// computed in `f64` and rounded once. On a device it waits as [`norm`](Self::norm) does.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where this step's gradients were unscaled or clipped already, and those of [`norm`](Self::norm).
+    /// `InvalidArgument` if this step's gradients were unscaled or clipped already, and those of [`norm`](Self::norm).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
         self.done.check("unscale", Done::Unscaled)?;
         self.buckets.check_all_there("unscale")?;
@@ -388,7 +411,7 @@ impl Averaged<'_> {
     }
 }
 
-/// The factor that brings gradients of a norm down to `limit`; `None` where they stay as they are.
+/// Returns the factor that scales gradients of a norm down to `limit`; `None` if they stay unchanged.
 pub(super) fn clipping(call: &'static str, limit: f64) -> Result<impl Fn(f64) -> Option<f64>> {
     if !(limit > 0.0 && limit.is_finite()) {
         return Err(Error::argument(call, format!("a limit of {limit}; it must be a positive number")));
@@ -396,7 +419,8 @@ pub(super) fn clipping(call: &'static str, limit: f64) -> Result<impl Fn(f64) ->
     Ok(move |norm: f64| (norm.is_finite() && norm > limit).then_some(limit / norm))
 }
 
-/// Refuses what is no norm. One that is not finite is that of gradients that are not.
+/// Refuses a value that is not a norm. A norm that is not finite belongs to gradients that are not finite, and is
+/// accepted.
 pub(super) fn check_norm(norm: f64) -> Result<()> {
     match norm < 0.0 {
         false => Ok(()),

@@ -1,4 +1,5 @@
-//! The flat buffer of a bucket on a device. Work on gradients is queued on the caller's stream, reductions on the communicator's beside it.
+//! The flat buffer of a bucket on a device. Work on gradients is queued on the caller's stream, and reductions beside
+//! it on the communicator's.
 
 #![expect(unsafe_code, reason = "copies between addresses of the device, and kernels that take them")]
 
@@ -16,18 +17,18 @@ use super::kernels::{Kernels, MOST_PARTIALS};
 use super::parameter::Float;
 use super::tuning::{UNLOAD_PATIENCE, UNLOAD_POLL};
 
-/// Set once such a wait was in vain: nobody waits again.
+/// Set once such a wait has failed. After that no thread waits again.
 static IN_VAIN: AtomicBool = AtomicBool::new(false);
 
-/// A stream of the caller's, and our kernels on its device: one for all buckets of a model.
+/// The caller's stream, and our kernels on its device. One for all buckets of a model.
 #[derive(Debug)]
 pub(super) struct Workplace {
     stream: Arc<CudaStream>,
-    /// Once they are needed.
+    /// Set once they are needed.
     kernels: OnceLock<Arc<Kernels>>,
-    /// Whether one of them was ever put on the stream.
+    /// Whether one of them was ever queued on the stream.
     launched: AtomicBool,
-    /// Whether one of them ever became part of a graph, which may be launched when nobody trains any more.
+    /// Whether one of them ever became part of a graph, which may be launched after training.
     captured: AtomicBool,
 }
 
@@ -50,12 +51,12 @@ impl Workplace {
         same_context(&self.stream, memory.context())
     }
 
-    /// Our kernels.
+    /// Returns our kernels.
     fn loaded(&self) -> Result<&Arc<Kernels>> {
         if let Some(kernels) = self.kernels.get() {
             return Ok(kernels);
         }
-        // Nothing can be loaded then.
+        // Nothing can be loaded during a capture.
         if is_capturing(&self.stream) {
             let reason = "the stream is being captured into a graph, and the first training on a device loads kernels: make buckets before";
             return Err(Error::unsupported("on_device", reason));
@@ -64,7 +65,7 @@ impl Workplace {
         Ok(self.kernels.get_or_init(|| kernels))
     }
 
-    /// The same, to be put on the stream.
+    /// Returns our kernels, to be queued on the stream.
     fn kernels(&self) -> Result<&Kernels> {
         let kernels = self.loaded()?;
         self.launched.store(true, Ordering::Relaxed);
@@ -74,7 +75,7 @@ impl Workplace {
         Ok(kernels)
     }
 
-    /// Whether what is on the stream now ends in time.
+    /// Returns whether the work on the stream now ends in time.
     fn is_done_soon(&self) -> bool {
         let Ok(event) = self.stream.record_event(None) else { return false };
         let began = Instant::now();
@@ -85,7 +86,7 @@ impl Workplace {
                     IN_VAIN.store(true, Ordering::Relaxed);
                     return false;
                 }
-                // A context that is broken runs nothing any more.
+                // A broken context runs nothing any more.
                 outcome => return outcome.unwrap_or(true),
             }
         }
@@ -95,38 +96,40 @@ impl Workplace {
 impl Drop for Workplace {
     fn drop(&mut self) {
         if *self.captured.get_mut() || *self.launched.get_mut() && !self.is_done_soon() {
-            // Kernels that may still run, on a device that hangs or in a graph, are better lost than unloaded under it.
+            // Kernels that may still run, on a hanging device or in a graph, must be leaked rather than unloaded while
+            // they run.
             std::mem::forget(self.kernels.take());
         }
     }
 }
 
-/// Whether work that is put on this stream becomes part of a graph, or would spoil one. So it counts where the driver will not tell.
+/// Returns whether work queued on this stream becomes part of a graph, or would invalidate one. `true` if the driver
+/// gives no answer.
 fn is_capturing(stream: &CudaStream) -> bool {
-    // SAFETY: the stream is alive, for we hold a reference to it.
+    // SAFETY: the stream is alive, because we hold a reference to it.
     let status = unsafe { result::stream::is_capturing(stream.cu_stream()) };
     status != Ok(CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Whether what was recorded in an event has been done. Asking could not be part of a graph, and would end captures of others, wherever they are, if
-/// this thread did not say that it may.
+/// Returns whether the work recorded in an event is done. The query cannot be part of a graph, and would invalidate
+/// other threads' captures, unless this thread's capture mode allows it.
 fn is_complete(event: &CudaEvent) -> std::result::Result<bool, DriverError> {
     let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: it swaps a variable of ours with one of this thread.
+    // SAFETY: it swaps our local variable with one of this thread.
     let is_changed = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().is_ok();
     let answer = event.try_is_complete();
     if is_changed {
-        // SAFETY: as above; what this thread had comes back.
+        // SAFETY: as above; this restores the thread's previous mode.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
     }
     answer
 }
 
-/// Elements on a device, and where their owner works.
+/// Elements on a device, and their owner's stream.
 #[derive(Debug)]
 pub(super) struct DeviceFlat<T> {
-    // First, for it goes before what used it may be waited for. The caller may have put another one in its place, of another length and on another
-    // device: whoever uses it checks both.
+    // First, because it is dropped before its users may be waited for. The caller may have replaced it with one of
+    // another length and on another device, so every use checks both.
     pub(super) slice: CudaSlice<T>,
     place: Arc<Workplace>,
 }
@@ -140,7 +143,7 @@ fn same_context(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
     Err(Error::argument("train", format!("a buffer of device {other}, or of another context, where the buckets are on device {own}")))
 }
 
-/// Elements that a buffer does not have.
+/// Returns the error for elements that a buffer does not have.
 fn outside(range: &Range<usize>, len: usize) -> Error {
     Error::argument("train", format!("elements {range:?} of a buffer that has {len}"))
 }
@@ -151,7 +154,7 @@ impl<T> From<CudaSlice<T>> for DeviceFlat<T> {
     }
 }
 
-/// Refuses addresses that kernels cannot read.
+/// Refuses addresses that are misaligned for kernels.
 fn aligned<T>(address: u64) -> Result<()> {
     match address % size_of::<T>() as u64 {
         0 => Ok(()),
@@ -162,43 +165,44 @@ fn aligned<T>(address: u64) -> Result<()> {
     }
 }
 
-/// Runs `work` with the address of `memory`, which it reads on the stream: after earlier writes, and before it is written again or freed.
+/// Calls `work` with the address of `memory`, to queue reads of it on the stream. They run after earlier writes, and
+/// before it is written again or freed.
 fn reading<T>(stream: &CudaStream, memory: DeviceMemory<'_, T>, doing: &str, work: impl FnOnce(u64) -> Result<()>) -> Result<()> {
     same_context(stream, memory.context())?;
     memory.read_on(stream, doing, work)
 }
 
 impl<T: Float> DeviceFlat<T> {
-    /// `len` zeros.
+    /// Allocates `len` zeros.
     pub(super) fn new(place: &Arc<Workplace>, len: usize) -> Result<Self> {
-        // Now, while it can be every rank's error.
+        // Now, while it can still be every rank's error.
         place.loaded()?;
         let stream = &place.stream;
         let failed = |error| Error::cuda(format!("allocating a bucket of {len} elements"), error);
         let too_long = || Error::argument("train", format!("a bucket of {len} elements: more than an address space holds"));
-        // A driver need not give memory of no bytes.
+        // A driver need not return memory for zero bytes.
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(too_long)?.max(1);
         let bytes = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
-        // The leaked slice's events are gone: what it was told to do ends first.
+        // Leaking the slice loses its events, so its initialisation must end first.
         stream.synchronize().map_err(failed)?;
-        // SAFETY: an allocation of at least that many bytes that nobody else owns any more, all of them zeros, which are a value of
-        // every float type.
+        // SAFETY: an allocation of at least that many bytes that no other value owns any more, all of them zeros, which
+        // are a value of every float type.
         let slice = unsafe { stream.upgrade_device_ptr(bytes.leak(), len) };
         Ok(Self { slice, place: Arc::clone(place) })
     }
 
-    /// Whether a slice of the caller's can be used in this one's place. cudarc orders the streams of one context object alone: two of
-    /// them may be the same context of the driver's, and their streams would know nothing of each other.
+    /// Returns whether a slice of the caller can replace this one. cudarc orders only the streams of one context
+    /// object. Two such objects may be the same driver context, but do not order each other's streams.
     pub(super) fn can_be(&self, given: &Self) -> bool {
         Arc::ptr_eq(self.place.stream.context(), given.slice.context())
     }
 
-    /// A slice of the caller's in this one's place, where it [can be](Self::can_be): used on this one's stream.
+    /// Replaces this one with a slice of the caller, if it [can](Self::can_be). It is used on this one's stream.
     pub(super) fn replaced_by(&self, given: Self) -> Self {
         Self { slice: given.slice, place: Arc::clone(&self.place) }
     }
 
-    /// A copy of the elements in a range.
+    /// Returns a copy of the elements in a range.
     pub(super) fn copied(&self, range: Range<usize>) -> Result<Self> {
         let mut copy = Self::new(&self.place, range.len())?;
         if let MemoryMut::Device(destination) = copy.slice.memory_mut() {
@@ -207,8 +211,8 @@ impl<T: Float> DeviceFlat<T> {
         Ok(copy)
     }
 
-    /// Makes the stream wait for other users of a range, and runs `work` with its address, which is of the stream's context. Does nothing for an
-    /// empty range.
+    /// Makes the stream wait for other users of a range, and calls `work` with its address, which is of the stream's
+    /// context. Does nothing for an empty range.
     fn at(&mut self, range: Range<usize>, work: impl FnOnce(u64, &Workplace) -> Result<()>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -220,7 +224,7 @@ impl<T: Float> DeviceFlat<T> {
         memory.write_on(&place.stream, "using a bucket", |address| work(address, &place))
     }
 
-    /// The elements in a range, to be read; none for an empty range.
+    /// Returns the elements in a range, to be read; none for an empty range.
     fn part(&self, range: Range<usize>) -> Result<Option<CudaView<'_, T>>> {
         if range.is_empty() {
             return Ok(None);
@@ -232,7 +236,7 @@ impl<T: Float> DeviceFlat<T> {
         &self.place
     }
 
-    /// Copies as many elements of a gradient in, from its `first` on; or adds them to what is there.
+    /// Copies a gradient's elements, from its `first` on, into `range`; or adds them to the present ones.
     pub(super) fn put(&mut self, range: Range<usize>, gradient: DeviceMemory<'_, T>, first: usize, add: bool) -> Result<()> {
         let count = range.len();
         self.at(range, |into, place| {
@@ -241,20 +245,22 @@ impl<T: Float> DeviceFlat<T> {
                 let from = from + (first * size_of::<T>()) as u64;
                 if add {
                     aligned::<T>(from)?;
-                    // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements (the caller compares lengths,
-                    // and `at` the range with the slice), aligned (checked; a slice's elements are), apart, since one is borrowed to be written, and borrowed until later users wait
-                    // for the kernel.
+                    // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements (the
+                    // caller compares lengths, and `at` the range with the slice), aligned (checked; a slice's elements
+                    // are), disjoint, since one is borrowed to be written, and borrowed until later users wait for the
+                    // kernel.
                     return unsafe { place.kernels()?.accumulate(T::ELEMENT_TYPE, into, from, count as u64, stream) };
                 }
-                // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements (the caller compares lengths, and
-                // `at` the range with the slice), apart, since one is borrowed to be written, and borrowed until later users wait for the copy.
+                // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements (the
+                // caller compares lengths, and `at` the range with the slice), disjoint, since one is borrowed to be
+                // written, and borrowed until later users wait for the copy.
                 let copied = unsafe { result::memcpy_dtod_async(into, from, count * size_of::<T>(), stream.cu_stream()) };
                 copied.map_err(|error| Error::cuda("copying a gradient into its bucket", error))
             })
         })
     }
 
-    /// Copies as many elements out.
+    /// Copies a range into a destination of the same length.
     pub(super) fn copy_to(&self, range: Range<usize>, mut destination: DeviceMemoryMut<'_, T>) -> Result<()> {
         let Some(view) = self.part(range)? else { return Ok(()) };
         let Memory::Device(memory) = view.memory() else { return Ok(()) };
@@ -262,20 +268,20 @@ impl<T: Float> DeviceFlat<T> {
         same_context(stream, destination.context())?;
         reading(stream, memory, doing, |from| {
             destination.write_on(stream, doing, |into| {
-                // SAFETY: both are memory of this context (checked) with that many bytes (the caller compares lengths), borrowed until later
-                // users wait for the copy.
+                // SAFETY: both are memory of this context (checked) with that many bytes (the caller compares lengths),
+                // borrowed until later users wait for the copy.
                 let copied = unsafe { result::memcpy_dtod_async(into, from, view.num_bytes(), stream.cu_stream()) };
                 copied.map_err(|error| Error::cuda(doing, error))
             })
         })
     }
 
-    /// Makes elements zeros.
+    /// Overwrites elements with zeros.
     pub(super) fn clear(&mut self, range: Range<usize>) -> Result<()> {
         let bytes = range.len() * size_of::<T>();
         self.at(range, |address, place| {
-            // SAFETY: memory of the slice with that many bytes (`at` compares), of the stream's context (`at` checks); zeros are a value of every
-            // float type.
+            // SAFETY: memory of the slice with that many bytes (`at` compares), of the stream's context (`at` checks);
+            // zeros are a value of every float type.
             unsafe { result::memset_d8_async(address, 0, bytes, place.stream.cu_stream()) }
                 .map_err(|error| Error::cuda("clearing a part of a bucket", error))
         })
@@ -285,13 +291,13 @@ impl<T: Float> DeviceFlat<T> {
     pub(super) fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()> {
         let count = range.len() as u64;
         self.at(range, |address, place| {
-            // SAFETY: memory of the slice with that many elements of its type (`at` compares), of the stream's context (`at` checks), of which
-            // later users wait for the kernel.
+            // SAFETY: memory of the slice with that many elements of its type (`at` compares), of the stream's context
+            // (`at` checks); later users of it wait for the kernel.
             unsafe { place.kernels()?.weigh(T::ELEMENT_TYPE, address, count, factor, &place.stream) }
         })
     }
 
-    /// Makes elements of as many others, from their `first` on: as `f32`, times the weight, as `f32`, as `T`.
+    /// Converts another buffer's elements, from their `first` on: to `f32`, times the weight, to `f32`, to `T`.
     pub(super) fn convert_part<F: Float>(
         &mut self,
         range: Range<usize>,
@@ -306,8 +312,9 @@ impl<T: Float> DeviceFlat<T> {
                 let from = from + (first * size_of::<F>()) as u64;
                 aligned::<F>(from)?;
                 let kernels = place.kernels()?;
-                // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements of their types (the caller compares
-                // lengths, and `at` the range with the slice), aligned (checked; a slice's elements are), apart, since one is borrowed to be written; later users wait for the kernel.
+                // SAFETY: both are memory of this context (checked, here and by `at`) with that many elements of their
+                // types (the caller compares lengths, and `at` the range with the slice), aligned (checked; a slice's
+                // elements are), disjoint, since one is borrowed to be written; later users wait for the kernel.
                 unsafe { kernels.convert((F::ELEMENT_TYPE, from), (T::ELEMENT_TYPE, into), count, weight, stream) }
             })
         })
@@ -322,18 +329,18 @@ impl<T: Float> DeviceFlat<T> {
             None => sums.insert(DeviceSquares::new(&self.place)?),
         };
         let stream = &self.place.stream;
-        // Those of the first buffer, which may lie elsewhere.
+        // The numbers of the first buffer, which may be in another context.
         same_context(stream, sums.numbers.context())?;
         reading(stream, memory, "adding up squares", |data| {
             let (partials, _written) = sums.numbers.device_ptr_mut(stream);
             let total = partials + (MOST_PARTIALS * size_of::<f64>()) as u64;
-            // SAFETY: the range's elements (a view of the slice that there is), and a slice of as many numbers as there are partial sums at most,
-            // and one: all of this context (checked), and later users wait for the kernels.
+            // SAFETY: the range's elements (a view of the slice), and a slice of the greatest number of partial sums,
+            // plus one: all of this context (checked), and later users wait for the kernels.
             unsafe { self.place.kernels()?.add_squares(T::ELEMENT_TYPE, (data, view.len() as u64), partials, total, stream) }
         })
     }
 
-    /// The elements in a range.
+    /// Returns the elements in a range.
     pub(super) fn view(&self, range: Range<usize>) -> Option<CudaView<'_, T>> {
         self.slice.try_slice(range)
     }
@@ -353,11 +360,11 @@ impl DeviceSquares {
         Ok(Self { numbers, place: Arc::clone(place) })
     }
 
-    /// Waits for it, for at most the communicator's timeout.
+    /// Returns the total, waiting at most for the communicator's timeout.
     pub(super) fn total(&self, comm: &Communicator) -> Result<f64> {
         let failed = |error| Error::cuda("fetching a sum of squares", error);
         let stream = &self.place.stream;
-        // A copy to memory of the host's would wait for the stream without a limit.
+        // A copy to host memory would wait for the stream without a limit.
         match comm.device() {
             Some(device) => device.wait_for(stream)?,
             None => stream.synchronize().map_err(failed)?,
@@ -382,7 +389,7 @@ mod tests {
     fn kernels_that_a_graph_has_are_never_unloaded() {
         simgpu::install();
         let _alone = simgpu::alone();
-        // A device whose kernels no other test counts: they stay.
+        // A device whose kernels no other test counts. They stay loaded.
         let stream = CudaContext::new(1).unwrap().new_stream().unwrap();
         let modules = || simgpu::counts().modules;
         let before = modules();

@@ -1,16 +1,17 @@
-//! How this crate tells of what it could not do: a subscriber of `tracing` is the program's code, and its panics end nothing here.
+//! How this crate reports what it could not do. A subscriber of `tracing` is the program's code, and its panics end
+//! nothing here.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Tells a subscriber of something. To be called without a lock: the subscriber may call this crate.
+/// Calls a subscriber. Must be called without a lock, because the subscriber may call this crate.
 pub(crate) fn tell(telling: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(telling)) {
-        // What was thrown may be a type of the program's, whose drop is its code once more.
+        // The panic's payload may be a type of the program, whose drop is the program's code again.
         std::mem::forget(panic);
     }
 }
 
-/// An event of a warning, as `tracing::warn!` takes it.
+/// Reports a warning, with the arguments of `tracing::warn!`.
 macro_rules! warning {
     ($($rest:tt)+) => { $crate::event::tell(|| tracing::warn!($($rest)+)) };
 }

@@ -1,4 +1,4 @@
-//! The flat buffer of a bucket, on the host or on a device, and calls on it that go on in the background.
+//! The flat buffer of a bucket, on the host or on a device, and calls on it that run in the background.
 
 use std::ops::Range;
 #[cfg(feature = "cuda")]
@@ -17,17 +17,17 @@ use collectives::{Buffer, BufferMut};
 use collectives::{Communicator, SharedBuffer, Work};
 use collectives::{Error, Result};
 
-/// Where buckets lie.
+/// The memory in which buckets are.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
     Host,
-    /// On a device, for a caller who works on a stream there.
+    /// On a device, for a caller that works on a stream there.
     #[cfg(feature = "cuda")]
     Device(Arc<Workplace>),
 }
 
 impl Place {
-    /// On the stream's device.
+    /// Returns the place on the stream's device.
     #[cfg(feature = "cuda")]
     pub(super) fn on_device(stream: &Arc<CudaStream>) -> Self {
         Self::Device(Workplace::new(stream))
@@ -43,7 +43,7 @@ impl Place {
         }
     }
 
-    /// Refuses memory that buffers in this place cannot be filled from.
+    /// Refuses memory from which buffers in this place cannot be filled.
     pub(super) fn check_reach<T: Float>(&self, given: &Memory<'_, T>) -> Result<()> {
         match (self, given) {
             (Self::Host, Memory::Host(_)) => Ok(()),
@@ -54,10 +54,10 @@ impl Place {
     }
 }
 
-/// The gradients of one bucket, one behind the other; a buffer that every collective takes.
+/// The gradients of one bucket, contiguous; a buffer that every collective accepts.
 ///
-/// Also made of a vector, of what [`Communicator::alloc`] gave, and of a slice of cudarc's: what [`DataParallel::give`] takes and
-/// [`Averaged::take`] gives back.
+/// Can also be made of a vector, of memory from [`Communicator::alloc`], or of a cudarc slice. [`DataParallel::give`]
+/// takes it and [`Averaged::take`] returns it.
 ///
 /// [`DataParallel::give`]: super::DataParallel::give
 /// [`Averaged::take`]: super::Averaged::take
@@ -71,14 +71,14 @@ enum Elements<T: Float> {
     Device(DeviceFlat<T>),
 }
 
-/// What a slice of the host's cannot show.
+/// Returns the error for a host slice of elements on a device.
 #[cfg(feature = "cuda")]
 fn on_device() -> Error {
     let reason = "use device slices (`Flat::device`, `device_gradient`, `device_values`, `device_parameter`), or copy them with `copy_to`";
     Error::unsupported("elements on a device as a slice of the host's", reason)
 }
 
-/// As many zeros in memory of this process alone.
+/// Allocates `len` zeros in memory of this process alone.
 fn zeros<T: Float>(len: usize) -> Result<Vec<T>> {
     let mut zeros = Vec::new();
     let refused = |error| Error::io(format!("allocating {len} elements"), std::io::Error::other(error));
@@ -87,13 +87,13 @@ fn zeros<T: Float>(len: usize) -> Result<Vec<T>> {
     Ok(zeros)
 }
 
-/// A buffer on the other side than buckets in host memory, or on a device.
+/// Returns the error for a buffer in another place than the buckets, which are in host memory or on a device.
 fn elsewhere(are_in_host_memory: bool) -> Error {
     let (here, there) = if are_in_host_memory { ("in host memory", "on a device") } else { ("on a device", "in host memory") };
     Error::argument("train", format!("a buffer {there}, where the buckets are {here}"))
 }
 
-/// Refuses a stream of another context than the communicator's device has. One rank alone needs no device backend.
+/// Refuses a stream of another context than that of the communicator's device. A single rank needs no device backend.
 #[cfg(feature = "cuda")]
 fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
     const CALL: &str = "on_device";
@@ -110,7 +110,7 @@ fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
 }
 
 impl<T: Float> Flat<T> {
-    /// `len` zeros in host memory, for a hook that needs such a buffer beside the one it is given. Collective.
+    /// Allocates `len` zeros in host memory, for a hook that needs another buffer. Collective.
     ///
     /// # Errors
     ///
@@ -119,18 +119,18 @@ impl<T: Float> Flat<T> {
         comm.alloc(len).map(Self::from)
     }
 
-    /// `len` zeros on the stream's device, which is the communicator's. This rank's own affair.
+    /// Allocates `len` zeros on the stream's device, which must be the communicator's. Local.
     ///
     /// # Errors
     ///
-    /// `NoDevice` where the communicator has none, `InvalidArgument` for a stream of another device or context than the communicator's, and
-    /// `Cuda`.
+    /// `NoDevice` if the communicator has none, `InvalidArgument` for a stream of another device or context than the
+    /// communicator's, and `Cuda`.
     #[cfg(feature = "cuda")]
     pub fn on_device(comm: &Communicator, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
         Self::in_place(comm, &Place::on_device(stream), len)
     }
 
-    /// `len` zeros in a place. Collective on the host; on a device this rank's own affair.
+    /// Allocates `len` zeros in a place. Collective on the host, local on a device.
     pub(super) fn in_place(comm: &Communicator, place: &Place, len: usize) -> Result<Self> {
         place.check(comm)?;
         match place {
@@ -140,7 +140,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// `len` zeros in a place, which no other rank shares.
+    /// Allocates `len` zeros in a place, in memory that no other rank shares.
     pub(super) fn unshared(place: &Place, len: usize) -> Result<Self> {
         match place {
             Place::Host => zeros(len).map(Self::from),
@@ -149,11 +149,11 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Its elements, in host memory.
+    /// Returns its elements, in host memory.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where they are on a device.
+    /// `Unsupported` if they are on a device.
     pub fn host(&self) -> Result<&[T]> {
         match &self.0 {
             Elements::Host(buffer) => Ok(buffer),
@@ -162,7 +162,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Its elements, to be written.
+    /// Returns its elements, to be written.
     ///
     /// # Errors
     ///
@@ -175,7 +175,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Its elements, where they are on a device.
+    /// Returns its elements if they are on a device.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn device(&self) -> Option<&CudaSlice<T>> {
@@ -185,8 +185,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Its elements, to be written, where they are on a device. A slice that is put in this one's place is used on the same stream as this one: one of
-    /// another context is refused with `InvalidArgument` when it is used.
+    /// Returns its elements, to be written, if they are on a device. A slice that replaces this one is used on the same
+    /// stream. If it belongs to another context, its use is refused with `InvalidArgument`.
     #[cfg(feature = "cuda")]
     pub fn device_mut(&mut self) -> Option<&mut CudaSlice<T>> {
         match &mut self.0 {
@@ -195,7 +195,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Its elements as a vector: the one that was given, or a copy.
+    /// Returns its elements as a vector: the one that was given, or a copy.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Its elements, where they are on a device.
+    /// Returns its elements if they are on a device.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn into_device(self) -> Option<CudaSlice<T>> {
@@ -218,7 +218,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Whether a buffer can be used in place of this one.
+    /// Returns whether a buffer can replace this one.
     pub(super) fn can_be(&self, given: &Self) -> bool {
         match (&self.0, &given.0) {
             (Elements::Host(_), Elements::Host(_)) => true,
@@ -229,7 +229,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// A buffer to be used in place of this one, where it [can be](Self::can_be).
+    /// Returns a buffer that replaces this one, if it [can](Self::can_be).
     pub(super) fn replaced_by(&self, given: Self) -> Self {
         match (&self.0, given.0) {
             #[cfg(feature = "cuda")]
@@ -238,7 +238,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// A copy of the elements in `range`.
+    /// Returns a copy of the elements in `range`.
     pub(super) fn copied(&self, range: Range<usize>) -> Result<Self> {
         match &self.0 {
             Elements::Host(buffer) => Ok(buffer[range].to_vec().into()),
@@ -247,7 +247,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Where it lies.
+    /// Returns the place of its memory.
     fn place(&self) -> Place {
         match &self.0 {
             Elements::Host(_) => Place::Host,
@@ -256,7 +256,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// How many bytes of memory it holds.
+    /// Returns the bytes of memory it holds.
     pub(super) fn bytes(&self) -> usize {
         match &self.0 {
             Elements::Host(buffer) => buffer.bytes(),
@@ -265,13 +265,13 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Refuses what [`put`](Self::put) cannot reach from here.
+    /// Refuses memory that [`put`](Self::put) cannot reach from here.
     pub(super) fn check_put(&self, gradient: &Memory<'_, T>) -> Result<()> {
         self.place().check_reach(gradient)
     }
 
-    /// Copies as many elements in, from the `first` of those given on, or adds them to what is there. `range` lies inside, and there
-    /// are as many (checked by the caller).
+    /// Copies elements into `range`, from the `first` of those given on, or adds them to the present ones. The range is
+    /// inside, and enough are given (checked by the caller).
     pub(super) fn put(&mut self, range: Range<usize>, given: Memory<'_, T>, first: usize, add: bool) -> Result<()> {
         match (&mut self.0, given) {
             (Elements::Host(buffer), Memory::Host(given)) => {
@@ -288,7 +288,7 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Copies a gradient out. `range` lies inside, and the destination is as long (checked by the caller).
+    /// Copies a gradient out. `range` is inside, and the destination has the same length (checked by the caller).
     pub(super) fn copy_to(&self, range: Range<usize>, destination: MemoryMut<'_, T>) -> Result<()> {
         match (&self.0, destination) {
             (Elements::Host(buffer), MemoryMut::Host(destination)) => destination.into_slice().copy_from_slice(&buffer[range]),
@@ -299,7 +299,7 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Zeros in place of a gradient.
+    /// Overwrites a gradient with zeros.
     pub(super) fn clear(&mut self, range: Range<usize>) -> Result<()> {
         match &mut self.0 {
             Elements::Host(buffer) => buffer[range].fill(T::default()),
@@ -309,8 +309,8 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Starts an all-reduce of it. One rank alone has nothing to do, but to weight it. On a device it is queued, and the elements' own
-    /// events say when it has ended.
+    /// Starts an all-reduce of it. On a single rank it only weights the elements. On a device the call is queued, and
+    /// the elements' own events record its end.
     pub(super) fn all_reduce(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
         if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
@@ -322,7 +322,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Starts a reduce-scatter of it: this rank's share ends where it lies. Otherwise as [`all_reduce`](Self::all_reduce).
+    /// Starts a reduce-scatter of it: the result is this rank's share, in place. Otherwise like
+    /// [`all_reduce`](Self::all_reduce).
     pub(super) fn reduce_scatter(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
         if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
@@ -334,7 +335,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Starts to gather every rank's share of it, as [`all_reduce`](Self::all_reduce) does its call.
+    /// Starts to gather every rank's share of it, in the same way as [`all_reduce`](Self::all_reduce).
     pub(super) fn all_gather(mut self, comm: &Communicator) -> Result<Pending<Self>> {
         if comm.world_size() == 1 || self.memory().is_empty() {
             return Ok(Pending::Ended(self));
@@ -346,12 +347,13 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Makes its elements of another's, as many and in the same place: each is taken as `f32`, multiplied by the weight, rounded to `f32`
-    /// and then to `T`. On a device that is queued on the stream that this lies on; the same bits as on the host, but for those of NaNs.
+    /// Converts another buffer's elements, of the same number and place, into this one. Each is converted to `f32`,
+    /// multiplied by the weight, rounded to `f32` and then to `T`. On a device this is queued on this buffer's stream,
+    /// and gives the same bits as on the host, except for NaNs.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where lengths, places or contexts differ, and `Cuda`.
+    /// `InvalidArgument` if lengths, places or contexts differ, and `Cuda`.
     pub fn convert_from<F: Float>(&mut self, from: &Flat<F>, weight: f64) -> Result<()> {
         let (len, given) = (self.memory().len(), from.memory().len());
         if len != given {
@@ -360,8 +362,8 @@ impl<T: Float> Flat<T> {
         self.convert_part(0..len, from.memory(), 0, weight)
     }
 
-    /// As [`convert_from`](Self::convert_from) for as many elements, from the `first` of those given on. `range` lies inside, and there are
-    /// as many (checked by the caller).
+    /// Does the same as [`convert_from`](Self::convert_from), but into `range`, from the `first` of those given on. The
+    /// range is inside, and enough are given (checked by the caller).
     pub(super) fn convert_part<F: Float>(&mut self, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
         match (&mut self.0, given) {
             (Elements::Host(into), Memory::Host(from)) => {
@@ -374,7 +376,7 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Adds up the squares of the elements in `range`: the same sum on every rank that holds the same elements.
+    /// Adds up the squares of the elements in `range`. The sum is the same on every rank that holds the same elements.
     pub(super) fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()> {
         match &self.0 {
             Elements::Host(buffer) => sums.add(&buffer[range]),
@@ -394,7 +396,7 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// The elements in `range`, where they are on a device.
+    /// Returns the elements in `range` if they are on a device.
     #[cfg(feature = "cuda")]
     pub(super) fn device_view(&self, range: Range<usize>) -> Option<cudarc::driver::CudaView<'_, T>> {
         match &self.0 {
@@ -424,7 +426,7 @@ impl<T: Float> From<CudaSlice<T>> for Flat<T> {
 }
 
 #[expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
-// SAFETY: it lends its one buffer.
+// SAFETY: it always returns its one buffer.
 unsafe impl<T: Float> StableMemory for Flat<T> {}
 
 impl<T: Float> Buffer for Flat<T> {
@@ -449,13 +451,13 @@ impl<T: Float> BufferMut for Flat<T> {
     }
 }
 
-/// A call in the background, or what came of it at once.
+/// A call in the background, or the result of one that ended at once.
 #[derive(Debug, Default)]
 pub(super) enum Pending<B> {
     /// Nothing was started.
     #[default]
     Idle,
-    /// It goes on.
+    /// It is in progress.
     Going(Work<B>),
     /// It has ended already.
     Ended(B),
@@ -472,7 +474,7 @@ impl<B: Send + 'static> Pending<B> {
     }
 }
 
-/// A hook that was asked to go on with nothing.
+/// Returns the error for a hook that was advanced before it was started.
 pub(super) fn not_started() -> Error {
     Error::argument("advance", "nothing was started: a hook's start comes before its advance")
 }

@@ -1,4 +1,4 @@
-//! What is done with a full bucket: an all-reduce, as it is or with 16-bit floats, or a reduce-scatter.
+//! The operation on a full bucket: an all-reduce, in its own type or with 16-bit floats, or a reduce-scatter.
 
 use super::flat::{Flat, Pending, Place, not_started};
 use super::layout::BucketLayout;
@@ -7,25 +7,28 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// How one bucket's gradients are averaged. Each bucket has a hook of its own, so what a hook remembers from step to step is its bucket's.
+/// Averages one bucket's gradients. Each bucket has its own hook, so state that a hook keeps between steps is its
+/// bucket's.
 ///
 /// Every rank must make the same calls on `comm` in the same order, and calls should run in the background. So
-/// [`start`](Hook::start) is called in the order of the buckets, as they are filled. Once every bucket has been started,
-/// [`advance`](Hook::advance) is called for one bucket after the other, round after round, until each is done. A hook of several calls
-/// waits for one of them each time and starts the next. Neither function is called for a bucket without elements.
+/// [`start`](Hook::start) is called in the order of the buckets, as they are filled. Once every bucket has been
+/// started, [`advance`](Hook::advance) is called for one bucket after the other, round after round, until each is done.
+/// A hook with several calls waits for one of them each time and starts the next. Neither function is called for an
+/// empty bucket.
 ///
-/// Where buckets are on a device, calls on `comm` are queued on its stream. A hook does its own work on the stream of the slice
-/// ([`Flat::device_mut`]), which is the caller's. cudarc's events order the two, so neither function need wait for the device.
+/// If buckets are on a device, calls on `comm` are queued on its stream. A hook does its own work on the stream of the
+/// slice ([`Flat::device_mut`]), which is the caller's. cudarc's events order the two, so neither function needs to
+/// wait for the device.
 pub trait Hook<T: Float>: Send {
-    /// Takes this rank's gradients and starts what there is to be done.
+    /// Takes this rank's gradients and starts the first call.
     ///
     /// # Errors
     ///
     /// The step fails, and no other can follow.
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()>;
 
-    /// Waits for what was started last; starts what comes next, or gives the averaged gradients back: in the buffer that was taken, or
-    /// one as long.
+    /// Waits for the call that was started last. Then starts the next one, or returns the averaged gradients, in the
+    /// buffer that was taken or in one of the same length.
     ///
     /// # Errors
     ///
@@ -33,7 +36,7 @@ pub trait Hook<T: Float>: Send {
     fn advance(&mut self, comm: &Communicator) -> Result<Progress<T>>;
 }
 
-/// How far a bucket is.
+/// The progress of a bucket.
 #[derive(Debug)]
 pub enum Progress<T: Float> {
     /// Another call was started.
@@ -42,7 +45,8 @@ pub enum Progress<T: Float> {
     Done(Flat<T>),
 }
 
-/// The factor of each rank's gradients in the sum. `Unsupported` for ops that do not add up: what they give is no gradient.
+/// Returns the factor of each rank's gradients in the sum. `Unsupported` for ops that are not sums: their results are
+/// not gradients.
 pub(super) fn weight(op: ReduceOp, world_size: usize) -> Result<f64> {
     match op {
         ReduceOp::Avg => Ok(1.0 / world_size as f64),
@@ -63,7 +67,7 @@ pub struct AllReduce<T: Float> {
 }
 
 impl<T: Float> AllReduce<T> {
-    /// Reduces with `op`.
+    /// Creates a hook that reduces with `op`.
     #[must_use]
     pub fn new(op: ReduceOp) -> Self {
         Self { op, pending: Pending::Idle }
@@ -81,7 +85,7 @@ impl<T: Float> Hook<T> for AllReduce<T> {
     }
 }
 
-/// One reduce-scatter of the bucket: this rank's share ends where it lies.
+/// One reduce-scatter of the bucket: the result is this rank's share, in place.
 pub(super) struct ReduceScatter<T: Float> {
     op: ReduceOp,
     pending: Pending<Flat<T>>,
@@ -106,14 +110,19 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 
 /// A hook that sends gradients of type `T` as `C`s: half the bytes of `f32` with `f16` or `bf16`.
 ///
-/// Each rank's gradient is taken as `f32`s, weighted (by 1/n for a mean), rounded to `f32` and then to `C`; then they are added up as `C`s, and
-/// widened again, by way of `f32`. So for n ranks a mean of numbers in `C`'s normal range is off by at most 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) of the
-/// weighted magnitudes' sum for the rounding to `C`, at most that again for each partial sum that travels, and 2⁻²³ of it for the roundings
-/// to `f32`: so a `Compress<f64, f64>` has the precision and range of `f32`. Small numbers are rounded to multiples of `C`'s smallest: in
-/// `f16` of 6·10⁻⁸ below 6·10⁻⁵, in `bf16` of 9·10⁻⁴¹ below 10⁻³⁸; up to half of that becomes zero. In `f16` what rounds beyond 65504
-/// becomes infinite.
+/// Each rank's gradient is converted to `f32`, weighted (by 1/n for a mean), rounded to `f32` and then to `C`. The
+/// ranks' values are summed as `C`, and converted back via `f32`. For a mean over n ranks of numbers in `C`'s normal
+/// range, the error, relative to the sum of the weighted magnitudes, is at most the sum of:
 ///
-/// Costs a buffer of as many `C`s beside each bucket.
+/// - 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) for the rounding to `C`,
+/// - at most that again for each partial sum that is sent,
+/// - 2⁻²³ for the roundings to `f32`. So a `Compress<f64, f64>` has the precision and range of `f32`.
+///
+/// Small numbers are rounded to multiples of `C`'s smallest number: in `f16` to multiples of 6·10⁻⁸ below 6·10⁻⁵, in
+/// `bf16` of 9·10⁻⁴¹ below 10⁻³⁸. Up to half of that becomes zero. In `f16`, values that round beyond 65504 become
+/// infinite.
+///
+/// Costs a buffer of as many `C`s for each bucket.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp, bf16};
@@ -131,30 +140,30 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 #[derive(Debug)]
 pub struct Compress<T: Float, C: Float> {
     weight: f64,
-    /// The bucket, while its gradients are elsewhere.
+    /// The bucket, except while its gradients are in the narrow buffer.
     wide: Option<Flat<T>>,
-    /// What travels, while nothing does.
+    /// The buffer to send, except while a call has it.
     narrow: Option<Flat<C>>,
     pending: Pending<Flat<C>>,
 }
 
 impl<T: Float, C: Float> Compress<T, C> {
-    /// For one bucket. Collective.
+    /// Creates the hook for one bucket. Collective.
     ///
     /// # Errors
     ///
-    /// `Unsupported` for an op that does not add up, and those of [`Communicator::alloc`].
+    /// `Unsupported` for an op that is not a sum, and those of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp) -> Result<Self> {
         Self::in_place(comm, &Place::Host, layout, op)
     }
 
-    /// For one bucket of a [`DataParallel::on_device`](super::DataParallel::on_device), with its stream. Conversions are queued there, by
-    /// kernels of the crate's, and give the same bits as on the host, but for those of NaNs; how their sums are rounded is NCCL's matter.
-    /// Not collective.
+    /// Creates the hook for one bucket of a [`DataParallel::on_device`](super::DataParallel::on_device), with its
+    /// stream. The crate's kernels convert on that stream, and give the same bits as on the host, except for NaNs. NCCL
+    /// decides how the sums are rounded. Not collective.
     ///
     /// # Errors
     ///
-    /// `Unsupported` for an op that does not add up, and those of [`Flat::on_device`].
+    /// `Unsupported` for an op that is not a sum, and those of [`Flat::on_device`].
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,

@@ -7,20 +7,20 @@ use crate::tuning::CONVERTED_AT_ONCE;
 use collectives::Result;
 use collectives::{Communicator, SharedBuffer};
 
-/// How many sums of squares are kept, so that the processor can add them side by side.
+/// The number of partial sums of squares, so that the processor can add them in parallel.
 const LANES: usize = 8;
 
 /// Elements in host memory.
 #[derive(Debug)]
 pub(super) enum HostFlat<T: Float> {
-    /// Memory that the ranks of a host have in common.
+    /// Memory that the ranks of a host share.
     Shared(SharedBuffer<T>),
-    /// A vector that was given.
+    /// A vector that the caller gave.
     Given(Vec<T>),
 }
 
 impl<T: Float> HostFlat<T> {
-    /// How many bytes of memory it holds.
+    /// Returns the bytes of memory it holds.
     pub(super) fn bytes(&self) -> usize {
         let elements = match self {
             Self::Shared(buffer) => buffer.len(),
@@ -29,7 +29,7 @@ impl<T: Float> HostFlat<T> {
         elements * size_of::<T>()
     }
 
-    /// The vector that was given; of other memory, a copy.
+    /// Returns the given vector; for shared memory, a copy.
     pub(super) fn into_vec(self) -> Vec<T> {
         match self {
             Self::Shared(buffer) => buffer.to_vec(),
@@ -58,7 +58,7 @@ impl<T: Float> DerefMut for HostFlat<T> {
     }
 }
 
-/// Makes elements of as many others: each is taken as `f32`, multiplied by the weight, rounded to `f32` and then to `T`.
+/// Converts elements: each is converted to `f32`, multiplied by the weight, rounded to `f32` and then to `T`.
 pub(super) fn convert<F: Float, T: Float>(from: &[F], into: &mut [T], weight: f64) {
     let mut block = [0.0_f32; CONVERTED_AT_ONCE];
     for (from, into) in from.chunks(CONVERTED_AT_ONCE).zip(into.chunks_mut(CONVERTED_AT_ONCE)) {
@@ -71,11 +71,11 @@ pub(super) fn convert<F: Float, T: Float>(from: &[F], into: &mut [T], weight: f6
     }
 }
 
-/// A sum of squares that is being added up, in an order that depends on the elements' numbers alone.
+/// A running sum of squares, in an order that depends only on the elements' numbers.
 #[derive(Debug, Default)]
 pub(super) struct Squares {
     host: f64,
-    /// That of the elements on a device, once there are some.
+    /// The sum for elements on a device, if there are any.
     #[cfg(feature = "cuda")]
     pub(super) device: Option<super::device::DeviceSquares>,
 }
@@ -90,7 +90,7 @@ impl Squares {
         self.host += sums.iter().sum::<f64>();
     }
 
-    /// The sum; waits for the device, for at most the communicator's timeout.
+    /// Returns the sum. Waits for the device, at most for the communicator's timeout.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the host has it"))]
     pub(super) fn total(&self, comm: &Communicator) -> Result<f64> {
         #[cfg(feature = "cuda")]

@@ -1,4 +1,5 @@
-//! Our kernels on one device: gradients added, weighted and converted, and sums of their squares. Loaded once for all who train there.
+//! Our kernels on one device: addition, weighting and conversion of gradients, and sums of their squares. Loaded once
+//! for all users of the device.
 
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
@@ -14,30 +15,31 @@ use crate::tuning::{BLOCKS_PER_MULTIPROCESSOR, CHUNKS_PER_THREAD};
 const SM70: &str = include_str!(concat!(env!("COLLECTIVES_KERNELS"), "/train_sm70.ptx"));
 const SM80: &str = include_str!(concat!(env!("COLLECTIVES_KERNELS"), "/train_sm80.ptx"));
 
-/// How many partial sums of squares there are at most: blocks enough for any device, and the same on all, so that equal elements
-/// have equal sums.
+/// The most partial sums of squares. These are enough blocks for any device, and the limit is the same on all, so that
+/// equal elements have equal sums.
 pub(crate) const MOST_PARTIALS: usize = 4096;
 
 /// Threads in a block, as every kernel expects.
 const BLOCK: u32 = 512;
 
-/// What one thread moves at a time.
+/// The bytes that one thread moves at a time.
 const CHUNK_BYTES: u64 = 16;
 
-/// The types that gradients come in.
+/// The types of gradients.
 const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 
 /// A kernel for each of the [`TYPES`].
 type Each<F = CudaFunction> = [F; TYPES.len()];
 
-/// The kernels of one device. Whoever launches one holds them until it has run, or leaks them where that is not known.
+/// The kernels of one device. The user of a launched kernel holds them until it has run, or leaks them if that is
+/// unknown.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     accumulate: Each,
     weigh: Each,
     squares: Each,
     add_partials: CudaFunction,
-    /// By the types from which and to which they convert.
+    /// By source type, then by destination type.
     convert: Each<Each>,
     most_blocks: u32,
 }
@@ -45,13 +47,13 @@ pub(crate) struct Kernels {
 /// The kernels of each context that are in use.
 static LOADED: Mutex<Vec<(usize, Weak<Kernels>)>> = Mutex::new(Vec::new());
 
-/// The image for a device of this compute capability.
+/// Returns the image for a device of this compute capability.
 fn image(capability: (i32, i32)) -> &'static str {
     if capability >= (8, 0) { SM80 } else { SM70 }
 }
 
-/// Looks a kernel up, and has it loaded: the driver may put that off to the first launch, which could then wait for a kernel that waits for us.
-/// It does not once it was asked for an attribute.
+/// Looks up a kernel, and forces the driver to load it by asking for an attribute. Otherwise the driver may defer that
+/// to the first launch, which could then wait for a kernel that waits for us.
 fn find(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction> {
     let failed = |error| Error::cuda(format!("looking up the kernel {name:?}"), error);
     let function = module.load_function(name).map_err(failed)?;
@@ -59,19 +61,19 @@ fn find(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction> {
     Ok(function)
 }
 
-/// What `make` makes for each type.
+/// Calls `make` for each type.
 fn each<F>(mut make: impl FnMut(DType) -> Result<F>) -> Result<Each<F>> {
     let [f32, f64, f16, bf16] = TYPES;
     Ok([make(f32)?, make(f64)?, make(f16)?, make(bf16)?])
 }
 
-/// That of a type.
+/// Returns the function of a type.
 fn of<'a, F>(functions: &'a Each<F>, dtype: DType, what: &str) -> Result<&'a F> {
     let place = TYPES.iter().position(|known| *known == dtype);
     place.and_then(|place| functions.get(place)).ok_or_else(|| Error::unsupported(what, "there is no kernel for it"))
 }
 
-/// A grid of this many blocks.
+/// Returns a grid of this many blocks.
 fn grid(blocks: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
 }
@@ -81,14 +83,14 @@ fn refused(what: &str) -> impl Fn(DriverError) -> Error {
 }
 
 impl Kernels {
-    /// The kernels on a context's device: those that somebody uses there already, or loaded now. To be called before anything is on its way: the
-    /// driver may wait for a device that is busy.
+    /// Returns the kernels on a context's device: those already in use there, or newly loaded ones. Call it before any
+    /// work is queued, because the driver may wait for a busy device.
     ///
     /// # Errors
     ///
-    /// `NoDevice` for a driver that lacks what is called here, `Cuda` where it refuses the image.
+    /// `NoDevice` for a driver that lacks a function used here, `Cuda` if it refuses the image.
     pub(crate) fn on(context: &Arc<CudaContext>) -> Result<Arc<Self>> {
-        // Contexts that are alive have addresses of their own, and kernels hold theirs.
+        // Live contexts have distinct addresses, and kernels keep theirs alive.
         let key = context.cu_ctx() as usize;
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|(_, kernels)| kernels.strong_count() != 0);
@@ -101,7 +103,7 @@ impl Kernels {
     }
 
     fn load(context: &Arc<CudaContext>) -> Result<Self> {
-        // cudarc panics where the driver lacks a function. All that are called in this crate are among those which this looks for.
+        // cudarc panics if the driver lacks a function. This call checks for all functions that this crate uses.
         device_count().map_err(|error| match error {
             Error::NoDevice { reason, .. } => Error::NoDevice { call: "on_device".to_owned(), reason },
             other => other,
@@ -121,7 +123,7 @@ impl Kernels {
         })
     }
 
-    /// As many blocks as `bytes` keep busy.
+    /// Returns a grid with as many blocks as `bytes` keep busy.
     fn grid_for(&self, bytes: u64) -> LaunchConfig {
         grid(bytes.div_ceil(CHUNK_BYTES * u64::from(BLOCK)).clamp(1, u64::from(self.most_blocks)) as u32)
     }
@@ -130,13 +132,13 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Both are `count` elements of this type, apart, memory of the stream's device until the stream has passed the call. These kernels stay
-    /// loaded for as long; so it is with all others here.
+    /// Both are `count` elements of this type, disjoint, in memory of the stream's device until the stream has passed
+    /// the call. These kernels stay loaded for as long. The same holds for all functions here.
     pub(crate) unsafe fn accumulate(&self, dtype: DType, into: u64, from: u64, count: u64, stream: &CudaStream) -> Result<()> {
         let what = "a sum of gradients";
         let mut launch = stream.launch_builder(of(&self.accumulate, dtype, what)?);
         launch.arg(&into).arg(&from).arg(&count);
-        // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
+        // SAFETY: the parameters are those of the kernel; the caller promises the rest.
         unsafe { launch.launch(self.grid_for(count * dtype.size_bytes() as u64)) }.map(drop).map_err(refused(what))
     }
 
@@ -149,15 +151,16 @@ impl Kernels {
         let what = "a multiplication";
         let mut launch = stream.launch_builder(of(&self.weigh, dtype, what)?);
         launch.arg(&data).arg(&count).arg(&factor);
-        // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
+        // SAFETY: the parameters are those of the kernel; the caller promises the rest.
         unsafe { launch.launch(self.grid_for(count * dtype.size_bytes() as u64)) }.map(drop).map_err(refused(what))
     }
 
-    /// Each element as `f32`, times the weight, as `f32`, as the other type.
+    /// Converts each element to `f32`, multiplies it by the weight, and rounds it to `f32`, then to the other type.
     ///
     /// # Safety
     ///
-    /// Both are `count` elements of their types, apart, memory of the stream's device until the stream has passed the call.
+    /// Both are `count` elements of their types, disjoint, in memory of the stream's device until the stream has passed
+    /// the call.
     pub(crate) unsafe fn convert(
         &self,
         (from, source): (DType, u64),
@@ -170,16 +173,16 @@ impl Kernels {
         let mut launch = stream.launch_builder(of(of(&self.convert, from, what)?, to, what)?);
         launch.arg(&source).arg(&destination).arg(&count).arg(&weight);
         let bytes = count * from.size_bytes().max(to.size_bytes()) as u64;
-        // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
+        // SAFETY: the parameters are those of the kernel; the caller promises the rest.
         unsafe { launch.launch(self.grid_for(bytes)) }.map(drop).map_err(refused(what))
     }
 
-    /// Adds the squares of elements to a total. The order depends on their type and number alone.
+    /// Adds the squares of elements to a total. The order depends only on their type and number.
     ///
     /// # Safety
     ///
-    /// `data` is `count` elements of this type, `partials` has room for [`MOST_PARTIALS`] aligned `f64`s, `total` is another one: all
-    /// apart, memory of the stream's device until the stream has passed the call.
+    /// `data` is `count` elements of this type, `partials` has room for [`MOST_PARTIALS`] aligned `f64`s, `total` is
+    /// another one. All are disjoint, in memory of the stream's device until the stream has passed the call.
     pub(crate) unsafe fn add_squares(
         &self,
         dtype: DType,
@@ -193,13 +196,14 @@ impl Kernels {
         let blocks = (count * dtype.size_bytes() as u64).div_ceil(per_block).clamp(1, MOST_PARTIALS as u64);
         let mut launch = stream.launch_builder(of(&self.squares, dtype, what)?);
         launch.arg(&data).arg(&count).arg(&partials);
-        // SAFETY: the parameters are those of the kernel, which reads `count` elements and writes a number for each block, of which there are no
-        // more than there is room for (clamped above); that the memory is there is the caller's promise.
+        // SAFETY: the parameters are those of the kernel, which reads `count` elements and writes a number for each
+        // block, of which there are no more than there is room for (clamped above); the caller promises that the memory
+        // exists.
         unsafe { launch.launch(grid(blocks as u32)) }.map_err(refused(what))?;
         let mut launch = stream.launch_builder(&self.add_partials);
         launch.arg(&partials).arg(&blocks).arg(&total);
-        // SAFETY: the parameters are those of the kernel, which reads the numbers that those blocks wrote before on this stream, as many as is
-        // said, and adds to the total; that the memory is there is the caller's promise.
+        // SAFETY: the parameters are those of the kernel, which reads the given count of numbers, written before by
+        // those blocks on this stream, and adds to the total; the caller promises that the memory exists.
         unsafe { launch.launch(grid(1)) }.map(drop).map_err(refused(what))
     }
 }

@@ -1,4 +1,4 @@
-//! How gradients are put into buckets: which parameters share one, and where in it they lie. Pure.
+//! How gradients are put into buckets: which parameters share one, and their places in it. Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,33 +10,34 @@ use collectives::DType;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// How gradients are put into buckets and averaged. Every rank must use the same, but for the weight of a `PreMulSum`.
+/// How gradients are put into buckets and averaged. Every rank must use the same, except for the weight of a
+/// `PreMulSum`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The most bytes of the first bucket of an element type. Small, so that the first reduction starts early. Default: 1 MiB. With 0
-    /// it holds one parameter; where `bucket_bytes` is 0 too, every parameter has a bucket of its own.
+    /// The most bytes of the first bucket of an element type. Small, so that the first reduction starts early. Default:
+    /// 1 MiB. With 0 it holds one parameter. If `bucket_bytes` is 0 too, every parameter has its own bucket.
     pub first_bucket_bytes: usize,
-    /// The most bytes of every other bucket; a parameter with more has one of its own. Default: 25 MiB.
+    /// The most bytes of every other bucket. A larger parameter has its own bucket. Default: 25 MiB.
     pub bucket_bytes: usize,
-    /// A parameter of so many bytes has a bucket of its own: it starts as soon as it comes, and is not copied where it is
-    /// [given](super::DataParallel::give). `None`: 256 KiB in host memory, and no such rule on devices, where every launch has its price.
-    /// Default: `None`.
+    /// The size in bytes from which a parameter has its own bucket. Its reduction starts as soon as it comes, and it is
+    /// not copied if it is [given](super::DataParallel::give). `None`: 256 KiB in host memory, and no limit on devices,
+    /// where every launch has a cost. Default: `None`.
     pub own_bucket_bytes: Option<usize>,
-    /// How the ranks' gradients become one: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, say its share of the samples of the
-    /// whole batch. Default: `Avg`. A hook of one's own decides by itself.
+    /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, for example its
+    /// share of the samples of the whole batch. Your own hook may ignore it. Default: `Avg`.
     pub op: ReduceOp,
-    /// What becomes of parameters that get no gradient in a step. Default: `Refused`.
+    /// What happens to parameters without a gradient in a step. Default: `Refused`.
     pub missing: Missing,
 }
 
-/// What becomes of parameters that get no gradient on a rank in a step.
+/// What happens to parameters without a gradient on a rank in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Missing {
-    /// The step fails on every rank with an error that names the rank and the parameter; the next one can follow. Costs one more
-    /// all-reduce of one number a step, which goes on beside the buckets.
+    /// The step fails on every rank with an error that names the rank and the parameter, and the next one can follow.
+    /// Costs one more all-reduce of one number per step, beside the buckets.
     #[default]
     Refused,
-    /// They count as zeros on this rank, but for what was accumulated of them in this step, which counts.
+    /// They count as zeros on this rank, plus what was accumulated of them in this step.
     Zeros,
 }
 
@@ -48,7 +49,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The sizes of buckets in a place.
+    /// Returns the sizes of buckets in a place.
     pub(super) fn caps(&self, place: &Place) -> Caps {
         let by_place = match place {
             Place::Host => OWN_BUCKET_BYTES,
@@ -58,7 +59,7 @@ impl Options {
         Caps { first: self.first_bucket_bytes, others: self.bucket_bytes, own: self.own_bucket_bytes.unwrap_or(by_place) }
     }
 
-    /// What all ranks must agree on, in words.
+    /// Describes what all ranks must agree on, in words.
     pub(super) fn in_words(&self, place: &Place) -> String {
         let Self { first_bucket_bytes, bucket_bytes, op, missing, .. } = self;
         let own = self.caps(place).own;
@@ -68,7 +69,7 @@ impl Options {
     }
 }
 
-/// Where a parameter's gradient lies in its bucket.
+/// The place of a parameter's gradient in its bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     /// The parameter's number, in the order in which parameters were listed.
@@ -80,8 +81,8 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// What the elements in `range` of the bucket are of the parameter: which of the flattened parameter's elements, and where in `range` they
-    /// lie. Two empty ranges where none of them are.
+    /// Returns how `range` of the bucket overlaps the parameter: the elements of the flattened parameter, and their
+    /// positions in `range`. Returns two empty ranges if there is no overlap.
     ///
     /// ```
     /// # use collectives_train::Slot;
@@ -99,21 +100,22 @@ impl Slot {
     }
 }
 
-/// One flat buffer, and which gradients lie in it.
+/// One flat buffer, and the gradients in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketLayout {
     /// Its number: buckets are reduced in this order.
     pub index: usize,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its gradients, one behind the other: the last listed parameter first. In a unit of [`FullySharded`](super::FullySharded) the first
-    /// listed is first.
+    /// Its gradients, contiguous, the last listed parameter first. In a unit of [`FullySharded`](super::FullySharded)
+    /// the first listed is first.
     pub slots: Vec<Slot>,
-    /// How many elements it has, those behind the last gradient included that fill it up to a multiple.
+    /// The number of its elements, including padding to a multiple after the last gradient.
     pub len: usize,
 }
 
-/// Caps on the bytes of buckets: of the first of each element type, and of the others; and from which size a parameter is alone.
+/// The limits on the bytes of buckets: of the first of each element type, and of the others; and the size from which a
+/// parameter is alone.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caps {
     pub(super) first: usize,
@@ -121,8 +123,9 @@ pub(super) struct Caps {
     pub(super) own: usize,
 }
 
-/// Walks the parameters from the last to the first, as a backward pass gets to them, and fills buckets, past those parameters that have
-/// one of their own. Buckets are ordered by when the walk has left them. Lengths are rounded up to `multiple`.
+/// Walks the parameters from the last to the first, in the order of a backward pass, and fills buckets. Parameters with
+/// their own bucket are skipped in this. Buckets are ordered by when the walk leaves them. Lengths are rounded up to
+/// `multiple`.
 pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Result<Vec<BucketLayout>> {
     let mut open: BTreeMap<u8, Vec<Slot>> = BTreeMap::new();
     let (mut closed, mut alone): (Vec<(DType, Vec<Slot>)>, Vec<_>) = Default::default();
@@ -150,9 +153,9 @@ pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Res
     Ok(numbered(closed, multiple))
 }
 
-/// Puts buckets in the order in which they are full.
+/// Sorts buckets in the order in which they become full.
 fn numbered(mut buckets: Vec<(DType, Vec<Slot>)>, multiple: usize) -> Vec<BucketLayout> {
-    // The lowest parameter of a bucket is the last of it to be ready.
+    // The lowest parameter of a bucket is the last one to be ready.
     buckets.sort_by_key(|(_, slots)| std::cmp::Reverse(slots.last().map(|slot| slot.parameter)));
     let layout = |(index, (dtype, slots)): (usize, (DType, Vec<Slot>))| {
         let len = slots.last().map_or(0, |slot| slot.range.end).next_multiple_of(multiple);
@@ -161,12 +164,12 @@ fn numbered(mut buckets: Vec<(DType, Vec<Slot>)>, multiple: usize) -> Vec<Bucket
     buckets.into_iter().enumerate().map(layout).collect()
 }
 
-/// Whether gradients can be of this type.
+/// Returns whether gradients can have this type.
 pub(super) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16)
 }
 
-/// The layout of a unit, whose parameters are all of one type. Its length is rounded up to `multiple`.
+/// Returns the layout of a unit, whose parameters all have one type. Its length is rounded up to `multiple`.
 pub(super) fn unit(index: usize, parameters: &[Parameter], multiple: usize) -> Result<BucketLayout> {
     let dtype = parameters.first().map_or(DType::F32, |first| first.dtype);
     let (mut slots, mut end) = (Vec::new(), 0_usize);
@@ -185,7 +188,7 @@ pub(super) fn unit(index: usize, parameters: &[Parameter], multiple: usize) -> R
     Ok(BucketLayout { index, dtype, slots, len: end.next_multiple_of(multiple) })
 }
 
-/// A parameter's length, where its type is a gradient's and it is no longer than an address space.
+/// Returns a parameter's length, if gradients can have its type and it fits in an address space.
 fn checked_len(index: usize, parameter: &Parameter) -> Result<usize> {
     let refused = |reason: &str| Error::argument("train", format!("parameter {index} {parameter}: {reason}"));
     if !is_float(parameter.dtype) {

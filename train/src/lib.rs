@@ -1,16 +1,19 @@
-//! Training on many ranks: gradients averaged in buckets while the backward pass goes on.
+//! Training on many ranks: gradients averaged in buckets during the backward pass.
 //!
-//! [`DataParallel`] is what a training loop needs of torch's `DistributedDataParallel`: parameters that are the same everywhere at the
-//! start, gradients that are averaged in large pieces and in the background, and errors where ranks or steps do not fit together. It
-//! knows no tensor crate: gradients are slices (or any [`Buffer`](collectives::Buffer)), handed in one by one or all at once. With the feature
-//! `checkpoint`, `checkpoint` saves and loads, by any number of ranks.
+//! [`DataParallel`] does for a training loop what torch's `DistributedDataParallel` does: parameters that are the same
+//! everywhere at the start, gradients that are averaged in large pieces and in the background, and errors if ranks or
+//! steps do not match. It depends on no tensor crate: gradients are slices (or any [`Buffer`](collectives::Buffer)),
+//! passed one by one or all at once. With the feature `checkpoint`, the module `checkpoint` saves and loads, with any
+//! number of ranks.
 //!
-//! All calls are made on the public face of the crate `collectives`, whose [`Communicator`](collectives::Communicator) they take.
+//! It uses only the public interface of the crate `collectives`, whose [`Communicator`](collectives::Communicator) it
+//! takes.
 //!
 //! # Features
 //!
-//! `cuda` (on by default): gradients on devices. `checkpoint`: the module `checkpoint`. `float8`: the element types of the crate `float8`
-//! in checkpoints.
+//! - `cuda` (on by default): gradients on devices.
+//! - `checkpoint`: the module `checkpoint`.
+//! - `float8`: the element types of the crate `float8` in checkpoints.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -32,7 +35,7 @@ mod host;
 #[doc(hidden)]
 #[cfg(all(feature = "__internals", feature = "checkpoint"))]
 pub mod internals {
-    //! What the fuzz targets call; no part of the interface.
+    //! Functions that the fuzz targets call. Not part of the interface.
 
     pub use crate::checkpoint::fuzz;
 }

@@ -1,20 +1,20 @@
-//! Losses multiplied so that gradients of `f16` do not become zero, and steps left out in which some became infinite.
+//! Scales losses so that gradients of `f16` do not become zero, and skips steps in which some became infinite.
 
 use super::parameter::Float;
 use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// By what a scale changes, and when.
+/// When a scale changes, and by which factors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerOptions {
     /// The first scale: 65,536.
     pub initial_scale: f32,
-    /// What it is multiplied by after so many good steps: 2.
+    /// The factor after `growth_interval` good steps: 2.
     pub growth_factor: f32,
-    /// What it is multiplied by after a step that overflowed: 0.5.
+    /// The factor after a step that overflowed: 0.5.
     pub backoff_factor: f32,
-    /// How many steps in a row have to be good: 2000.
+    /// The number of consecutive good steps before the scale grows: 2000.
     pub growth_interval: u32,
 }
 
@@ -24,20 +24,24 @@ impl Default for LossScalerOptions {
     }
 }
 
-/// What is kept of a scaler in a checkpoint.
+/// The state of a scaler for a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerState {
     /// The scale.
     pub scale: f32,
-    /// How many steps have been good since it changed.
+    /// The number of good steps since it changed.
     pub good_steps: u32,
 }
 
-/// Scales losses as torch's `GradScaler` does, the same on every rank.
+/// Scales losses like torch's `GradScaler`, with the same scale on every rank.
 ///
-/// In a step: multiply the loss by [`scale`](Self::scale), run the backward pass, [`unscale`](Self::unscale) the gradients that this rank's
-/// optimiser takes (averaged ones, or its shard of them: [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and
-/// [`ReducedGradients`](crate::ReducedGradients) have an `unscale` for those that they hold), and take the step if [`update`](Self::update) says so.
+/// In each step:
+///
+/// 1. Multiply the loss by [`scale`](Self::scale), and run the backward pass.
+/// 2. [`unscale`](Self::unscale) the gradients that this rank's optimiser uses: averaged ones, or its shard of them.
+///    [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and [`ReducedGradients`](crate::ReducedGradients) have
+///    an `unscale` for the gradients that they hold.
+/// 3. Take the step if [`update`](Self::update) returns `true`.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -70,12 +74,12 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// A scaler with options of one's own.
+    /// Creates a scaler with your own options.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a scale that is no positive number, a growth factor that is not above 1, a backoff factor that is not between 0 and 1, and an
-    /// interval of 0.
+    /// `InvalidArgument` for a scale that is not a positive number, a growth factor that is not above 1, a backoff
+    /// factor that is not between 0 and 1, and an interval of 0.
     pub fn new(options: LossScalerOptions) -> Result<Self> {
         let LossScalerOptions { initial_scale, growth_factor, backoff_factor, growth_interval } = options;
         let refused = |reason: String| Err(Error::argument("LossScaler::new", reason));
@@ -94,47 +98,49 @@ impl LossScaler {
         Ok(Self { options, state: LossScalerState { scale: initial_scale, good_steps: 0 }, has_overflowed: false })
     }
 
-    /// What the loss is multiplied by.
+    /// Returns the factor for the loss.
     #[must_use]
     pub fn scale(&self) -> f32 {
         self.state.scale
     }
 
-    /// Divides gradients by the scale, in place, and notes whether one of them is infinite or no number, before or then. One pass over the memory.
+    /// Divides gradients by the scale, in place, and records whether one of them is infinite or NaN, before or
+    /// afterwards. One pass over the memory.
     ///
-    /// In `f16` what the scale kept from becoming zero can do so here: widen such gradients to `f32` first, as what the optimiser takes.
+    /// In `f16`, a value that the scale kept from becoming zero can become zero here. So widen such gradients to `f32`
+    /// first, the type that the optimiser should use.
     pub fn unscale<T: Float>(&mut self, gradients: &mut [T]) {
-        // In f64 the quotient of any gradient is exact to more than its type has; the scale may be a power of two or not.
+        // In f64 the quotient of any gradient is more exact than its type, even if the scale is not a power of two.
         let inverse = self.inverse();
         let mut is_finite = true;
         for gradient in gradients {
-            // A scale below 1 makes them larger. What was not finite does not become so.
+            // A scale below 1 makes them larger. A value that was not finite stays so.
             *gradient = T::from_f64(gradient.to_f64() * inverse);
             is_finite &= gradient.to_f64().is_finite();
         }
         self.note(is_finite);
     }
 
-    /// What gradients of the scaled loss are multiplied by.
+    /// Returns the factor for gradients of the scaled loss.
     pub(super) fn inverse(&self) -> f64 {
         1.0 / f64::from(self.state.scale)
     }
 
-    /// Takes note of gradients that somebody else has divided.
+    /// Records the state of gradients that were divided elsewhere.
     pub(super) fn note(&mut self, is_finite: bool) {
         self.has_overflowed |= !is_finite;
     }
 
-    /// Ends a step: whether to take it, which is false on every rank where a gradient of any overflowed. Then the scale falls; after enough good
-    /// steps it grows. One all-reduce of 24 B. Collective.
+    /// Ends a step. Returns whether to take it: `false` on every rank if a gradient overflowed on any rank. In that
+    /// case the scale falls; after enough good steps it grows. One all-reduce of 24 B. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` on every rank where ranks have different scales, which happens where one was restored and another was not; nothing changes
-    /// then. Those of [`Communicator::all_reduce`].
+    /// `InvalidArgument` on every rank if ranks have different scales, for example because only some were restored;
+    /// then nothing changes. Those of [`Communicator::all_reduce`].
     pub fn update(&mut self, comm: &Communicator) -> Result<bool> {
         let bits = u64::from(self.state.scale.to_bits()) << 32 | u64::from(self.state.good_steps);
-        // The largest, and of the complements: the least.
+        // The largest, and from the complements the least.
         let mut said = [u64::from(self.has_overflowed), bits, !bits];
         comm.all_reduce(&mut said, ReduceOp::Max)?;
         let [has_overflowed, largest, least] = said;
@@ -155,7 +161,7 @@ impl LossScaler {
     fn advance(&mut self, is_good: bool) {
         let LossScalerState { scale, good_steps } = &mut self.state;
         if !is_good {
-            // Below this a gradient could not be divided by it.
+            // A gradient could not be divided by a smaller scale.
             *scale = (*scale * self.options.backoff_factor).max(f32::MIN_POSITIVE);
             *good_steps = 0;
             return;
@@ -168,17 +174,17 @@ impl LossScaler {
         }
     }
 
-    /// What a checkpoint keeps.
+    /// Returns the state for a checkpoint.
     #[must_use]
     pub fn state(&self) -> LossScalerState {
         self.state
     }
 
-    /// Goes on from a checkpoint, with these options.
+    /// Continues from a checkpoint, with these options.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a scale that is no positive number.
+    /// `InvalidArgument` for a scale that is not a positive number.
     pub fn restore(&mut self, state: LossScalerState) -> Result<()> {
         if !(state.scale.is_normal() && state.scale > 0.0) {
             return Err(Error::argument("LossScaler::restore", format!("the scale is {}, and not a positive number", state.scale)));

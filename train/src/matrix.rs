@@ -1,9 +1,9 @@
-//! The little linear algebra that low-rank compression needs. Pure; the same bits wherever it runs on the same numbers.
+//! The linear algebra for low-rank compression. Pure; the same numbers give the same bits on every machine.
 
-/// How many sums a dot product keeps, so that the processor can add them side by side.
+/// The number of partial sums of a dot product, so that the processor can add them in parallel.
 const LANES: usize = 16;
 
-/// The sum of the products, in a fixed order.
+/// Returns the sum of the products, in a fixed order.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0_f32; LANES];
     for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
@@ -17,7 +17,7 @@ fn add_scaled(y: &mut [f32], factor: f32, x: &[f32]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y += factor * x);
 }
 
-/// `into = matrix · right`: the matrix by rows, the others by columns.
+/// Computes `into = matrix · right`: the matrix by rows, the others by columns.
 pub(super) fn times(matrix: &[f32], columns: usize, right: &[f32], into: &mut [f32]) {
     let rows = matrix.len() / columns;
     for (right, into) in right.chunks_exact(columns).zip(into.chunks_exact_mut(rows)) {
@@ -25,7 +25,7 @@ pub(super) fn times(matrix: &[f32], columns: usize, right: &[f32], into: &mut [f
     }
 }
 
-/// `into = matrixᵀ · left`.
+/// Computes `into = matrixᵀ · left`.
 pub(super) fn transposed_times(matrix: &[f32], columns: usize, left: &[f32], into: &mut [f32]) {
     let rows = matrix.len() / columns;
     for (left, into) in left.chunks_exact(rows).zip(into.chunks_exact_mut(columns)) {
@@ -42,12 +42,13 @@ pub(super) fn add_product(matrix: &mut [f32], columns: usize, left: &[f32], righ
     }
 }
 
-/// Whether no element is infinite or no number.
+/// Returns whether no element is infinite or NaN.
 pub(super) fn all_finite(elements: &[f32]) -> bool {
     elements.iter().all(|x| x.is_finite())
 }
 
-/// Makes the columns (of `rows` each) orthonormal, in `f64`. One that depends on those before it, or is not finite, becomes zeros.
+/// Makes the columns (of `rows` each) orthonormal, in `f64`. A column that depends on those before it, or is not
+/// finite, becomes zeros.
 pub(super) fn orthonormalise(columns: &mut [f32], rows: usize) {
     let mut done: Vec<Vec<f64>> = Vec::new();
     for column in columns.chunks_exact_mut(rows) {

@@ -4,11 +4,11 @@ use super::agreement::{Listed, agree};
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// The ranks of a communicator in a grid with named dimensions, and the communicators along each: data-parallel by tensor-parallel, sharded inside a host
-/// and replicated between hosts.
+/// The ranks of a communicator in a grid with named dimensions, and the communicators along each. For example
+/// data-parallel by tensor-parallel, or sharded inside a host and replicated between hosts.
 ///
-/// The last dimension varies fastest, as in torch's `init_device_mesh`: of `[("dp", 2), ("tp", 4)]` ranks 0 to 3 are the first `tp` slice, and ranks 0 and
-/// 4 are one `dp` slice.
+/// The last dimension varies fastest, as in torch's `init_device_mesh`. In `[("dp", 2), ("tp", 4)]`, ranks 0 to 3 are
+/// the first `tp` slice, and ranks 0 and 4 are one `dp` slice.
 ///
 /// ```
 /// use collectives_train::Mesh;
@@ -35,9 +35,9 @@ pub struct Mesh {
 struct Dimension {
     name: String,
     size: usize,
-    /// This rank's place along it.
+    /// This rank's coordinate along it.
     coordinate: usize,
-    /// The ranks that differ from this one along it alone.
+    /// The ranks that differ from this one only along it.
     slice: Communicator,
 }
 
@@ -49,11 +49,11 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where sizes do not multiply to the world size, a size is 0, or a name comes twice or is empty; `Mismatch` where ranks name
-    /// different dimensions; those of [`Communicator::split`].
+    /// `InvalidArgument` if the product of the sizes is not the world size, a size is 0, or a name is duplicate or
+    /// empty; `Mismatch` if ranks name different dimensions; those of [`Communicator::split`].
     pub fn new(comm: &Communicator, dimensions: &[(&str, usize)]) -> Result<Self> {
         agree(comm, NEW, &listed(dimensions.iter().map(|(name, size)| format!("dimension {name:?} of {size}"))), "")?;
-        // Whatever is wrong with these is so on every rank.
+        // Errors of this check are the same on every rank.
         check(comm.world_size(), dimensions)?;
         let mut made = Vec::with_capacity(dimensions.len());
         let mut stride = comm.world_size();
@@ -66,13 +66,13 @@ impl Mesh {
         Ok(Self { comm: comm.clone(), dimensions: made })
     }
 
-    /// Arranges ranks by the hosts that they are on: `outer` over the hosts, `inner` over the ranks of each, which share memory or fast links: to shard
-    /// along `inner` and replicate along `outer`. Collective.
+    /// Arranges ranks by host: `outer` over the hosts, `inner` over the ranks of each host, which share memory or fast
+    /// links. Shard along `inner` and replicate along `outer`. Collective.
     ///
     /// # Errors
     ///
-    /// `Unsupported` on every rank where hosts have different numbers of ranks, or the ranks of a host are not numbered one behind the other; and as
-    /// for [`new`](Self::new).
+    /// `Unsupported` on every rank if hosts have different numbers of ranks, or the ranks of a host are not
+    /// consecutive; and those of [`new`](Self::new).
     pub fn by_host(comm: &Communicator, outer: &str, inner: &str) -> Result<Self> {
         let mut all = vec![[0_u64; 2]; comm.world_size()];
         comm.all_gather_into(&[[comm.local_rank() as u64, comm.local_world_size() as u64]], &mut all)?;
@@ -93,51 +93,53 @@ impl Mesh {
         Self::new(comm, &[(outer, comm.world_size() / each), (inner, each)])
     }
 
-    /// The communicator along a dimension: the ranks whose other coordinates are this one's, in order of their coordinate.
+    /// Returns the communicator along a dimension: the ranks whose other coordinates are this one's, in order of their
+    /// coordinate.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such dimension.
+    /// `InvalidArgument` if there is no such dimension.
     pub fn dimension(&self, name: &str) -> Result<&Communicator> {
         self.find("Mesh::dimension", name).map(|found| &self.dimensions[found].slice)
     }
 
-    /// This rank's coordinate along a dimension.
+    /// Returns this rank's coordinate along a dimension.
     ///
     /// # Errors
     ///
-    /// As for [`dimension`](Self::dimension).
+    /// Those of [`dimension`](Self::dimension).
     pub fn coordinate(&self, name: &str) -> Result<usize> {
         self.find("Mesh::coordinate", name).map(|found| self.dimensions[found].coordinate)
     }
 
-    /// How many ranks there are along a dimension.
+    /// Returns the number of ranks along a dimension.
     ///
     /// # Errors
     ///
-    /// As for [`dimension`](Self::dimension).
+    /// Those of [`dimension`](Self::dimension).
     pub fn size(&self, name: &str) -> Result<usize> {
         self.find("Mesh::size", name).map(|found| self.dimensions[found].size)
     }
 
-    /// The dimensions, with their sizes, the slowest first.
+    /// Returns the dimensions with their sizes, the slowest first.
     pub fn dimensions(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
         self.dimensions.iter().map(|dimension| (dimension.name.as_str(), dimension.size))
     }
 
-    /// All ranks.
+    /// Returns the communicator of all ranks.
     #[must_use]
     pub fn whole(&self) -> &Communicator {
         &self.comm
     }
 
-    /// A communicator along several dimensions at once, in the order of the mesh whatever the order of the names: gradients averaged over data- and
-    /// context-parallel ranks. Collective over all ranks of the mesh.
+    /// Creates a communicator along several dimensions at once, for example to average gradients over data- and
+    /// context-parallel ranks. Ranks are in the order of the mesh, whatever the order of the names. Collective over all
+    /// ranks of the mesh.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such dimension, a name comes twice, or there is none; `Mismatch` where ranks name different dimensions; those of
-    /// [`Communicator::split`].
+    /// `InvalidArgument` if there is no such dimension, a name is duplicate, or there is none; `Mismatch` if ranks name
+    /// different dimensions; those of [`Communicator::split`].
     pub fn flatten(&self, names: &[&str]) -> Result<Communicator> {
         const CALL: &str = "Mesh::flatten";
         agree(&self.comm, CALL, &listed(names.iter().map(|name| format!("dimension {name:?}"))), "")?;
@@ -166,7 +168,7 @@ fn listed(lines: impl Iterator<Item = String>) -> Listed {
     Listed { noun: "dimensions", lines: lines.collect() }
 }
 
-/// The ranks of one colour.
+/// Splits off the ranks of one colour.
 fn slice_of(comm: &Communicator, color: usize, key: usize) -> Result<Communicator> {
     let slice = comm.split(Some(color as u32), key as i64)?;
     slice.ok_or_else(|| Error::argument(NEW, "a split left this rank out".to_owned()))

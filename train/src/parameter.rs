@@ -1,4 +1,4 @@
-//! What a model's parameters look like, and the element types of their gradients.
+//! The parameters of a model, and the element types of their gradients.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use half::{bf16, f16};
 use collectives::{DType, Data, Element};
 use collectives::{Error, Result};
 
-/// A parameter of the model: what a gradient is for.
+/// A parameter of the model, which has a gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name, for errors and checkpoints; need not be unique where there are none.
+    /// Its name, for errors and checkpoints. Without checkpoints it need not be unique.
     pub name: String,
     /// Its dimensions; no dimensions for a single number.
     pub shape: Vec<usize>,
@@ -20,13 +20,13 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// A parameter whose gradient has elements of type `T`.
+    /// Creates a parameter whose gradient has elements of type `T`.
     #[must_use]
     pub fn new<T: Float>(name: impl Into<String>, shape: &[usize]) -> Self {
         Self { name: name.into(), shape: shape.to_vec(), dtype: T::ELEMENT_TYPE }
     }
 
-    /// How many elements it has; `None` where that is more than an address space holds.
+    /// Returns the number of its elements; `None` if that is more than an address space holds.
     pub(super) fn len(&self) -> Option<usize> {
         if self.shape.contains(&0) {
             return Some(0);
@@ -42,7 +42,7 @@ impl fmt::Display for Parameter {
     }
 }
 
-/// Checks that a buffer of `len` `T`s is of the type and length that are wanted.
+/// Checks that a buffer of `len` `T`s has the expected type and length.
 pub(super) fn check_fit<T: Data>(
     call: &'static str,
     whose: fmt::Arguments<'_>,
@@ -59,30 +59,32 @@ pub(super) fn check_fit<T: Data>(
     Ok(())
 }
 
-/// The float types that gradients come in: `f32`, `f64`, `f16`, `bf16`. No others can implement it, since none are an [`Element`].
+/// The float types of gradients: `f32`, `f64`, `f16`, `bf16`. No other type can implement it, since no other float is
+/// an [`Element`].
 pub trait Float: Element {
-    /// Its value, exact but for an `f64`, which is rounded to nearest.
+    /// Returns its value, exactly, except for an `f64`, which is rounded to nearest.
     fn to_f32(self) -> f32;
 
-    /// Its value.
+    /// Returns its value.
     fn to_f64(self) -> f64;
 
-    /// The nearest of this type.
+    /// Returns the nearest value of this type.
     fn from_f32(value: f32) -> Self;
 
-    /// The nearest of this type.
+    /// Returns the nearest value of this type.
     fn from_f64(value: f64) -> Self;
 
-    /// The sum of two, rounded once.
+    /// Returns the sum, rounded once.
     #[must_use]
     fn plus(self, other: Self) -> Self;
 
-    /// As [`to_f32`](Float::to_f32) for slices of equal lengths; of unequal ones, what both have.
+    /// Applies [`to_f32`](Float::to_f32) to slices of equal lengths. If lengths differ, to the elements that both have.
     fn widen(from: &[Self], into: &mut [f32]) {
         into.iter_mut().zip(from).for_each(|(wide, narrow)| *wide = narrow.to_f32());
     }
 
-    /// As [`from_f32`](Float::from_f32) for slices of equal lengths; of unequal ones, what both have.
+    /// Applies [`from_f32`](Float::from_f32) to slices of equal lengths. If lengths differ, to the elements that both
+    /// have.
     fn narrow(from: &[f32], into: &mut [Self]) {
         into.iter_mut().zip(from).for_each(|(narrow, wide)| *narrow = Self::from_f32(*wide));
     }
@@ -124,8 +126,8 @@ impl Float for f64 {
     }
 }
 
-/// `value` as an `f32` that any narrower format rounds as it would round `value` itself: cut off, with the last bit set where something was
-/// cut (rounding to odd).
+/// Converts `value` to an `f32` that any narrower format rounds as it would round `value` itself: truncated, with the
+/// last bit set if bits were lost (rounding to odd).
 #[inline]
 fn narrow_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -157,7 +159,7 @@ macro_rules! sixteen_bits {
                 Self::from_f32(value)
             }
             fn from_f64(value: f64) -> Self {
-                // The crate's own way rounds twice, or drops what decides a tie.
+                // The conversion of the crate `half` rounds twice, or drops the bits that decide a tie.
                 Self::from_f32(narrow_to_odd(value))
             }
             fn plus(self, other: Self) -> Self {
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn numbers_next_to_a_tie_go_to_their_own_side() {
-        // The tie lies in the middle of 1 and the next number; an f32 cannot tell these from it.
+        // The tie is halfway between 1 and the next number. An f32 cannot distinguish these from it.
         for (tie, next) in [(1.0 + 2_f64.powi(-11), 1.0 + 2_f64.powi(-10)), (-1.0 - 2_f64.powi(-11), -1.0 - 2_f64.powi(-10))] {
             assert_eq!(<f16 as Float>::from_f64(tie * (1.0 + 1e-14)).to_f64(), next);
             assert_eq!(<f16 as Float>::from_f64(tie * (1.0 - 1e-14)).to_f64(), tie.signum());

@@ -1,4 +1,4 @@
-//! Gradients of matrices that travel as products of two thin ones.
+//! Gradients of matrices that are sent as products of two thin matrices.
 
 use std::ops::Range;
 
@@ -16,17 +16,17 @@ use collectives::{Error, Result};
 /// How [`PowerSgd`] compresses. Every rank must use the same.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgdOptions {
-    /// How many columns the thin matrices have: the rank of what is left of a gradient. Default: 1.
+    /// The number of columns of the thin matrices: the rank of the approximation. Default: 1.
     pub rank: usize,
-    /// Keeps what compression leaves out and adds it to the next step's gradient. Default: yes.
+    /// Whether to keep what compression leaves out and add it to the next step's gradient. Default: yes.
     pub error_feedback: bool,
-    /// Begins each step with the last step's result, which makes it better from step to step. Default: yes.
+    /// Whether each step begins with the last step's result, which improves from step to step. Default: yes.
     pub warm_start: bool,
-    /// How many steps are done uncompressed at first, while gradients change fast. Default: 1000.
+    /// The number of uncompressed first steps, while gradients change fast. Default: 1000.
     pub start_step: u64,
-    /// Matrices that would not become smaller by this factor are left as they are. Default: 2.
+    /// Matrices that would not become smaller by this factor are not compressed. Default: 2.
     pub min_compression_rate: f64,
-    /// What the first thin matrices are drawn from. Default: 0.
+    /// The seed of the first thin matrices. Default: 0.
     pub seed: u64,
 }
 
@@ -38,19 +38,21 @@ impl Default for PowerSgdOptions {
 
 /// A hook that sends low-rank approximations (Vogels, Karimireddy, Jaggi 2019).
 ///
-/// A gradient of two or more dimensions is a matrix M: its first dimension by all others. With Q from the step before, P is the mean of the ranks'
-/// M·Q, made orthonormal, and Q the mean of their Mᵀ·P; every rank then has P·Qᵀ. With `r` columns that sends `r·(rows + columns)` numbers
-/// in place of `rows·columns`. Vectors, and matrices that are too small to gain, go uncompressed with P. All in `f32`.
+/// A gradient of two or more dimensions is a matrix M: its first dimension by all others. Q comes from the step before.
+/// P is the mean of the ranks' M·Q, made orthonormal, and Q the mean of their Mᵀ·P. Every rank then computes P·Qᵀ. With
+/// `r` columns that sends `r·(rows + columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too
+/// small to gain, are sent uncompressed with P. All in `f32`.
 ///
-/// A mean of rank `r` or less comes through exactly, but for rounding, once Q has met it. Of others the error feedback brings what was left
-/// out in later steps.
+/// A mean of rank `r` or less is reproduced exactly, except for rounding, once Q has been computed from it. For other
+/// means the error feedback adds what was left out in later steps.
 ///
-/// Where a matrix is not finite on one rank, or becomes so on the way, all of it is NaN on every rank in that step: what a loss that is
-/// scaled too far is known by. What was left out of it before is then forgotten, and Q is drawn anew, so that later steps are sound.
+/// If a matrix is not finite on one rank, or becomes so during the step, all of it is NaN on every rank in that step.
+/// This is how an overscaled loss is detected. The error kept from earlier steps is then discarded, and Q is drawn
+/// again, so that later steps are correct.
 ///
-/// For buckets in host memory: on a device its first step is `Unsupported`.
+/// For buckets in host memory: on a device its first step returns `Unsupported`.
 ///
-/// Costs, beside each bucket, an `f32` for every element of the matrices that are compressed, and the thin matrices three times.
+/// Costs, for each bucket, an `f32` for every element of the compressed matrices, and three times the thin matrices.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -72,21 +74,21 @@ pub struct PowerSgd<T: Float> {
     op: ReduceOp,
     step: u64,
     matrices: Vec<Matrix>,
-    /// What is not compressed, in the bucket.
+    /// The uncompressed elements, in the bucket.
     others: Vec<Range<usize>>,
-    /// M of every matrix; between steps what is left of it for the next.
+    /// M of every matrix. Between steps, the error kept for the next.
     memory: Vec<f32>,
-    /// Every P, then what is not compressed.
+    /// Every P, then the uncompressed elements.
     left: Option<Flat<f32>>,
     /// Every Q.
     right: Option<Flat<f32>>,
     gradients: Option<Flat<T>>,
     stage: Stage,
-    /// Before `start_step`.
+    /// The hook for steps before `start_step`.
     plain: AllReduce<T>,
 }
 
-/// What is on its way.
+/// The call in progress.
 #[derive(Debug, Default)]
 enum Stage {
     #[default]
@@ -96,7 +98,7 @@ enum Stage {
     Right(Pending<Flat<f32>>),
 }
 
-/// One compressed matrix: where it lies in the bucket, in the memory, and its factors in their buffers.
+/// One compressed matrix: its place in the bucket and in the memory, and its factors' places in their buffers.
 #[derive(Debug)]
 struct Matrix {
     columns: usize,
@@ -107,14 +109,15 @@ struct Matrix {
 }
 
 impl<T: Float> PowerSgd<T> {
-    /// For one bucket. Collective.
+    /// Creates the hook for one bucket. Collective.
     ///
     /// # Errors
     ///
-    /// `Mismatch` where two ranks' options differ, `InvalidArgument` for a rank of 0, `Unsupported` for an op that does not add up, and
-    /// those of [`Communicator::alloc`].
+    /// `Mismatch` if two ranks' options differ, `InvalidArgument` for a rank of 0, `Unsupported` for an op that is not
+    /// a sum, and those of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {
-        // With other seeds, say, the ranks' thin matrices would not fit each other, and nobody would notice.
+        // With different seeds, for example, the ranks' thin matrices would not match, and no other check would detect
+        // that.
         agree(comm, "PowerSgd::new", &Listed::default(), &format!("{options:?}"))?;
         weight(op, comm.world_size())?;
         if options.rank == 0 {
@@ -145,7 +148,7 @@ impl<T: Float> PowerSgd<T> {
         })
     }
 
-    /// Prepares every Q: orthonormal, with new numbers where there are none.
+    /// Prepares every Q: orthonormal, and with new numbers if it has none.
     fn prepare(&self, right: &mut [f32]) {
         for (index, matrix) in self.matrices.iter().enumerate() {
             let right = &mut right[matrix.right.clone()];
@@ -163,7 +166,7 @@ impl<T: Float> PowerSgd<T> {
         }
     }
 
-    /// M ← M + gradient, P ← M·Q, and what is not compressed behind.
+    /// Computes M ← M + gradient and P ← M·Q, and appends the uncompressed elements.
     fn compress_left(&mut self, gradients: &[T], right: &[f32], left: &mut [f32]) {
         for matrix in &self.matrices {
             let memory = &mut self.memory[matrix.memory.clone()];
@@ -180,8 +183,8 @@ impl<T: Float> PowerSgd<T> {
         }
     }
 
-    /// P made orthonormal, Q ← Mᵀ·P, and M ← M − P·Qᵀ: what this rank leaves out. Of a P that is not finite, a Q that is not either: every
-    /// rank has the same P.
+    /// Makes P orthonormal and computes Q ← Mᵀ·P, and M ← M − P·Qᵀ, which is this rank's error. If P is not finite, Q
+    /// is not finite either: every rank has the same P.
     fn compress_right(&mut self, left: &mut [f32], right: &mut [f32]) {
         for matrix in &self.matrices {
             let memory = &mut self.memory[matrix.memory.clone()];
@@ -198,7 +201,8 @@ impl<T: Float> PowerSgd<T> {
         }
     }
 
-    /// The bucket ← P·Qᵀ, and what was not compressed. Where Q, the same on every rank, is not finite, NaN, and nothing is kept for later.
+    /// Computes the bucket ← P·Qᵀ, and the uncompressed elements. If Q, the same on every rank, is not finite: NaN, and
+    /// no error is kept for later.
     fn decompress(&mut self, left: &[f32], right: &[f32], gradients: &mut [T]) {
         let mut product = Vec::new();
         for matrix in &self.matrices {
@@ -221,7 +225,7 @@ impl<T: Float> PowerSgd<T> {
     }
 }
 
-/// How a gradient is compressed, behind the one `before` it; `None` where it is not.
+/// Returns how a gradient is compressed, placed after the one `before` it; `None` if it is not compressed.
 fn compressed(slot: &Slot, options: &PowerSgdOptions, before: Option<&Matrix>) -> Option<Matrix> {
     let [rows, _, ..] = slot.shape[..] else { return None };
     let columns = slot.range.len().checked_div(rows)?;
@@ -241,7 +245,7 @@ fn compressed(slot: &Slot, options: &PowerSgdOptions, before: Option<&Matrix>) -
 
 impl<T: Float> Hook<T> for PowerSgd<T> {
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
-        // Not only once the uncompressed steps are over.
+        // Checked in the first step, not only after the uncompressed steps.
         gradients.host()?;
         self.step += 1;
         if self.step <= self.options.start_step || self.matrices.is_empty() {

@@ -1,26 +1,29 @@
-//! Which samples of a data set a rank takes.
+//! The samples of a data set that a rank takes.
 //!
-//! An epoch's order is a permutation that is computed place by place: a Feistel network of eight rounds over the least even number of bits that the data set's
-//! length has, applied again where it leaves the data set (cycle walking; J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So
-//! nothing is kept for it, whatever the length, and any place of any epoch costs the same.
+//! An epoch's order is a permutation that is computed place by place. It is a Feistel network of eight rounds over the
+//! smallest even number of bits that holds the data set's length, applied again while the result is outside the data
+//! set (cycle walking; J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So it needs no memory,
+//! whatever the length, and any place of any epoch costs the same.
 
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// What happens where a data set cannot be split equally.
+/// What happens if a data set cannot be divided evenly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnevenEnd {
-    /// The first samples of the epoch come once more at its end, until every rank has as many: what torch's `DistributedSampler` does.
+    /// The first samples of the epoch are repeated at its end, until every rank has the same number, as in torch's
+    /// `DistributedSampler`.
     #[default]
     Repeat,
-    /// What would be an unequal rest is left out (torch's `drop_last`): other samples in each epoch where they are shuffled, and the last ones in every epoch
-    /// where they come [in order](Sampler::in_order).
+    /// The uneven rest is left out (torch's `drop_last`). If samples are shuffled, these are others in each epoch. If
+    /// they come [in order](Sampler::in_order), they are always the last ones.
     Drop,
-    /// Each sample comes once. Some ranks have one less than others, so agree on the number of steps, or evaluate without collectives.
+    /// Each sample comes once. Some ranks have one sample less, so agree on the number of steps, or evaluate without
+    /// collectives.
     Keep,
 }
 
-/// Deals out a data set's samples, shuffled by seed and epoch: every rank gets others, without asking anybody.
+/// Divides a data set's samples among the ranks, shuffled by seed and epoch. Ranks do not communicate for this.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -36,33 +39,34 @@ pub enum UnevenEnd {
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// In an epoch's order rank r of n takes the places r, r + n, r + 2·n …, as torch's does. So after k samples on every rank the world has taken the first k·n
-/// places, and any number of ranks can [go on](Self::epoch_from) from there.
+/// In an epoch's order, rank r of n takes the places r, r + n, r + 2·n …, as in torch. So after k samples on every
+/// rank, the ranks have taken the first k·n places, and any number of ranks can [continue](Self::epoch_from) from
+/// there.
 ///
-/// Ranks give the same length, seed and end: nothing is compared.
+/// All ranks must pass the same length, seed and end. This is not compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "DistributedSampler")]
 pub struct Sampler {
     len: usize,
     rank: usize,
     world_size: usize,
-    /// None where samples come in the data set's order.
+    /// None if samples come in the data set's order.
     seed: Option<u64>,
     end: UnevenEnd,
 }
 
 impl Sampler {
-    /// Deals out so many samples over a communicator's ranks, shuffled with seed 0, repeating samples at an uneven end.
+    /// Divides `len` samples among a communicator's ranks, shuffled with seed 0, repeating samples at an uneven end.
     #[must_use]
     pub fn new(comm: &Communicator, len: usize) -> Self {
         Self { len, rank: comm.rank(), world_size: comm.world_size(), seed: Some(0), end: UnevenEnd::default() }
     }
 
-    /// The same for a rank of so many, without a communicator: for a process that loads data for another one.
+    /// Creates the sampler of one rank without a communicator, for a process that loads data for another one.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where the rank is none of the world's.
+    /// `InvalidArgument` if `rank` is not less than `world_size`.
     pub fn of_rank(rank: usize, world_size: usize, len: usize) -> Result<Self> {
         if rank >= world_size {
             return Err(Error::argument("Sampler::of_rank", format!("rank {rank} is none of a world of {world_size}")));
@@ -82,21 +86,22 @@ impl Sampler {
         Self { seed: None, ..self }
     }
 
-    /// Does something else at an uneven end.
+    /// Sets what happens at an uneven end.
     #[must_use]
     pub fn with_end(self, end: UnevenEnd) -> Self {
         Self { end, ..self }
     }
 
-    /// This rank's samples of an epoch, by their numbers in the data set. Each costs some hundred nanoseconds.
+    /// Returns this rank's samples of an epoch, as indices into the data set. Each costs a few hundred nanoseconds.
     #[must_use]
     pub fn epoch(&self, epoch: u64) -> Samples {
         self.rest_of(epoch, 0)
     }
 
-    /// This rank's samples of what is left of an epoch of which the whole world has taken so many, as a rule steps × batch × ranks then. The world may have
-    /// had another size. Nothing comes twice, but for what is [repeated](UnevenEnd::Repeat) at the end. What was repeated may be counted too: where all samples
-    /// were taken, and some of them twice, nothing is left.
+    /// Returns the rest of this rank's samples in an epoch of which all ranks together have already taken `taken`
+    /// samples (usually steps × batch size × ranks at that time). The number of ranks may have changed. No sample comes
+    /// twice, except those [repeated](UnevenEnd::Repeat) at the end. `taken` may include repeated samples: if all
+    /// samples were taken, and some of them twice, nothing is left.
     ///
     /// ```
     /// use collectives_train::{Sampler, UnevenEnd};
@@ -113,7 +118,8 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where more were taken than an epoch has: its length, and where samples are repeated less than twice that, or one for each rank.
+    /// `InvalidArgument` if `taken` is more than an epoch has: its length. With repeated samples, an epoch has less
+    /// than twice its length, or one for each rank.
     pub fn epoch_from(&self, epoch: u64, taken: usize) -> Result<Samples> {
         if taken > self.most_taken() {
             let (len, most) = (self.len, self.most_taken());
@@ -123,7 +129,8 @@ impl Sampler {
         Ok(self.rest_of(epoch, taken))
     }
 
-    /// How many samples a world can have taken in one epoch. Of how many ranks it was, nobody says: of no more than there are samples, or as many as now.
+    /// Returns how many samples the ranks can have taken in one epoch. Their number then is unknown: it is assumed to
+    /// be at most the number of samples, or the present number of ranks.
     fn most_taken(&self) -> usize {
         match (self.end, self.len) {
             (UnevenEnd::Repeat, 1..) => (self.len - 1).saturating_add(self.len).max(self.world_size),
@@ -171,16 +178,16 @@ impl Iterator for Samples {
 
 impl ExactSizeIterator for Samples {}
 
-/// The place so many behind another one, beginning anew at the end.
+/// Returns the place `by` places after another one, wrapping around at the end.
 fn place_behind(place: usize, by: usize, len: usize) -> usize {
     ((place as u128 + by as u128) % (len as u128).max(1)) as usize
 }
 
-/// A permutation of the numbers below some length.
+/// A permutation of the numbers below a length.
 #[derive(Debug, Clone, Copy)]
 struct Permutation {
     len: u64,
-    /// Of each half of a number.
+    /// The bits of each half of a number.
     half_bits: u32,
     keys: [u64; ROUNDS],
 }
@@ -199,10 +206,11 @@ impl Permutation {
         Self { len, half_bits: bits.div_ceil(2).max(1), keys }
     }
 
-    /// The number at a place below the length.
+    /// Returns the number at a place, which is below the length.
     fn at(&self, place: usize) -> usize {
         let mut number = place as u64;
-        // At most four times as many numbers as places: few steps lead back in, and each number has one that leads to it.
+        // There are at most four times as many numbers as places. So few steps lead back in, and each number has one
+        // predecessor.
         loop {
             number = self.scrambled(number);
             if number < self.len {
@@ -211,7 +219,7 @@ impl Permutation {
         }
     }
 
-    /// A permutation of the numbers of twice the bits of a half.
+    /// Permutes the numbers of twice the bits of a half.
     fn scrambled(&self, number: u64) -> u64 {
         let mask = (1_u64 << self.half_bits) - 1;
         let (mut left, mut right) = (number >> self.half_bits, number & mask);
@@ -222,10 +230,11 @@ impl Permutation {
     }
 }
 
-/// 2⁶⁴ over the golden ratio: the step of SplitMix64.
+/// 2⁶⁴ divided by the golden ratio: the step of SplitMix64.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finaliser of SplitMix64 (G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+/// Computes the finaliser of SplitMix64 (G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudorandom Number
+/// Generators", 2014).
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -272,7 +281,7 @@ mod tests {
 
     #[test]
     fn every_sample_is_as_often_at_every_place() {
-        // Of 20 places over 20,000 seeds each sample has each place 1,000 times, give or take 31.
+        // Over 20,000 seeds each sample is at each of 20 places 1,000 times, give or take 31.
         let mut counts = [[0_u32; 20]; 20];
         for seed in 0..20_000 {
             let order = Permutation::new(20, seed, 0);

@@ -1,4 +1,4 @@
-//! What is lent to an optimiser: one rank's share of parameters, and of the gradients for them.
+//! The data lent to an optimiser: one rank's share of parameters and of their gradients.
 
 use std::any::Any;
 use std::fmt;
@@ -14,37 +14,37 @@ use collectives::{Error, Result};
 
 /// This rank's share of one bucket, to be updated.
 pub struct Shard<'a> {
-    /// The bucket's number; of [`FullySharded`](super::FullySharded), the unit's.
+    /// The bucket's number; in a [`FullySharded`](super::FullySharded), the unit's.
     pub bucket: usize,
-    /// Its layout: which parameters lie where in it.
+    /// Its layout: the places of the parameters in it.
     pub layout: &'a BucketLayout,
-    /// Which of the bucket's elements are this rank's. Behind the last gradient they are zeros.
+    /// The bucket's elements that are this rank's. After the last gradient they are zeros.
     pub range: Range<usize>,
     /// A `Flat` of the bucket's type.
     pub(super) parameters: &'a mut dyn Any,
-    /// Another one; this rank's are in `own_gradients`.
+    /// Another `Flat`; this rank's elements are in `own_gradients`.
     pub(super) gradients: &'a dyn Any,
     pub(super) own_gradients: Range<usize>,
 }
 
 impl Shard<'_> {
-    /// The parameters, and the averaged gradients for them.
+    /// Returns the parameters, and their averaged gradients.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where `T` is not the bucket's type ([`BucketLayout::dtype`]).
+    /// `InvalidArgument` if `T` is not the bucket's type ([`BucketLayout::dtype`]).
     pub fn values<T: Float>(&mut self) -> Result<(&mut [T], &[T])> {
         let own = self.own_gradients.clone();
         let (parameters, gradients) = self.typed::<T>("values")?;
         Ok((parameters.host_mut()?, &gradients.host()?[own]))
     }
 
-    /// The parameters, and the averaged gradients for them, where they are on a device. To be used on the optimiser's stream, or ordered by
-    /// events of cudarc's; once `update` returns they are taken back.
+    /// Returns the parameters, and their averaged gradients, if they are on a device. Use them on the optimiser's
+    /// stream, or order the use by cudarc's events. The loan ends when `update` returns.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where `T` is not the bucket's type, or it is in host memory.
+    /// `InvalidArgument` if `T` is not the bucket's type, or it is in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_values<T: Float>(&mut self) -> Result<(CudaViewMut<'_, T>, CudaView<'_, T>)> {
         let own = self.own_gradients.clone();
@@ -54,7 +54,7 @@ impl Shard<'_> {
         Ok((parameters.as_view_mut(), gradients.device_view(own).ok_or_else(on_host)?))
     }
 
-    /// This rank's share of the parameters, and the gradients among which its share is.
+    /// Returns this rank's share of the parameters, and the gradients that include its share.
     fn typed<T: Float>(&mut self, call: &'static str) -> Result<(&mut Flat<T>, &Flat<T>)> {
         let both = self.parameters.downcast_mut().zip(self.gradients.downcast_ref());
         both.ok_or_else(|| Error::argument(call, format!("bucket {} holds elements of {}", self.bucket, self.layout.dtype)))

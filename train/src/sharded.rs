@@ -1,4 +1,4 @@
-//! An optimiser whose state is dealt out over the ranks (ZeRO, stage 1).
+//! An optimiser whose state is sharded over the ranks (ZeRO, stage 1).
 
 use std::fmt;
 use std::ops::Range;
@@ -21,11 +21,12 @@ use collectives::interop::Memory;
 use collectives::{Buffer, BufferMut};
 use collectives::{Error, Result};
 
-/// Averages gradients and lets each rank update its share of the parameters: so each keeps the optimiser's state for that share alone.
+/// Averages gradients and lets each rank update its share of the parameters, so that each keeps only the optimiser's
+/// state for that share.
 ///
-/// A bucket's gradients are reduced and scattered in the background as it is filled; [`reduce`](Self::reduce) waits for them.
-/// [`Shards::update`] then lets the caller's optimiser work on this rank's share of each bucket, and gathers every rank's share, one bucket
-/// while the next is updated.
+/// A bucket's gradients are reduced and scattered in the background as it is filled; [`reduce`](Self::reduce) waits for
+/// them. Then [`Shards::update`] calls the caller's optimiser for this rank's share of each bucket. It gathers every
+/// rank's share of one bucket while the next is updated.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -55,24 +56,28 @@ use collectives::{Error, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// With an op's sums in the same order the result has the same bits as an all-reduce and the same optimiser on every rank: always for
-/// two ranks, for more under [`Config::reproducible`](collectives::Config::reproducible) or in shared memory.
+/// If the op sums in the same order, the result has the same bits as an all-reduce and the same optimiser on every
+/// rank. That always holds for two ranks, and for more under
+/// [`Config::reproducible`](collectives::Config::reproducible) or in shared memory.
 ///
-/// **Memory**, of each rank of n, for parameters of N bytes: N for the buckets, N/n for this rank's share of the parameters, and the
-/// caller's state for that share: 2·N/n for Adam in place of 2·N. Buckets are filled up to a multiple of n elements.
+/// **Memory** of each of n ranks, for parameters of N bytes: N for the buckets, N/n for this rank's share of the
+/// parameters, and the caller's state for that share: 2·N/n for Adam instead of 2·N. Buckets are padded to a multiple
+/// of n elements.
 ///
-/// **Traffic**: as an all-reduce of the gradients. State is saved and loaded by the caller; another world size has other shares: with the feature
-/// `checkpoint`, the module `checkpoint` saves by one and loads by another.
+/// **Traffic**: the same as an all-reduce of the gradients.
 ///
-/// On devices too: [`on_device`](Self::on_device).
+/// The caller saves and loads the state. Another world size has other shares: with the feature `checkpoint`, the module
+/// `checkpoint` saves with one world size and loads with another.
+///
+/// On devices, see [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
 pub struct ShardedOptimizer {
     buckets: Buckets,
-    /// Which parameters' values have come.
+    /// Which parameters have values.
     loaded: Vec<bool>,
 }
 
-/// A trainer keeps it beside the communicator, and moves both into a thread.
+/// A trainer keeps it with the communicator, and moves both into a thread.
 const _: () = {
     const fn sendable<T: Send + 'static>() {}
     sendable::<ShardedOptimizer>();
@@ -83,15 +88,15 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`DataParallel::new`](super::DataParallel::new).
     pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
         Self::in_place(comm, "ShardedOptimizer::new", &Place::Host, parameters, &options)
     }
 
-    /// As [`new`](Self::new), with buckets and shares on the stream's device, as
-    /// [`DataParallel::on_device`](super::DataParallel::on_device) has them: parameters and gradients are handed in as device buffers,
-    /// [`Shard::device_values`] lends device slices to the optimiser, and [`Updated::device_parameter`] gives one. Neither
-    /// [`reduce`](Self::reduce) nor [`Shards::update`] waits for the device. Collective.
+    /// Does the same as [`new`](Self::new), but with buckets and shares on the stream's device, as in
+    /// [`DataParallel::on_device`](super::DataParallel::on_device). Parameters and gradients are passed as device
+    /// buffers. [`Shard::device_values`] lends device slices to the optimiser, and [`Updated::device_parameter`]
+    /// returns one. Neither [`reduce`](Self::reduce) nor [`Shards::update`] waits for the device. Collective.
     ///
     /// ```no_run
     /// # use collectives_train::{Options, Parameter, ShardedOptimizer};
@@ -117,7 +122,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// As for [`DataParallel::on_device`](super::DataParallel::on_device).
+    /// Those of [`DataParallel::on_device`](super::DataParallel::on_device).
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,
@@ -135,30 +140,31 @@ impl ShardedOptimizer {
         Ok(Self { buckets, loaded })
     }
 
-    /// The buckets, in the order in which they are launched.
+    /// Returns the buckets, in the order in which they are launched.
     pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
         self.buckets.layouts()
     }
 
-    /// The parameter of this number.
+    /// Returns the parameter with this number.
     #[must_use]
     pub fn parameter(&self, parameter: usize) -> Option<&Parameter> {
         self.buckets.parameter(parameter)
     }
 
-    /// Which elements of each bucket are this rank's. [`Slot::overlap`](super::Slot::overlap) says what they are of a parameter; with the feature
-    /// `checkpoint` they are saved and loaded by any world size (`checkpoint::Writer::shares`).
+    /// Returns which elements of each bucket are this rank's. [`Slot::overlap`](super::Slot::overlap) converts them to
+    /// elements of a parameter. With the feature `checkpoint`, any world size can save and load them
+    /// (`checkpoint::Writer::shares`).
     pub fn shares(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
         self.buckets.layouts().map(|layout| own_range(self.buckets.comm(), layout))
     }
 
-    /// How many elements this rank's share of each bucket has: what state is to be kept for.
+    /// Returns the number of elements of this rank's share of each bucket, for which the caller keeps state.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
         self.shares().map(|range| range.len())
     }
 
-    /// Copies the root's values of a parameter to every rank, and this rank's share of them into the optimiser. Every parameter is
-    /// broadcast, or [`load`](Self::load)ed, before the first step. Collective.
+    /// Copies the root's values of a parameter to every rank, and this rank's share of them into the optimiser. Every
+    /// parameter must be broadcast, or [`load`](Self::load)ed, before the first step. Collective.
     ///
     /// # Errors
     ///
@@ -172,7 +178,8 @@ impl ShardedOptimizer {
         self.load(parameter, values)
     }
 
-    /// Takes a parameter's values, which must be the same on every rank, from this one: after a checkpoint was read, say.
+    /// Takes a parameter's values, which must be the same on every rank, from this rank. For example after reading a
+    /// checkpoint.
     ///
     /// # Errors
     ///
@@ -201,11 +208,11 @@ impl ShardedOptimizer {
         self.buckets.typed_mut::<T>(bucket)?.share_mut()?.check_put(values)
     }
 
-    /// As [`DataParallel::accumulate`](super::DataParallel::accumulate).
+    /// Does the same as [`DataParallel::accumulate`](super::DataParallel::accumulate).
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of that function.
     pub fn accumulate<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -213,11 +220,11 @@ impl ShardedOptimizer {
         self.buckets.take("accumulate", parameter, gradient.memory(), false)
     }
 
-    /// As [`DataParallel::ready`](super::DataParallel::ready).
+    /// Does the same as [`DataParallel::ready`](super::DataParallel::ready).
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of that function.
     pub fn ready<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -225,22 +232,23 @@ impl ShardedOptimizer {
         self.buckets.take("ready", parameter, gradient.memory(), true)
     }
 
-    /// As [`DataParallel::give`](super::DataParallel::give). A gradient is copied where its elements cannot be dealt out evenly.
+    /// Does the same as [`DataParallel::give`](super::DataParallel::give). A gradient is copied if its elements cannot
+    /// be divided evenly.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of that function.
     pub fn give<T: Float>(&mut self, parameter: usize, gradient: impl Into<Flat<T>>) -> Result<()> {
         self.buckets.give("give", parameter, gradient.into())
     }
 
-    /// Launches the other buckets, and waits until this rank has its share of all averaged gradients. Collective.
+    /// Launches the remaining buckets, and waits until this rank has its share of all averaged gradients. Collective.
     ///
     /// # Errors
     ///
-    /// As [`DataParallel::finish`](super::DataParallel::finish); and `InvalidArgument` for a parameter whose values were never given. Only
-    /// this rank gets that error, before it waits for anything. Others wait in their `reduce` until this rank has loaded the values and
-    /// calls again, or until the deadline.
+    /// Those of [`DataParallel::finish`](super::DataParallel::finish), and `InvalidArgument` for a parameter whose
+    /// values were never given. Only this rank gets the latter, before it waits for anything. Other ranks wait in
+    /// `reduce` until this rank has loaded the values and calls again, or until the timeout.
     pub fn reduce(&mut self) -> Result<Shards<'_>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
@@ -259,8 +267,9 @@ pub struct Shards<'a> {
 }
 
 impl<'a> Shards<'a> {
-    /// The norm of all ranks' gradients together: the root of the sum of all squares, added up in `f64`; the same bits on every rank. Collective: one
-    /// all-reduce of one number, on the host. On a device it waits for this rank's sum first.
+    /// Returns the norm of all ranks' gradients together: the root of the sum of all squares, summed in `f64`. Every
+    /// rank gets the same bits. Collective: one all-reduce of one number, on the host. On a device it waits for this
+    /// rank's sum first.
     ///
     /// # Errors
     ///
@@ -273,7 +282,8 @@ impl<'a> Shards<'a> {
         Ok(squares.sqrt())
     }
 
-    /// As [`Averaged::clip_norm`](super::Averaged::clip_norm), of all ranks' shares together. Collective, as [`norm`](Self::norm).
+    /// Does the same as [`Averaged::clip_norm`](super::Averaged::clip_norm), for all ranks' shares together.
+    /// Collective, like [`norm`](Self::norm).
     ///
     /// # Errors
     ///
@@ -285,7 +295,7 @@ impl<'a> Shards<'a> {
         Ok(norm)
     }
 
-    /// As [`Averaged::clip_to`](super::Averaged::clip_to), of this rank's shares. Makes no call.
+    /// Does the same as [`Averaged::clip_to`](super::Averaged::clip_to), for this rank's shares. Makes no call.
     ///
     /// # Errors
     ///
@@ -296,7 +306,7 @@ impl<'a> Shards<'a> {
         self.scale(factor(norm))
     }
 
-    /// Multiplies this rank's shares, where there is a factor: the end of clipping.
+    /// Multiplies this rank's shares by the factor, if there is one: the last part of clipping.
     fn scale(&mut self, factor: Option<f64>) -> Result<()> {
         self.done = Done::Clipped;
         let buckets = &mut self.optimizer.buckets;
@@ -304,7 +314,8 @@ impl<'a> Shards<'a> {
         factor.map_or(Ok(()), |factor| buckets.scale(|layout| own_range(comm, layout), factor))
     }
 
-    /// As [`Averaged::unscale`](super::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
+    /// Does the same as [`Averaged::unscale`](super::Averaged::unscale), for this rank's shares. [`LossScaler::update`]
+    /// informs the other ranks. Makes no call.
     ///
     /// # Errors
     ///
@@ -317,13 +328,16 @@ impl<'a> Shards<'a> {
         buckets.unscale(|layout| own_range(comm, layout), scaler)
     }
 
-    /// Has `update` change this rank's share of each bucket's parameters, and gathers what the others have. Collective.
+    /// Calls `update` for this rank's share of each bucket's parameters, and gathers the other ranks' shares.
+    /// Collective.
     ///
     /// # Errors
     ///
-    /// Those of `update`, and of collectives. No step can follow, nor after a panic of `update`: this rank's shares are changed and the
-    /// others' are not known. Other ranks are not told of an `update` that fails on one: they wait for its shares until the deadline, unless
-    /// it ends the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So what can fail should fail on every rank, or abort.
+    /// Those of `update`, and of collectives. After an error or a panic of `update` no step can follow: this rank's
+    /// shares have changed and those of the others are unknown. Other ranks are not notified if `update` fails on one.
+    /// They wait for its shares until the timeout, unless it aborts the communicator
+    /// ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that fails should fail on every
+    /// rank, or abort.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
         let ShardedOptimizer { buckets, .. } = self.optimizer;
         buckets.go_on(|buckets| {
@@ -346,21 +360,21 @@ pub struct Updated<'a> {
 }
 
 impl Updated<'_> {
-    /// A parameter's values.
+    /// Returns a parameter's values.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such parameter, or `T` is not its type.
+    /// `InvalidArgument` if there is no such parameter, or `T` is not its type.
     pub fn parameter<T: Float>(&self, parameter: usize) -> Result<&[T]> {
         let (flat, range) = self.buckets.slot::<T>("parameter", parameter)?;
         Ok(&flat.host()?[range])
     }
 
-    /// A parameter's values, where they are on a device.
+    /// Returns a parameter's values if they are on a device.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such parameter, `T` is not its type, or it is in host memory.
+    /// `InvalidArgument` if there is no such parameter, `T` is not its type, or it is in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_parameter<T: Float>(&self, parameter: usize) -> Result<CudaView<'_, T>> {
         let (flat, range) = self.buckets.slot::<T>("device_parameter", parameter)?;
@@ -371,7 +385,7 @@ impl Updated<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for any other.
+    /// `InvalidArgument` for any other buffer.
     pub fn copy_to<B>(&self, parameter: usize, destination: &mut B) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,

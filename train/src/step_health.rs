@@ -1,19 +1,19 @@
-//! Whether training steps can go on: the first error or panic in the middle of a step ends them.
+//! Whether training steps can continue: the first error or panic in the middle of a step ends them.
 
 use std::sync::Arc;
 
 use collectives::{Error, Result};
 
-/// What has ended the steps, if anything has.
+/// The cause that has ended the steps, if any.
 #[derive(Debug, Default)]
 pub(super) struct StepHealth {
     failed: Option<Arc<Error>>,
-    /// Hooks or a closure of the caller's are at work; stays so where they panic.
+    /// Set while hooks or a closure of the caller run. Stays set if they panic.
     at_work: bool,
 }
 
 impl StepHealth {
-    /// Refuses to go on after a step that failed.
+    /// Refuses to continue after a step that failed.
     pub(super) fn check(&self, call: &'static str) -> Result<()> {
         let panicked = || Arc::new(Error::argument("train", "a hook or the caller's closure panicked in the middle of a step"));
         match &self.failed {
@@ -23,12 +23,12 @@ impl StepHealth {
         }
     }
 
-    /// A part of a step begins, after which no step can follow where it fails or panics.
+    /// Begins a part of a step after whose failure or panic no step can follow.
     pub(super) fn enter(&mut self) {
         self.at_work = true;
     }
 
-    /// It has ended.
+    /// Ends that part.
     pub(super) fn leave<R>(&mut self, result: Result<R>) -> Result<R> {
         self.at_work = false;
         self.keep(result)

@@ -1,23 +1,24 @@
-//! In which order what a step's gradients can go through comes: over copies of the model, divided by a loss's scale, clipped.
+//! The order of operations on a step's gradients: reduced over replicas of the model, divided by a loss's scale,
+//! clipped.
 
 use collectives::{Error, Result};
 
-/// What was done last with the gradients of a finished step.
+/// The last operation on the gradients of a finished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum Done {
     /// They were reduced over the communicator's ranks.
     #[default]
     Reduced,
-    /// And over ranks with copies of the model.
+    /// They were also reduced over ranks with replicas of the model.
     ReducedOver,
     /// They were divided by a loss's scale.
     Unscaled,
-    /// They were clipped, which may come again.
+    /// They were clipped, which may be repeated.
     Clipped,
 }
 
 impl Done {
-    /// Refuses what comes too late: what makes other gradients of them than the caller means.
+    /// Refuses an operation that comes too late, because its result would not be the one that the caller expects.
     pub(super) fn check(self, call: &'static str, next: Self) -> Result<()> {
         let before = match self {
             Self::Reduced => return Ok(()),

@@ -1,4 +1,4 @@
-//! A file of results, as far as it is compared.
+//! The parts of a file of results that are compared.
 
 use std::fmt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::failure::Failure;
 use crate::input_file;
 
-/// The version of the format that is understood: nccl-tests' third.
+/// The supported version of the format: nccl-tests' third.
 const VERSION: u32 = 3;
 
 #[derive(Debug, Deserialize)]
@@ -74,7 +74,7 @@ impl fmt::Display for Cell {
 }
 
 impl Cell {
-    /// What cells of all sizes have in common.
+    /// Returns what cells of all sizes have in common.
     pub(super) fn line(&self) -> String {
         let words = [&self.collective, &self.op, &self.dtype].into_iter().filter(|word| *word != "none");
         let mut line = words.map(String::as_str).collect::<Vec<_>>().join(" ");
@@ -85,18 +85,18 @@ impl Cell {
     }
 }
 
-/// How that went; medians where it was measured several times.
+/// The figures of a cell; medians if it was measured several times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Figures {
     /// Microseconds per call.
     pub(super) time_us: f64,
-    /// The median of single calls, where they were timed.
+    /// The median of single calls, if they were timed.
     pub(super) p50_us: Option<f64>,
-    /// In 10^9 bytes per second.
+    /// The bus bandwidth in 10^9 bytes per second.
     pub(super) busbw: f64,
-    /// Wrong elements, where they were looked for; all of them together.
+    /// The total of wrong elements, if they were counted.
     pub(super) wrong: u64,
-    /// How often it was measured.
+    /// How many times it was measured.
     pub(super) times: usize,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Figures {
 pub(super) struct Results {
     pub(super) name: String,
     pub(super) start_time: Option<String>,
-    /// What takes from their worth: a busy machine, an early end.
+    /// What makes the results less reliable: a busy machine, an early end.
     pub(super) notes: Vec<String>,
     /// In the order in which they were measured.
     pub(super) cells: Vec<(Cell, Figures)>,
@@ -118,7 +118,7 @@ impl Results {
         Self::parse(name, &text).map_err(|reason| Failure::internal(format!("{}: {reason}", path.display())))
     }
 
-    /// The results in a file's text, or why there are none.
+    /// Reads the results in a file's text, or returns why there are none.
     pub(super) fn parse(name: String, text: &[u8]) -> Result<Self, String> {
         let document: Document =
             serde_json::from_slice(text).map_err(|error| format!("not results that collperf wrote with -J: {error}"))?;
@@ -142,7 +142,7 @@ impl Results {
 }
 
 impl ResultRow {
-    /// What was measured with two buffers, and with one.
+    /// Returns the results with two buffers, and with one.
     fn halves(self) -> Result<Vec<(Cell, Figures)>, String> {
         let Self { size, type_name, redop, root, experiment_name, .. } = self;
         let cell = |in_place| Cell {
@@ -166,7 +166,7 @@ impl ResultRow {
     }
 }
 
-/// The medians of several measurements, of which there is one at least.
+/// Returns the medians of one or more measurements.
 fn medians(all: &[Figures]) -> Figures {
     let middle = |of: fn(&Figures) -> Option<f64>| median(all.iter().filter_map(of).collect());
     Figures {
@@ -178,7 +178,7 @@ fn medians(all: &[Figures]) -> Figures {
     }
 }
 
-/// The one in the middle, or the mean of the two there.
+/// Returns the median: the value in the middle, or the mean of the two there.
 pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let (low, high) = (values.get(values.len().checked_sub(1)? / 2)?, values.get(values.len() / 2)?);

@@ -18,9 +18,9 @@ use table::Comparison;
 
 /// Compares two results that collperf wrote with -J: time, median of single calls and bus bandwidth, cell by cell.
 ///
-/// With one file, shows its cells by peer: that file is what --csv with --cell-ms writes, and may hold lines of other libraries.
-/// Of cells that were measured several times (-N) the medians count. Exit codes: 0; 1 files; 6 usage; 7 a cell took longer than
-/// --threshold allows, or has wrong elements in B.
+/// With one file, shows its cells by peer: that file is written by --csv with --cell-ms, and may hold lines of other
+/// libraries. For cells that were measured several times (-N) the medians count. Exit codes: 0; 1 files; 6 usage; 7 a
+/// cell took longer than --threshold allows, or has wrong elements in B.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf report", bin_name = "collperf report", max_term_width = 110)]
 pub(crate) struct Arguments {
@@ -30,10 +30,10 @@ pub(crate) struct Arguments {
     /// The newer results
     #[arg(value_name = "B.json")]
     b: Option<PathBuf>,
-    /// Fail where a cell of B took more than so many percent longer than in A
+    /// Fail if a cell of B took more than this many percent longer than in A
     #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "b")]
     threshold: Option<f64>,
-    /// Print tables of Markdown, for a pull request or a wiki
+    /// Print Markdown tables, for a pull request or a wiki
     #[arg(long)]
     markdown: bool,
     /// Draw time and bus bandwidth over size
@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(if is_worse { CHECK } else { 0 })
 }
 
-/// Draws the series where that is wanted.
+/// Draws the series if requested.
 fn draw(arguments: &Arguments, heading: &str, below: &str, warning: &str, series: &[Series]) -> Result<(), Failure> {
     arguments.plot.as_ref().map_or(Ok(()), |path| OutputFile::new(path)?.write(&compared(heading, below, warning, series)))
 }

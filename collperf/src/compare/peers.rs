@@ -1,4 +1,5 @@
-//! A file of cells that several libraries' programs have measured: the columns of `--csv` with `--cell-ms`, told apart by their first.
+//! A file of cells that several libraries' programs have measured: the columns of `--csv` with `--cell-ms`, of which
+//! the first names the program.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +10,7 @@ use crate::input_file;
 use crate::report::plot::{Point, Series};
 use crate::row::Half;
 
-/// What an all-reduce with one buffer has behind its op.
+/// The suffix of the op of an all-reduce with one buffer.
 const IN_PLACE: &str = "_inplace";
 
 /// One figure.
@@ -17,21 +18,21 @@ const IN_PLACE: &str = "_inplace";
 struct Cell {
     peer: String,
     transport: String,
-    /// Collective, op, type and ranks: what figures must have in common to stand beside each other.
+    /// Collective, op, type and ranks: figures in one table have the same.
     call: String,
     bytes: usize,
     time_us: f64,
     busbw: f64,
 }
 
-/// What the columns are.
+/// The meaning of the columns.
 const LEGEND: &str = "size: bytes of a rank's larger buffer; (us): median time of a call in microseconds; -: not measured";
 
-/// What is the same call, by size and peer.
+/// The figures of the same call, by size and peer.
 struct Table<'a> {
     title: String,
     peers: Vec<&'a str>,
-    /// Bytes, and each peer's time in words.
+    /// Bytes, and each peer's time as text.
     rows: Vec<(usize, Vec<String>)>,
 }
 
@@ -50,9 +51,9 @@ impl Peers {
         Self::parse(name, &text).map_err(|reason| Failure::usage(format!("{}: {reason}", path.display())))
     }
 
-    /// The cells in a file's text, or why there are none.
+    /// Reads the cells in a file's text, or returns why there are none.
     pub(super) fn parse(name: String, text: &str) -> Result<Self, String> {
-        // A line with too few fields is told by its number; what stands in quotes may have commas.
+        // Errors name the number of a line with too few fields; quoted fields may contain commas.
         let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(text.as_bytes());
         let names = reader.headers().map_err(|error| error.to_string())?.clone();
         let column = |wanted: &str| {
@@ -83,7 +84,7 @@ impl Peers {
         &self.name
     }
 
-    /// A table for each call and transport, with a column for each peer.
+    /// Returns a table for each call and transport, with a column for each peer.
     pub(super) fn text(&self) -> String {
         let mut text = format!("# {}\n#\n# {LEGEND}\n", self.name);
         for Table { title, peers, rows } in self.tables() {
@@ -99,7 +100,7 @@ impl Peers {
         text
     }
 
-    /// The same in Markdown.
+    /// Returns the tables in Markdown.
     pub(super) fn markdown(&self) -> String {
         let cell = |text: &str| format!(" {} |", text.replace('|', "/"));
         let mut text = format!("{}\n", self.name);
@@ -113,7 +114,7 @@ impl Peers {
         text + "\n" + LEGEND + "\n"
     }
 
-    /// A table for each call and transport.
+    /// Returns a table for each call and transport.
     fn tables(&self) -> Vec<Table<'_>> {
         let pairs = self.calls().into_iter().flat_map(|call| self.transports().into_iter().map(move |transport| (call, transport)));
         pairs.filter_map(|(call, transport)| self.table(call, transport)).collect()
@@ -131,7 +132,7 @@ impl Peers {
         (!rows.is_empty()).then(|| Table { title: format!("{call}, {transport}"), peers, rows })
     }
 
-    /// The lines of a picture: a colour for each call and peer, dashed for all transports but the first.
+    /// Returns the lines of a picture: a colour for each call and peer, dashed for all transports but the first.
     pub(super) fn series(&self) -> Vec<Series> {
         let (calls, transports) = (self.calls(), self.transports());
         let peers = distinct(self.cells.iter().map(|cell| &*cell.peer));
@@ -162,7 +163,7 @@ impl Peers {
     }
 }
 
-/// What is there, each once, in the order in which it came.
+/// Returns each value once, in order of first occurrence.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut all = Vec::new();
     for value in values {
@@ -173,7 +174,7 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     all
 }
 
-/// The cell in a line's fields.
+/// Reads the cell in a line's fields.
 fn cell(fields: &[&str]) -> Result<Cell, String> {
     let [peer, transport, collective, op, dtype, ranks, bytes, time] = fields else { return Err("too few columns".to_owned()) };
     let known: Collective = collective.parse()?;

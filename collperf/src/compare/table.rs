@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::file::{Cell, Figures, Results, median};
 use crate::report::plot::{Point, Series};
 
-/// Two results, and what is in both.
+/// Two results, and the cells of both.
 #[derive(Debug)]
 pub(super) struct Comparison {
     a: Results,
@@ -34,30 +34,30 @@ impl Comparison {
         self.both.is_empty()
     }
 
-    /// Whether a cell took more than `threshold` percent longer, or brought wrong elements.
+    /// Whether a cell took more than `threshold` percent longer, or has wrong elements.
     pub(super) fn is_worse(&self, threshold: f64) -> bool {
         self.both.iter().any(|(_, a, b)| is_slower(a, b, threshold) || b.wrong > 0)
     }
 
-    /// Both files in a line.
+    /// Returns both files in one line.
     pub(super) fn heading(&self) -> String {
         format!("A: {} · B: {}", named(&self.a), named(&self.b))
     }
 
-    /// What takes from the worth of either.
+    /// Returns what makes either file less reliable.
     pub(super) fn notes(&self) -> Vec<String> {
         let of = |(whose, results): (&str, &Results)| results.notes.iter().map(|note| format!("{whose}: {note}")).collect::<Vec<_>>();
         [("A", &self.a), ("B", &self.b)].into_iter().flat_map(of).collect()
     }
 
-    /// The same, and what takes from the worth of a comparison of them.
+    /// Returns these notes, and what makes their comparison less reliable.
     fn warnings(&self) -> Vec<String> {
         let few = self.both.iter().any(|(_, a, b)| a.times.min(b.times) < ENOUGH);
         let chance = format!("some cells were measured fewer than {ENOUGH} times, so a difference may be chance; -N 5 measures five times");
         self.notes().into_iter().chain(few.then_some(chance)).collect()
     }
 
-    /// Everything in words.
+    /// Returns everything as text.
     pub(super) fn text(&self, threshold: Option<f64>) -> String {
         let mut text = format!("# A: {}\n# B: {}\n#\n", named(&self.a), named(&self.b));
         text.extend(self.warnings().iter().map(|note| format!("# note: {note}\n")));
@@ -80,7 +80,7 @@ impl Comparison {
         text + &self.summary(threshold)
     }
 
-    /// Everything as tables of Markdown.
+    /// Returns everything as Markdown tables.
     pub(super) fn markdown(&self, threshold: Option<f64>) -> String {
         let mut text = format!("A: {}  \nB: {}\n", plain(&named(&self.a)), plain(&named(&self.b)));
         text.extend(self.warnings().iter().map(|note| format!("\nNote: {note}.\n")));
@@ -124,7 +124,7 @@ impl Comparison {
         text
     }
 
-    /// The lines of a picture: each of both results, in one colour.
+    /// Returns the lines of a picture: one for each result of a pair, in the same colour.
     pub(super) fn series(&self) -> Vec<Series> {
         let mut lines: Vec<(String, [Series; 2])> = Vec::new();
         for (cell, a, b) in self.both.iter().filter(|(cell, ..)| cell.bytes > 0) {
@@ -150,12 +150,12 @@ impl Comparison {
     }
 }
 
-/// So many measurements have a median that one of them by itself does not move.
+/// The fewest measurements whose median a single outlier does not change.
 const ENOUGH: usize = 3;
 
 const HEADER: &str = "#   size (B)     A (us)     B (us)    B/A    A p50 (us)  B p50 (us)    B/A    A busbw  B busbw (GB/s)";
 
-/// What its columns are.
+/// The meaning of the columns.
 const LEGEND: [&str; 4] = [
     "size: bytes of a rank's larger buffer",
     "A, B: time of a call in microseconds, the median where it was measured several times; B/A: above 1, B is slower",
@@ -163,7 +163,7 @@ const LEGEND: [&str; 4] = [
     "busbw: what a link carries in a second, whatever the number of ranks (10^9 bytes); more is better",
 ];
 
-/// The same heads for Markdown.
+/// The same headings for Markdown.
 const MARKDOWN: [&str; 10] =
     ["size (B)", "A (us)", "B (us)", "B/A", "A p50 (us)", "B p50 (us)", "p50 B/A", "A busbw (GB/s)", "B busbw (GB/s)", ""];
 
@@ -171,12 +171,12 @@ fn markdown_row(cells: [&str; MARKDOWN.len()]) -> String {
     format!("|{}\n", cells.map(|cell| format!(" {cell} |")).concat())
 }
 
-/// A name that cannot end a cell.
+/// Returns a name that cannot end a cell.
 fn plain(name: &str) -> String {
     name.replace('|', "/")
 }
 
-/// What is wrong with a cell.
+/// Returns what is wrong with a cell.
 fn mark(a: &Figures, b: &Figures, threshold: Option<f64>) -> String {
     match threshold {
         _ if b.wrong > 0 => format!("{} wrong elements in B", b.wrong),

@@ -43,7 +43,7 @@ fn cells_of_both_are_compared_and_others_listed() {
     assert!(picture.contains(">all_reduce sum float: B<"));
 }
 
-/// The cells of each line of a table, without its rule.
+/// Returns the cells of each line of a table, without its rule.
 fn cells(text: &str) -> Vec<Vec<&str>> {
     let lines = text.lines().filter(|line| line.starts_with('|') && !line.contains("---"));
     lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()

@@ -12,10 +12,10 @@ use nccl_sys::{Library, LoadError};
 use super::finding::Finding;
 use crate::gpus;
 
-/// The most pairs of devices that are asked about.
+/// The most devices whose pairs are checked.
 const MOST_DEVICES: usize = 64;
 
-/// What there is.
+/// Checks the devices and NCCL.
 pub(super) fn look() -> Vec<Finding> {
     let mut findings = Vec::new();
     let devices = gpus::count();
@@ -27,7 +27,7 @@ pub(super) fn look() -> Vec<Finding> {
         Ok(library) => Finding::good("NCCL", format!("{}, {}", library.version(), library.path())),
         Err(error) => Finding::note(
             "NCCL",
-            // The rest is advice, of which there is more below.
+            // The rest is advice, which is given below.
             error.to_string().split(". Install").next().unwrap_or_default(),
             "for GPUs: apt install libnccl2, or pip install nvidia-nccl-cu12 and name its libnccl.so.2 by COLLECTIVES_NCCL_LIBRARY",
         ),
@@ -39,10 +39,10 @@ pub(super) fn look() -> Vec<Finding> {
     findings
 }
 
-/// The NCCL that a communicator would open.
+/// Loads the NCCL that a communicator would open.
 fn nccl() -> Result<&'static Library, LoadError> {
     match env::var_os("COLLECTIVES_NCCL_LIBRARY").filter(|file| !file.is_empty()) {
-        // SAFETY: whoever sets this process's variables vouches for the file, as where a communicator opens it.
+        // SAFETY: the user who sets this process's variables vouches for the file, as when a communicator opens it.
         Some(file) => unsafe { Library::open_file(Path::new(&file)) },
         None => Library::open(),
     }
@@ -58,12 +58,12 @@ fn driver_version() -> String {
     }
 }
 
-/// All pairs of so many devices.
+/// Returns all pairs of `count` devices.
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |one| (0..count).filter(move |other| *other != one).map(move |other| (one, other)))
 }
 
-/// A list of pairs, the first few of them.
+/// Lists the first few pairs.
 fn listed(pairs: &[(usize, usize)]) -> String {
     let few: Vec<String> = pairs.iter().take(4).map(|(one, other)| format!("{one} to {other}")).collect();
     format!("{}{}", few.join(", "), if pairs.len() > few.len() { ", …" } else { "" })
@@ -88,7 +88,7 @@ fn peer_access(count: usize) -> Finding {
     )
 }
 
-/// Atomics on another device's memory are what links have that the PCI bus lacks.
+/// Detects NVLink by atomics on another device's memory, which NVLink has and the PCI bus lacks.
 fn nvlink(count: usize) -> Finding {
     type Ask = unsafe extern "C" fn(*mut c_int, sys::CUdevice_P2PAttribute, sys::CUdevice, sys::CUdevice) -> sys::CUresult;
     // SAFETY: the driver is loaded; the function has had this form since CUDA 8.

@@ -1,27 +1,27 @@
-//! One thing that was looked at.
+//! The result of one check.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What it is, what was found, and what to do about it.
+/// What was checked, what was found, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Finding {
     pub(super) state: State,
     pub(super) subject: String,
     pub(super) found: String,
-    /// Empty where there is nothing to do.
+    /// Empty if there is nothing to do.
     pub(super) advice: String,
 }
 
-/// A host, and what was found there.
+/// A host's name, and what was found there.
 pub(super) type OfHost = (String, Vec<Finding>);
 
-/// How it is.
+/// The state of what was checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum State {
     Good,
-    /// Something is not there that some jobs do without, or that makes them slower.
+    /// Something is missing that only some jobs need, or that makes jobs slower.
     Note,
     /// Jobs fail.
     Bad,
@@ -44,7 +44,7 @@ impl Finding {
         Self::new(State::Bad, subject, found, advice)
     }
 
-    /// Good where it `is_enough`, and a note else.
+    /// Returns a good finding if it `is_enough`, else a note.
     pub(super) fn judged(subject: &str, found: impl fmt::Display, is_enough: bool, advice: &str) -> Self {
         if is_enough { Self::good(subject, found) } else { Self::note(subject, found, advice) }
     }

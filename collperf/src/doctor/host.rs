@@ -1,4 +1,4 @@
-//! What the system says of itself. Whatever it does not say is told as not known, and is no fault.
+//! What the system reports about itself. What it does not report is shown as not known, and is no fault.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use super::finding::Finding;
 use crate::machine::Load;
 use crate::sizes::human;
 
-/// Descriptors that let a rank talk to this many others and keep some files open.
+/// Descriptors for a rank that communicates with this many others and keeps some files open.
 const ENOUGH_DESCRIPTORS: u64 = 4096;
 const LEAST_DESCRIPTORS: u64 = 256;
-/// Bytes of /dev/shm that NCCL's ranks on one host want.
+/// Bytes of /dev/shm that NCCL's ranks on one host need.
 const ENOUGH_SHM: u64 = 1 << 30;
-/// Bytes that a frame should carry on a fast link, and from how many megabits per second one is fast.
+/// Bytes that a frame should carry on a fast link, and the megabits per second from which a link is fast.
 const LARGE_MTU: u64 = 9000;
 const FAST_LINK: u64 = 10_000;
 
-/// Ranks that should find a core each.
+/// Ranks that should each have a core.
 const RANKS: usize = 2;
 
-/// Looks at a system whose files are below `root`.
+/// Checks a system whose files are below `root`.
 pub(super) fn look(root: &Path) -> Vec<Finding> {
     let text = |path: &str| fs::read_to_string(root.join(path)).map(|text| text.trim().to_owned()).ok();
     let has_infiniband = fs::read_dir(root.join("sys/class/infiniband")).is_ok_and(|mut entries| entries.next().is_some());
@@ -39,7 +39,7 @@ pub(super) fn look(root: &Path) -> Vec<Finding> {
     findings
 }
 
-/// A soft limit; `u64::MAX` where there is none.
+/// Returns a soft limit; `u64::MAX` if there is none.
 fn limit(resource: Resource) -> u64 {
     getrlimit(resource).current.unwrap_or(u64::MAX)
 }
@@ -131,7 +131,7 @@ fn huge_pages(shmem: Option<&str>) -> Finding {
     }
 }
 
-/// By which the library finds out that ranks share a host.
+/// Checks how the library recognizes ranks on the same host.
 fn identity(boot: Option<&str>) -> Finding {
     match boot {
         Some(_) => Finding::good("identity of the host", "known"),
@@ -143,7 +143,7 @@ fn identity(boot: Option<&str>) -> Finding {
     }
 }
 
-/// Every interface that is up and not the loopback one.
+/// Checks every interface that is up, except loopback.
 fn links(folder: &Path) -> Vec<Finding> {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect()).unwrap_or_default();
@@ -158,13 +158,13 @@ fn links(folder: &Path) -> Vec<Finding> {
 fn link(path: &Path) -> Option<Finding> {
     let text = |name: &str| fs::read_to_string(path.join(name)).map(|text| text.trim().to_owned()).ok();
     let name = path.file_name()?.to_string_lossy().into_owned();
-    // Some kinds do not know whether they are up, and work.
+    // Some kinds report "unknown", and work.
     let is_up = text("operstate").is_some_and(|state| state == "up" || state == "unknown");
     if name == "lo" || !is_up {
         return None;
     }
     let mtu: u64 = text("mtu")?.parse().ok()?;
-    // Virtual ones have no speed, or say -1.
+    // Virtual interfaces have no speed, or report -1.
     let speed = text("speed").and_then(|speed| speed.parse::<u64>().ok());
     let found = speed.map_or_else(|| format!("mtu {mtu}"), |speed| format!("mtu {mtu}, {speed} Mbit/s"));
     let is_enough = mtu >= LARGE_MTU || speed.is_none_or(|speed| speed < FAST_LINK);

@@ -1,4 +1,4 @@
-//! The store at which ranks meet, without a communicator: that would not start where a firewall is between two of them.
+//! The store at which ranks meet, without a communicator, which would not start if a firewall separates two of them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::job::variable;
 use crate::process::address_towards;
 
-/// The rank and the number of ranks, as launchers tell them.
+/// The launchers' variables for the rank and the number of ranks.
 const NUMBERS: [(&str, &[&str]); 5] = [
     ("RANK", &["WORLD_SIZE"]),
     ("OMPI_COMM_WORLD_RANK", &["OMPI_COMM_WORLD_SIZE"]),
@@ -19,24 +19,24 @@ const NUMBERS: [(&str, &[&str]); 5] = [
     ("SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]),
     ("JOB_COMPLETION_INDEX", &["WORLD_SIZE"]),
 ];
-/// The port of a launcher that names none.
+/// The port if the launcher names none.
 const DEFAULT_PORT: u16 = 29_500;
 
-/// This rank, and what it can say to the others.
+/// This rank, and what it needs to exchange findings with the others.
 pub(super) struct Meeting {
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// How long others may take.
+    /// How long the others may take.
     pub(super) timeout: Duration,
     pub(super) store: PrefixStore,
-    /// The address by which this host reaches the store.
+    /// The address from which this host reaches the store.
     pub(super) address: IpAddr,
-    /// Kept until the others have left.
+    /// Kept until the others have finished.
     _server: Option<TcpStoreServer>,
 }
 
 impl Meeting {
-    /// Goes by the launcher's variables. `timeout` is how long others may take.
+    /// Meets the others as the launcher's variables specify. `timeout` is how long the others may take.
     pub(super) fn join(timeout: Duration) -> Result<Self, Failure> {
         let (rank, world_size) = numbers()?;
         let host = variable("MASTER_ADDR").unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string());
@@ -60,7 +60,7 @@ impl Meeting {
     }
 }
 
-/// What the launcher says, where both numbers are there.
+/// Returns rank and number of ranks from the launcher's variables, if both are set.
 fn numbers() -> Result<(usize, usize), Failure> {
     let number = |name: &str| variable(name).and_then(|value| value.trim().parse::<usize>().ok());
     let found = NUMBERS.into_iter().find_map(|(rank, sizes)| Some((number(rank)?, sizes.iter().find_map(|size| number(size))?)));

@@ -18,11 +18,12 @@ use crate::report::answer;
 use finding::{Finding, OfHost, State};
 use meeting::Meeting;
 
-/// Looks at what this machine has and lacks: driver, NCCL, peer access, NVLink, memory, huge pages, limits, MTU, and whether ranks
-/// reach each other. Says what to do about each.
+/// Checks what this machine has and lacks: driver, NCCL, peer access, NVLink, memory, huge pages, limits, MTU, and
+/// whether ranks reach each other. Prints what to do about each.
 ///
-/// Alone it looks at this machine. Under a launcher, or with -g, it also has one rank of each host connect to those of all others, and
-/// says of other hosts what is different there. Exit code 7 where something would stop a job: a warning is none.
+/// Alone it checks this machine. Under a launcher, or with -g, it also has one rank of each host connect to those of
+/// all others, and prints for other hosts what is different there. Exit code 7 if something would stop a job; a warning
+/// would not.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf doctor", bin_name = "collperf doctor", max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
@@ -30,7 +31,7 @@ pub(crate) struct Arguments {
     job: job::Flags,
 }
 
-/// Looks, and prints what was found.
+/// Runs the checks, and prints the findings.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if arguments.job.are_ranks() { job::run_as(&arguments.job, |_| among_ranks(&arguments.job)) } else { alone() }
 }
@@ -41,7 +42,7 @@ fn alone() -> Result<u8, Failure> {
     Ok(code(&findings))
 }
 
-/// Everything that can be seen of this machine.
+/// Checks everything that is visible on this machine.
 fn look() -> Vec<Finding> {
     let mut findings = host::look(Path::new("/"));
     #[cfg(feature = "cuda")]
@@ -51,12 +52,12 @@ fn look() -> Vec<Finding> {
     findings
 }
 
-/// The exit code.
+/// Returns the exit code.
 fn code(findings: &[Finding]) -> u8 {
     if findings.iter().any(|finding| finding.state == State::Bad) { CHECK } else { 0 }
 }
 
-/// One rank's part: rank 0 prints what all have found.
+/// Runs one rank's part: rank 0 prints what all have found.
 fn among_ranks(flags: &job::Flags) -> Result<u8, Failure> {
     let meeting = Meeting::join(flags.timeout())?;
     let others = reach::Others::meet(&meeting)?;
@@ -64,7 +65,7 @@ fn among_ranks(flags: &job::Flags) -> Result<u8, Failure> {
     others.gather(&findings)?.map_or(Ok(0), |all| tell(&all))
 }
 
-/// Prints what was found on the first host, and on the others what is different there.
+/// Prints the findings on the first host, and on the others what is different there.
 fn tell(all: &[OfHost]) -> Result<u8, Failure> {
     let mut text = String::new();
     let first: BTreeMap<&str, &Finding> =

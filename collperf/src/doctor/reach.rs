@@ -1,6 +1,7 @@
-//! Whether ranks of different hosts reach each other: firewalls between them, and names that lead nowhere.
+//! Whether ranks of different hosts reach each other: firewalls between them, and names that lead to no host.
 //!
-//! All that ranks say here goes through the store at which they meet, so that it arrives whatever is closed between them.
+//! All findings are exchanged through the store at which the ranks meet, so they arrive even if connections between
+//! ranks are blocked.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -17,20 +18,20 @@ use crate::failure::Failure;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Connections that are tried at the same time.
 const AT_ONCE: usize = 64;
-/// Where rank 0 says that it has read everything.
+/// The key that rank 0 sets once it has read everything.
 const END: &str = "end";
 
-/// The hosts of a job, each with the rank that speaks for it.
+/// The hosts of a job, each represented by one rank.
 pub(super) struct Others<'a> {
     meeting: &'a Meeting,
-    /// Accepts, by being there, until this value is gone.
+    /// Accepts connections until this value is dropped.
     _listener: TcpListener,
     places: Vec<Place>,
-    /// The ranks that have not come.
+    /// The ranks that are missing.
     missing: Vec<usize>,
 }
 
-/// Where a rank is.
+/// The place of a rank.
 #[derive(Serialize, Deserialize)]
 struct Place {
     rank: usize,
@@ -41,7 +42,7 @@ struct Place {
 }
 
 impl<'a> Others<'a> {
-    /// Says where this rank listens, and hears it of the others.
+    /// Publishes this rank's address, and reads those of the others.
     pub(super) fn meet(meeting: &'a Meeting) -> Result<Self, Failure> {
         let address = meeting.address;
         let listener = TcpListener::bind((address, 0)).map_err(|error| Failure::io(format!("listening at {address}"), &error))?;
@@ -52,7 +53,7 @@ impl<'a> Others<'a> {
         let (mut places, mut missing) = (vec![], vec![]);
         let began = Instant::now();
         for rank in 0..meeting.world_size {
-            // A moment is left for those who are there when somebody else is not.
+            // Ranks that are present get a moment even if another one is missing.
             let left = meeting.timeout.saturating_sub(began.elapsed()).max(Duration::from_millis(10));
             match meeting.store.get(&key("place", rank), left) {
                 Ok(text) => places.push(from_text::<Place>(&text)?),
@@ -63,19 +64,19 @@ impl<'a> Others<'a> {
         Ok(Self { meeting, _listener: listener, places, missing })
     }
 
-    /// The first rank of each host.
+    /// Returns the first rank of each host.
     fn speakers(&self) -> Vec<&Place> {
         let is_first =
             |place: &&Place| self.places.iter().find(|other| other.identity == place.identity).map(|first| first.rank) == Some(place.rank);
         self.places.iter().filter(is_first).collect()
     }
 
-    /// Whether this rank is one that speaks for its host.
+    /// Whether this rank represents its host.
     pub(super) fn speaks_for_host(&self) -> bool {
         self.speakers().iter().any(|place| place.rank == self.meeting.rank)
     }
 
-    /// Who came, and a connection to every other host.
+    /// Reports which ranks are present, and tries a connection to every other host.
     pub(super) fn probe(&self) -> Vec<Finding> {
         let came = format!("{} of {} came", self.places.len(), self.meeting.world_size);
         let ranks = match self.missing.as_slice() {
@@ -103,14 +104,14 @@ impl<'a> Others<'a> {
         }
     }
 
-    /// Brings what every host has found to rank 0, with the host's name; `None` on the other ranks.
+    /// Collects every host's findings on rank 0, with the host's name; returns `None` on the other ranks.
     pub(super) fn gather(&self, findings: &[Finding]) -> Result<Option<Vec<OfHost>>, Failure> {
         let Meeting { rank, store, timeout, .. } = self.meeting;
-        // Others may still look, and for connections that nobody answers.
+        // The others may still be waiting for connections that get no answer.
         let timeout = *timeout + 4 * PATIENCE;
         store.set(&key("found", *rank), &to_text(&findings)?)?;
         if *rank != 0 {
-            // Rank 0 serves the store, and takes it along when it has read everything.
+            // Rank 0 serves the store, and ends it when it has read everything.
             let _ = store.get(END, timeout);
             return Ok(None);
         }
@@ -124,7 +125,7 @@ impl<'a> Others<'a> {
     }
 }
 
-/// The hosts to which there is no way, and why.
+/// Returns the hosts that cannot be reached, and why.
 fn closed(some: &[&Place]) -> Vec<String> {
     let attempt = |place: &Place| {
         let error = TcpStream::connect_timeout(&place.address, PATIENCE).err()?;
@@ -133,12 +134,12 @@ fn closed(some: &[&Place]) -> Vec<String> {
     thread::scope(|scope| {
         let start = |place| thread::Builder::new().spawn_scoped(scope, move || attempt(place)).map_err(|_| place);
         let attempts: Vec<_> = some.iter().copied().map(start).collect();
-        // Without a thread for each they are tried one after another.
+        // If no thread can be started, the connection is tried here.
         attempts.into_iter().filter_map(|begun| begun.map_or_else(attempt, |thread| thread.join().ok().flatten())).collect()
     })
 }
 
-/// Which kernel, and which network of it.
+/// Identifies the kernel and its network namespace.
 fn identity() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| std::process::id().to_string());
     let network = std::fs::read_link("/proc/self/ns/net").map(|link| link.display().to_string()).unwrap_or_default();

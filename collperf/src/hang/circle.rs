@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::file::{Entry, Record, State};
 use super::group::{Group, awaits};
 
-/// A process: its host and number.
+/// A process: its host and process id.
 type Process<'a> = (&'a str, u32);
 
-/// A call that waits, or has waited until its deadline.
+/// A call that waits, or waited until its deadline.
 #[derive(Debug)]
 struct Waiting<'a> {
     record: &'a Record,
@@ -23,7 +23,7 @@ impl<'a> Waiting<'a> {
         Some(Self { record, entry, process: process(record.rank)?, awaited: awaits(entry).filter_map(process).collect() })
     }
 
-    /// Whether it cannot end before the process of another call, on another communicator, goes on.
+    /// Whether it cannot end until the process of another call, on another communicator, continues.
     fn waits_behind(&self, other: &Self) -> bool {
         self.record.pg_id != other.record.pg_id && self.process != other.process && self.awaited.contains(&other.process)
     }
@@ -34,7 +34,7 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// Every circle of calls in which each waits for the process of the next, in words.
+/// Describes every cycle of calls in which each waits for the process of the next.
 pub(super) fn all(groups: &[Group]) -> Vec<String> {
     let records = groups.iter().flat_map(|group| group.records.values());
     let is_late = |entry: &&Entry| entry.state == State::Started || entry.is_stuck() && entry.error_kind.as_deref() == Some("timeout");
@@ -57,7 +57,7 @@ fn in_words<'a>(circle: impl Iterator<Item = &'a Waiting<'a>>) -> String {
     )
 }
 
-/// The shortest circle through a call.
+/// Returns the shortest cycle through a call.
 fn shortest(waiting: &[Waiting<'_>], start: usize) -> Option<Vec<usize>> {
     let mut before = vec![None; waiting.len()];
     let mut reached = VecDeque::from([start]);

@@ -9,11 +9,11 @@ use serde::Deserialize;
 
 use crate::input_file;
 
-/// The newest version of the format that is understood.
+/// The newest supported version of the format.
 const VERSION: u32 = 1;
 const FORMAT: &str = "collectives flight record";
 
-/// One rank's record of one communicator. Names as in the file.
+/// One rank's record of one communicator. Names are as in the file.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Record {
     pub(super) format: String,
@@ -29,7 +29,7 @@ pub(super) struct Record {
     pub(super) entries: Vec<Entry>,
 }
 
-/// A rank, as every rank knows it.
+/// A rank, as recorded by every rank.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Peer {
     pub(super) rank: usize,
@@ -43,7 +43,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// How far a call is.
+/// The progress of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {
@@ -83,7 +83,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The collective in words, without its number: what ranks must agree on.
+    /// Returns the collective as text without its number: what ranks must agree on.
     pub(super) fn call(&self) -> String {
         if self.profiling_name == "barrier" {
             return "barrier".to_owned();
@@ -94,7 +94,7 @@ impl Entry {
         format!("{}({op}{}, count {}{hash}{root})", self.profiling_name, self.dtype, self.count)
     }
 
-    /// The message in words.
+    /// Returns the message as text.
     pub(super) fn message(&self) -> String {
         let peer = self.peer.map_or_else(|| "any rank".to_owned(), |peer| format!("rank {peer}"));
         let direction = if self.profiling_name == "send" { "send to" } else { "recv from" };
@@ -102,12 +102,12 @@ impl Entry {
         format!("{direction} {peer}{tag} ({}, count {})", self.dtype, self.count)
     }
 
-    /// The collective with its number, or the message.
+    /// Returns the collective with its number, or the message.
     pub(super) fn in_words(&self) -> String {
         self.collective_seq_id.map_or_else(|| self.message(), |number| format!("{} number {number}", self.call()))
     }
 
-    /// Whether it lacked a peer, or still does.
+    /// Whether a peer was missing, or still is.
     pub(super) fn is_stuck(&self) -> bool {
         let lacked = ["timeout", "peer_lost", "aborted"];
         self.state == State::Started
@@ -115,10 +115,10 @@ impl Entry {
     }
 }
 
-/// A file that is no record, and why.
+/// A file that is not a record, and why.
 type Skipped = (PathBuf, String);
 
-/// All records of a folder, and the files that are none.
+/// Reads all records of a folder, and lists the files that are not records.
 pub(super) fn read_all(folder: &Path) -> io::Result<(Vec<Record>, Vec<Skipped>)> {
     let mut paths = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>()?;
     let is_meant = |path: &PathBuf| {

@@ -1,33 +1,33 @@
-//! What can be found.
+//! The possible findings.
 
 use super::file::{Backend, State};
 
-/// One thing that the records of a communicator say.
+/// One finding in the records of a communicator.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Finding {
     /// Others have lost this rank, and it left no record.
     Died { rank: usize, witnesses: Vec<usize>, call: Option<String> },
-    /// These ranks left no record, and nobody says that they are gone. `waiters` wait for them.
+    /// These ranks left no record, and no rank reports them lost. `waiters` wait for them.
     NoRecord { ranks: Vec<usize>, waiters: Vec<usize> },
-    /// Ranks have made different calls under one number: each call, and who made it.
+    /// Ranks have made different calls with the same number: each call, and the ranks that made it.
     Diverged { backend: Backend, number: u64, versions: Vec<(String, Vec<usize>)> },
-    /// A rank has not come to a call in which others wait.
+    /// A rank has not reached a call in which others wait.
     Behind {
         backend: Backend,
         rank: usize,
         call: String,
         waiting: Vec<usize>,
         seconds: f64,
-        /// Its last call, and how far that is.
+        /// Its last call, and its progress.
         last: Option<(String, State)>,
-        /// It has started the call in the background, behind others.
+        /// Whether it has started the call in the background, behind others.
         has_scheduled: bool,
-        /// What its process does on another communicator.
+        /// What its process is doing on another communicator.
         elsewhere: Option<String>,
     },
-    /// All ranks are in one call.
+    /// All ranks are in the same call.
     AllWaiting { call: String, awaited: Vec<(usize, Vec<usize>)> },
-    /// A message waits. `answer`: whether the other end is under way, where its record is there.
+    /// A message waits. `answer`: whether the other end has started, if its record exists.
     Message { rank: usize, message: String, peer: Option<usize>, answer: Option<bool> },
     /// Others have lost this rank, and it wrote a record.
     EndedEarly { rank: usize, witnesses: Vec<usize>, reason: String },
@@ -35,7 +35,7 @@ pub(super) enum Finding {
     Nothing { last: Option<u64> },
 }
 
-/// `rank 3`, `ranks 0-2, 5`.
+/// Lists ranks: `rank 3`, `ranks 0-2, 5`.
 pub(super) fn list(ranks: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for rank in ranks {

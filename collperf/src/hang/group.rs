@@ -9,7 +9,7 @@ use super::finding::{Finding, list};
 /// One communicator.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// By rank.
+    /// The records by rank.
     pub(super) records: BTreeMap<usize, Record>,
 }
 
@@ -17,7 +17,7 @@ pub(super) struct Group {
 type Calls<'a> = BTreeMap<u64, &'a Entry>;
 
 impl Group {
-    /// Sorts records by communicator. Of two of one rank the later one counts.
+    /// Groups records by communicator. Of two records of the same rank the later one counts.
     pub(super) fn all(records: Vec<Record>) -> Vec<Self> {
         let mut groups: BTreeMap<(String, String), BTreeMap<usize, Record>> = BTreeMap::new();
         for record in records {
@@ -30,7 +30,7 @@ impl Group {
         groups.into_values().map(|records| Self { records }).collect()
     }
 
-    /// Any of the records, for what all have alike.
+    /// Returns any of the records, for what all have in common.
     fn any(&self) -> Option<&Record> {
         self.records.values().next()
     }
@@ -39,12 +39,12 @@ impl Group {
         self.any()?.ranks.get(rank)
     }
 
-    /// A rank with its host and process.
+    /// Returns a rank with its host and process.
     pub(super) fn name(&self, rank: usize) -> String {
         self.peer(rank).map_or_else(|| format!("rank {rank}"), Peer::to_string)
     }
 
-    /// A paragraph on this communicator. `all`: every one, for what else its ranks were doing.
+    /// Describes this communicator in a paragraph. `all` has every communicator, for what else its ranks were doing.
     pub(super) fn explain(&self, all: &[Group]) -> String {
         let Some(any) = self.any() else { return String::new() };
         let mut text = format!("communicator {} ({}): {} ranks; {}\n", any.pg_name, any.pg_id, any.world_size, any.wiring);
@@ -57,7 +57,7 @@ impl Group {
         text
     }
 
-    /// What is wrong, worst first.
+    /// Returns what is wrong, worst first.
     pub(super) fn findings(&self, all: &[Group]) -> Vec<Finding> {
         let mut findings = self.absent();
         for backend in [Backend::Host, Backend::Device] {
@@ -76,7 +76,7 @@ impl Group {
         findings
     }
 
-    /// Every rank's collectives of a backend.
+    /// Returns every rank's collectives of a backend.
     fn calls(&self, backend: Backend) -> BTreeMap<usize, Calls<'_>> {
         let of_one = |record: &'_ Record| -> Vec<(u64, usize)> {
             let entries = record.entries.iter().enumerate().filter(|(_, entry)| entry.backend == backend);
@@ -86,7 +86,8 @@ impl Group {
         self.records.iter().map(|(rank, record)| (*rank, calls(record))).collect()
     }
 
-    /// The collectives of the host that every record holds; rings that have wrapped begin at different ones.
+    /// Returns the first and last host collective that every record holds; ring buffers that have wrapped begin at
+    /// different ones.
     fn compared(&self) -> Option<(u64, u64)> {
         let calls = self.calls(Backend::Host);
         let first = calls.values().filter_map(|calls| calls.keys().next()).max()?;
@@ -94,7 +95,7 @@ impl Group {
         (first <= last).then_some((*first, *last))
     }
 
-    /// The ranks without a record: those that others have lost, and the rest.
+    /// Finds the ranks without a record: those that others have lost, and the rest.
     fn absent(&self) -> Vec<Finding> {
         let world_size = self.any().map_or(0, |any| any.world_size);
         let absent: Vec<usize> = (0..world_size).filter(|rank| !self.records.contains_key(rank)).collect();
@@ -110,25 +111,26 @@ impl Group {
         findings
     }
 
-    /// Who says that this rank is gone.
+    /// Returns the ranks that have lost this rank.
     fn lost(&self, rank: usize) -> Vec<usize> {
         let says = |entry: &Entry| entry.error_kind.as_deref() == Some("peer_lost") && entry.error_ranks.contains(&rank);
         self.records.iter().filter(|(_, record)| record.entries.iter().any(says)).map(|(rank, _)| *rank).collect()
     }
 
-    /// What somebody says of the loss of a rank.
+    /// Returns an error that another rank recorded when it lost this rank.
     fn last_words(&self, rank: usize) -> Option<String> {
         let says = |entry: &&Entry| entry.error_kind.as_deref() == Some("peer_lost") && entry.error_ranks.contains(&rank);
         self.records.values().flat_map(|record| &record.entries).find(says).and_then(|entry| entry.error.clone())
     }
 
-    /// The first number under which ranks have made different calls.
+    /// Finds the first number with which ranks have made different calls.
     fn divergence(backend: Backend, calls: &BTreeMap<usize, Calls<'_>>) -> Option<Finding> {
         let numbers: std::collections::BTreeSet<u64> = calls.values().flat_map(|calls| calls.keys().copied()).collect();
         numbers.into_iter().find_map(|number| {
             let mut versions: BTreeMap<String, Vec<usize>> = BTreeMap::new();
             for (rank, calls) in calls {
-                // What is queued is numbered by counting, which may be one off while the call before it is not on record.
+                // Queued calls are numbered by counting, which may be off by one while the call before them is not
+                // recorded.
                 if let Some(entry) = calls.get(&number).filter(|entry| backend == Backend::Device || entry.state != State::Scheduled) {
                     versions.entry(entry.call()).or_default().push(*rank);
                 }
@@ -139,15 +141,15 @@ impl Group {
         })
     }
 
-    /// The ranks that have not come to a call in which others are stuck.
+    /// Finds the ranks that have not reached a call in which others are stuck.
     fn behind(&self, backend: Backend, calls: &BTreeMap<usize, Calls<'_>>, all: &[Group]) -> Vec<Finding> {
         let is_made = |entry: &Entry| backend == Backend::Device || entry.state != State::Scheduled;
         let reached = |calls: &Calls<'_>| calls.iter().rev().find(|(_, entry)| is_made(entry)).map(|(number, _)| *number);
         let Some(front) = calls.values().filter_map(reached).max() else { return Vec::new() };
         let there: Vec<(usize, &Entry)> =
             calls.iter().filter(|(_, calls)| reached(calls) == Some(front)).map(|(rank, calls)| (*rank, calls[&front])).collect();
-        // A collective that is over somewhere has been entered everywhere: the others' records are older, that is all.
-        // Of what is on a device one knows when it is over, and not when it begins.
+        // A collective that has ended on one rank has been entered on all: the others' records are merely older. For
+        // device calls, records show when they end, not when they begin.
         let is_open = |entry: &Entry| entry.is_stuck() || backend == Backend::Device && entry.state != State::Completed;
         if !there.iter().any(|(_, entry)| is_open(entry)) {
             return Vec::new();
@@ -168,7 +170,7 @@ impl Group {
         .collect()
     }
 
-    /// What the process of a rank is stuck in on another communicator.
+    /// Returns what the process of a rank is stuck in on another communicator.
     fn elsewhere(&self, rank: usize, all: &[Group]) -> Option<String> {
         let here = self.any()?;
         let me = self.peer(rank)?;
@@ -183,7 +185,7 @@ impl Group {
             .map(|(record, entry)| format!("{} of communicator {} ({})", entry.in_words(), record.pg_name, record.pg_id))
     }
 
-    /// All ranks are in one call and none is behind: who waits for whom.
+    /// Finds which ranks wait for which, if all are in the same call and none is behind.
     fn all_waiting(&self) -> Option<Finding> {
         let calls = self.calls(Backend::Host);
         let last: Vec<(usize, u64, &Entry)> = calls
@@ -203,7 +205,7 @@ impl Group {
         Some(Finding::AllWaiting { call: format!("{} number {number}", first.call()), awaited })
     }
 
-    /// Messages that wait for their other end.
+    /// Finds messages that wait for their other end.
     fn messages(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (rank, record) in &self.records {
@@ -221,13 +223,13 @@ impl Group {
         findings
     }
 
-    /// Ranks that others have lost and that left a record all the same: they ended in some order.
+    /// Finds ranks that others have lost although they left a record: they ended in an orderly way.
     fn ended_early(&self) -> Vec<Finding> {
         let lost = self.records.iter().filter(|(rank, _)| !self.lost(**rank).is_empty());
         lost.map(|(rank, record)| Finding::EndedEarly { rank: *rank, witnesses: self.lost(*rank), reason: record.reason.clone() }).collect()
     }
 
-    /// Ranks in words, with host and process where they are few.
+    /// Names ranks, with host and process if they are few.
     pub(super) fn names(&self, ranks: &[usize]) -> String {
         const FEW: usize = 4;
         match ranks.len() {
@@ -237,7 +239,7 @@ impl Group {
     }
 }
 
-/// Whom a call waits for, or lacked.
+/// Returns the ranks that a call waits for, or that were missing.
 pub(super) fn awaits(entry: &Entry) -> impl Iterator<Item = usize> {
     let message = entry.peer.filter(|_| entry.collective_seq_id.is_none());
     let mut ranks: Vec<usize> = entry.waiting_for.iter().chain(&entry.error_ranks).copied().chain(message).collect();

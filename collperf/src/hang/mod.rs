@@ -1,4 +1,4 @@
-//! Reads the flight records of a job's ranks and says in words what they were stuck in.
+//! Reads the flight records of a job's ranks and reports what they were stuck in.
 
 mod circle;
 mod file;
@@ -16,29 +16,30 @@ use crate::failure::Failure;
 use crate::report::answer;
 use group::Group;
 
-/// The command line of this task, which has nothing else on it.
+/// The command line of this task, which takes no other flags.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf", max_term_width = 110)]
 pub(crate) struct Arguments {
-    /// Read the flight records in this folder, and say which rank is behind, where calls differ, and who is gone
+    /// Read the flight records in this folder, and report which rank is behind, where calls differ, and which ranks are
+    /// gone
     #[arg(long, value_name = "FOLDER")]
     explain_hang: PathBuf,
 }
 
 impl Arguments {
-    /// Whether this is what a command line asks for.
+    /// Whether the command line asks for this task.
     pub(crate) fn are_meant() -> bool {
         std::env::args().any(|argument| argument == "--explain-hang" || argument.starts_with("--explain-hang="))
     }
 }
 
-/// Prints what the records say.
+/// Prints the findings.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     answer(&explain(&arguments.explain_hang)?)?;
     Ok(0)
 }
 
-/// What the records in a folder say.
+/// Describes the findings in a folder's records.
 pub(crate) fn explain(folder: &Path) -> Result<String, Failure> {
     let (files, skipped) = file::read_all(folder).map_err(|error| Failure::io(format!("reading {}", folder.display()), &error))?;
     let skipped: String = skipped.iter().map(|(path, reason)| format!("skipped {}: {reason}\n", path.display())).collect();

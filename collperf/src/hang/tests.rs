@@ -1,4 +1,4 @@
-//! Records made by hand, for each thing that can be found in them.
+//! Records made by hand, for each possible finding.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::explain;
 
-/// A collective on record.
+/// Returns the record of a collective.
 fn call(number: u64, name: &str, state: &str) -> Value {
     json!({
         "record_id": number, "backend": "host", "is_p2p": false, "collective_seq_id": number, "p2p_seq_id": null, "profiling_name": name,
@@ -17,7 +17,7 @@ fn call(number: u64, name: &str, state: &str) -> Value {
     })
 }
 
-/// With some keys set otherwise.
+/// Returns the entry with some keys changed.
 fn with(mut entry: Value, keys: Value) -> Value {
     entry.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
     entry
@@ -27,7 +27,7 @@ fn message(name: &str, peer: usize, tag: u64, state: &str) -> Value {
     with(call(0, name, state), json!({"is_p2p": true, "collective_seq_id": null, "peer": peer, "tag": tag, "op": null}))
 }
 
-/// A rank's record of a communicator.
+/// Returns a rank's record of a communicator.
 fn record(name: &str, rank: usize, world_size: usize, entries: &[Value]) -> Value {
     let peer = |rank: usize| json!({"rank": rank, "host_name": "a", "pid": 100 + rank});
     json!({
@@ -50,7 +50,7 @@ fn verdict(records: &[Value]) -> String {
     explain(folder.path()).unwrap()
 }
 
-/// Panics where one of the parts is not said.
+/// Panics if one of the parts is missing.
 #[track_caller]
 fn says(verdict: &str, parts: &[&str]) {
     for part in parts {
@@ -246,7 +246,7 @@ fn ranks_that_use_communicators_in_different_orders_are_a_circle() {
         ],
     );
     assert_eq!(said.matches("each waits").count(), 1, "{said}");
-    // Both late for the same call on each: no circle.
+    // Both late for the same call on each: no cycle.
     let alike = [
         record("world", 0, 2, &[world.clone(), late(7, "all_reduce", 1)]),
         record("world/0", 0, 2, &[split.clone(), waits(1, "broadcast", 1)]),

@@ -1,11 +1,11 @@
-//! What was found, in words.
+//! The findings as text.
 
 use super::file::{Backend, State};
 use super::finding::{Finding, list};
 use super::group::Group;
 
 impl Finding {
-    /// In words; `group` names ranks.
+    /// Describes the finding; `group` names ranks.
     pub(super) fn in_words(&self, group: &Group) -> String {
         match self {
             Finding::Died { rank, witnesses, call } => {

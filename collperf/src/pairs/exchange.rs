@@ -1,4 +1,4 @@
-//! What two ranks measure between them. One leads: it says how often, so that both do the same.
+//! Measurements between two ranks. One leads: it determines the repetitions, so that both do the same.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use collectives::{Communicator, Result};
 
 use crate::failure::Failure;
 
-/// Messages there and back: at least and at most so many, and no more after so long.
+/// Round trips: the least and the largest number, and the time after which no more are made.
 const LEAST_ROUND_TRIPS: usize = 20;
 const MOST_ROUND_TRIPS: usize = 200;
 const ROUND_TRIPS: Duration = Duration::from_millis(20);
-/// The largest message by which the length of a stream is chosen: a link may be slow.
+/// The largest message with which the length of a stream is chosen: a link may be slow.
 const PROBE_BYTES: usize = 64 << 10;
-/// Messages of a stream, and streams in a direction.
+/// The most messages of a stream, and the most streams in a direction.
 const MOST_MESSAGES: f64 = 100_000.0;
 const MOST_STREAMS: usize = 4;
 
-/// What a rank measures with one other after another.
+/// The measurements of a rank with one other rank after another.
 pub(super) struct Exchange<'a> {
     comm: &'a Communicator,
     sent: Vec<u8>,
@@ -35,7 +35,7 @@ impl<'a> Exchange<'a> {
         Ok(Self { comm, sent: buffer()?, received: buffer()?, stream })
     }
 
-    /// The bandwidth to another rank in 10^6 bytes per second, and half a round trip in microseconds.
+    /// Measures the bandwidth to another rank in 10^6 bytes per second, and half a round trip in microseconds.
     pub(super) fn measure(&mut self, other: usize, leads: bool) -> Result<[f64; 2]> {
         let latency = if leads { self.ask(other)? } else { self.answer(other)? };
         let bandwidth = if leads {
@@ -49,14 +49,15 @@ impl<'a> Exchange<'a> {
         Ok([bandwidth, latency])
     }
 
-    /// Sends messages and waits for each answer; what the other has not measured it is told at the end.
+    /// Sends messages and waits for each answer. The last message gives the other rank the latency, which it has not
+    /// measured.
     fn ask(&self, other: usize) -> Result<f64> {
         let began = Instant::now();
         let mut times = Vec::new();
         loop {
             let goes_on = times.len() < MOST_ROUND_TRIPS && (times.len() < LEAST_ROUND_TRIPS || began.elapsed() < ROUND_TRIPS);
             let sent = Instant::now();
-            // Zero ends it, and carries the figure.
+            // Zero ends the exchange; the figure follows it.
             let half = if goes_on { 0.0 } else { median(&mut times) / 2.0 };
             self.comm.send(&[f64::from(u8::from(goes_on)), half], other)?;
             if !goes_on {
@@ -78,7 +79,8 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Streams of messages to the other, each as many as the last one says will fill the time, until one comes near to that.
+    /// Sends streams of messages, each as long as should fill the time according to the one before, until one comes
+    /// close to it.
     fn send(&self, other: usize) -> Result<f64> {
         let mut rate = self.stream_of(1, &self.sent[..self.probe()], other)?;
         for attempt in 1..=MOST_STREAMS {
@@ -93,7 +95,7 @@ impl<'a> Exchange<'a> {
         Ok(rate / 1e6)
     }
 
-    /// So many messages and an answer; bytes per second.
+    /// Sends `messages` messages and waits for an answer; returns bytes per second.
     fn stream_of(&self, messages: u64, message: &[u8], other: usize) -> Result<f64> {
         self.comm.send(&[messages][..], other)?;
         let began = Instant::now();
@@ -102,7 +104,7 @@ impl<'a> Exchange<'a> {
         Ok(messages as f64 * message.len() as f64 / began.elapsed().as_secs_f64().max(1e-9))
     }
 
-    /// The other end of them: all but the first are of whole messages.
+    /// Receives these streams: in all but the first, messages have the full length.
     fn receive(&mut self, other: usize) -> Result<()> {
         let mut length = self.probe();
         loop {
@@ -119,13 +121,13 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The length of the first message of all.
+    /// Returns the length of the very first message.
     fn probe(&self) -> usize {
         self.sent.len().min(PROBE_BYTES)
     }
 }
 
-/// The upper median; 0 of none.
+/// Returns the upper median; 0 if there are no times.
 fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(0.0)

@@ -1,4 +1,4 @@
-//! What was measured between all pairs, and what of it is out of line.
+//! The figures of all pairs, and which of them are out of line.
 
 use std::fmt;
 
@@ -6,32 +6,32 @@ use crate::statistics::standing_out;
 
 /// Figures of every pair, in both directions.
 pub(super) struct Matrix {
-    /// The host's name, and the rank that was measured.
+    /// The name of each host, and the rank that was measured.
     names: Vec<(String, usize)>,
     bandwidth: Figures,
     latency: Figures,
-    /// The part by which something has to be worse.
+    /// The fraction by which something has to be worse.
     threshold: f64,
 }
 
-/// One kind of figure: medians of all measurements, and each of those that were made since something looked out of line.
+/// One kind of figure: medians of all measurements, and each repetition after something looked out of line.
 struct Figures {
     median: Table,
     again: Vec<Table>,
 }
 
-/// From each to each.
+/// A value for each ordered pair.
 struct Table {
     count: usize,
     values: Vec<f64>,
 }
 
-/// A kind of figure, and how it is told.
+/// A kind of figure, and how it is described.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
     unit: &'static str,
-    /// Whether more is worse.
+    /// Whether a larger value is worse.
     is_time: bool,
 }
 
@@ -43,22 +43,22 @@ impl Table {
         self.values[from * self.count + to]
     }
 
-    /// The upper median of the pairs that `is_meant` picks; `None` where there are none.
+    /// Returns the upper median of the pairs that `is_meant` selects; `None` if it selects none.
     fn median(&self, is_meant: impl Fn(usize, usize) -> bool) -> Option<f64> {
         let pairs = (0..self.count).flat_map(|from| (0..self.count).map(move |to| (from, to)));
         median(pairs.filter(|(from, to)| from != to && is_meant(*from, *to)).map(|(from, to)| self.at(from, to)).collect())
     }
 }
 
-/// The upper median; `None` of none.
+/// Returns the upper median; `None` if there are no values.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
 impl Matrix {
-    /// Each of `measured` has a row for each member, of bandwidth to and latency with every other. The first says who is to be looked at again,
-    /// and the others whether it is so again.
+    /// Creates the matrix. Each of `measured` has a row for each member, of bandwidth to and latency with every other.
+    /// The first shows what has to be checked again, and the others whether it recurs.
     pub(super) fn new(names: Vec<(String, usize)>, measured: &[Vec<[f64; 2]>], threshold: f64) -> Self {
         let count = names.len();
         let figures = |which: usize| {
@@ -79,12 +79,14 @@ impl Matrix {
         self.kinds().into_iter().any(|(figures, kind)| !self.lines(figures, kind, false).is_empty())
     }
 
-    /// A line for each host and pair that is out of line again and again: what it is, what the others have, and by how much.
+    /// Returns a line for each host and pair that is repeatedly out of line: its figure, that of the others, and the
+    /// difference.
     pub(super) fn findings(&self) -> Vec<String> {
         self.kinds().into_iter().flat_map(|(figures, kind)| self.lines(figures, kind, true)).collect()
     }
 
-    /// A line for each that is out of line in the medians; of those that are so again and again, where that is asked for.
+    /// Returns a line for each host and pair that is out of line in the medians; with `is_again` only those that are so
+    /// repeatedly.
     fn lines(&self, figures: &Figures, kind: Kind, is_again: bool) -> Vec<String> {
         let table = &figures.median;
         let [slow_to, slow_from] = [true, false].map(|sends| self.slow_hosts(figures, kind, sends, is_again));
@@ -111,8 +113,8 @@ impl Matrix {
         lines
     }
 
-    /// For each host, what most of its pairs have in one direction, and what the rest has among itself, where the former is out of line.
-    /// Nothing with one pair, which has no rest.
+    /// Returns, for each host that is out of line in one direction, the figure of most of its pairs and that of the
+    /// rest among itself. With only one pair there is no rest, and so no result.
     fn slow_hosts(&self, figures: &Figures, kind: Kind, sends: bool, is_again: bool) -> Vec<Option<(f64, f64)>> {
         let of = |table: &Table, host: usize| table.median(|from, to| if sends { from == host } else { to == host });
         let slow = |host: usize| {
@@ -134,10 +136,10 @@ impl Matrix {
         slow
     }
 
-    /// The pairs that are out of line while their hosts are not.
+    /// Returns the pairs that are out of line while their hosts are not.
     fn slow_pairs(&self, figures: &Figures, kind: Kind, is_clear: &impl Fn(usize, usize) -> bool, is_again: bool) -> Vec<(usize, usize)> {
         let count = figures.median.count;
-        // A time is that of both directions.
+        // A time is the same in both directions.
         let is_told = |(from, to): &(usize, usize)| from != to && is_clear(*from, *to) && !(kind.is_time && from > to);
         let pairs: Vec<_> = (0..count).flat_map(|from| (0..count).map(move |to| (from, to))).filter(is_told).collect();
         let is_slow = |table: &Table, rest: Option<f64>, (from, to): (usize, usize)| {
@@ -165,7 +167,7 @@ impl Matrix {
     }
 }
 
-/// Two figures, and how far they are apart.
+/// Describes two figures and their difference.
 fn difference(kind: Kind, found: f64, rest: f64, of: &str) -> String {
     let Kind { name, unit, is_time } = kind;
     let (worse, word) = if is_time { (found / rest, "times") } else { ((1.0 - found / rest) * 100.0, "% less than") };
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Hosts whose every pair has 1 MB/s and 10 us, but for what is said.
+    /// Returns hosts whose pairs all have 1 MB/s and 10 us, except for the given ones.
     fn matrix(count: usize, bandwidths: &[(usize, usize, f64)], latencies: &[(usize, usize, f64)]) -> Matrix {
         let mut measured = vec![[1.0, 10.0]; count * count];
         bandwidths.iter().for_each(|(from, to, value)| measured[from * count + to][0] = *value);
@@ -231,7 +233,7 @@ mod tests {
         Matrix::new((0..count).map(|host| (format!("h{host}"), 2 * host)).collect(), &measured, 0.5)
     }
 
-    /// What is measured where every figure is now and then, by chance, several times as bad as the others.
+    /// Returns measurements in which figures are sometimes, by chance, several times as bad as the others.
     fn noisy(random: &mut Random, count: usize, percent: usize) -> Vec<[f64; 2]> {
         let mut worse =
             || if random.below(100) < percent { 2.0 + random.below(800) as f64 / 100.0 } else { 1.0 + random.below(50) as f64 / 100.0 };
@@ -305,7 +307,7 @@ mod tests {
             ];
             assert_eq!(findings, expected);
         }
-        // Of one pair the worse direction.
+        // With one pair, only the worse direction.
         assert_eq!(matrix(2, &[(1, 0, 0.1)], &[]).findings().len(), 1);
     }
 

@@ -1,4 +1,4 @@
-//! Every pair of hosts, measured one against one, and which of them are out of line.
+//! Measures hosts in pairs, and names those that are out of line.
 
 mod exchange;
 mod matrix;
@@ -18,13 +18,13 @@ use matrix::Matrix;
 
 /// Measures every pair of hosts, and names pairs and hosts that are out of line with the rest.
 ///
-/// One rank of each host takes part, and half as many pairs as hosts are measured at a time, so that every host is in one of them:
-/// messages there and back for latency, then a stream of messages in each direction for bandwidth. In host memory, over what the host
-/// backend uses between hosts.
+/// One rank of each host takes part, and half as many pairs as hosts are measured at a time, so that every host is in
+/// one of them: round trips for latency, then a stream of messages in each direction for bandwidth. In host memory,
+/// over what the host backend uses between hosts.
 ///
-/// A host is out of line where most of what it sends (or gets) is slower than what the others exchange, and a pair where it is while its
-/// hosts are not. What looks so is measured again, with all others and shorter streams, and named only if it is so again more often than
-/// chance has it. Exit code 7 where --threshold is given and something is named.
+/// A host is out of line if most of what it sends (or gets) is slower than what the others exchange, and a pair if it
+/// is slower while its hosts are not. What looks so is measured again, with all others and shorter streams, and named
+/// only if it recurs more often than by chance. Exit code 7 if --threshold is given and something is named.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf pairs", bin_name = "collperf pairs", max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
@@ -33,10 +33,10 @@ pub(crate) struct Arguments {
     /// What pairs are made of
     #[arg(long, value_enum, default_value_t = Of::Hosts)]
     of: Of,
-    /// Bytes of the messages of a stream
+    /// Bytes of each message of a stream
     #[arg(short = 'b', long = "bytes", value_name = "SIZE", default_value = "1M", value_parser = sizes::parse)]
     bytes: usize,
-    /// For about how long each stream runs
+    /// How long each stream runs, approximately
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     stream_ms: u32,
     /// By how many percent something has to be slower to be out of line [default: 50]
@@ -53,18 +53,18 @@ enum Of {
     Ranks,
 }
 
-/// The largest message: a pair holds two of them.
+/// The largest message; a pair holds two of them.
 const MOST_BYTES: usize = 1 << 30;
-/// What is out of line where nothing is said.
+/// The default of `--threshold`, in percent.
 const DEFAULT_THRESHOLD: u8 = 50;
-/// How often all is measured again when something looks out of line, and by how much streams are shorter then. Two or three members have few
-/// figures to compare, and so need more of them.
+/// How often everything is measured again if something looks out of line, and by how much streams are shorter then. Two
+/// or three members have few figures to compare, and so need more repetitions.
 const AGAIN: usize = 8;
 const AGAIN_OF_FEW: usize = 12;
 const FEW: usize = 3;
 const SHORTER: u32 = 4;
 
-/// Measures all pairs; rank 0 prints what came of it.
+/// Measures all pairs; rank 0 prints the results.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if !(1..=MOST_BYTES).contains(&arguments.bytes) {
         return Err(Failure::usage(format!("-b {}: a message has 1 byte to 1G", arguments.bytes)));
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let threshold = f64::from(arguments.threshold.unwrap_or(DEFAULT_THRESHOLD)) / 100.0;
         let stream = Duration::from_millis(arguments.stream_ms.into());
         let mut measured = vec![measure(comm, &members, arguments.bytes, stream)?];
-        // All go by what rank 0 sees.
+        // All ranks follow rank 0's result.
         let mut again = [u8::from(Matrix::new(names.clone(), &measured, threshold).is_suspicious())];
         comm.broadcast(&mut again, 0)?;
         let times = if members.len() <= FEW { AGAIN_OF_FEW } else { AGAIN };
@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     })
 }
 
-/// The ranks that take part.
+/// Returns the ranks that take part.
 fn members(comm: &Communicator, of: Of) -> Result<Vec<usize>, Failure> {
     let mut local = vec![0_u64; comm.world_size()];
     comm.all_gather_into(&(comm.local_rank() as u64), &mut local[..])?;
@@ -107,7 +107,8 @@ fn members(comm: &Communicator, of: Of) -> Result<Vec<usize>, Failure> {
     }
 }
 
-/// All rounds. What each member has found, as rows of pairs of 10^6 bytes per second and microseconds; zeros for itself.
+/// Runs all rounds. Returns each member's measurements as a row of pairs of 10^6 bytes per second and microseconds;
+/// zeros for itself.
 fn measure(comm: &Communicator, members: &[usize], bytes: usize, stream: Duration) -> Result<Vec<[f64; 2]>, Failure> {
     let count = members.len();
     let me = members.iter().position(|rank| *rank == comm.rank());

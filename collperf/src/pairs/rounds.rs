@@ -1,7 +1,7 @@
-//! Who is measured with whom, and when.
+//! Which pairs are measured at the same time.
 
-/// Rounds in which everybody is in one pair at most, so that after all of them each has met each once: one stays where it is, and the
-/// others go round it. With an odd number somebody rests in each round.
+/// Returns rounds in which each member is in at most one pair. After all rounds each has met each other one once: one
+/// keeps its place, and the others rotate. With an odd number one member rests in each round.
 pub(super) fn all(count: usize) -> Vec<Vec<(usize, usize)>> {
     let even = count + count % 2;
     let round = |round: usize| {

@@ -1,19 +1,19 @@
-//! How good predictions were, over all rows.
+//! The accuracy of predictions over all rows.
 
 use std::fmt;
 
 use crate::row::Row;
 use crate::sizes::human;
 
-/// Up to which factor, either way, a prediction counts as good.
+/// The largest factor, in either direction, with which a prediction counts as good.
 const GOOD: f64 = 1.5;
 
-/// What has come of the predictions so far.
+/// The accuracy of the predictions so far.
 #[derive(Debug, Default)]
 pub(super) struct Accuracy {
     cells: usize,
     good: usize,
-    /// The factor by which the worst is off, and what it is of.
+    /// The largest error as a factor, and its row.
     worst: Option<(f64, String)>,
 }
 

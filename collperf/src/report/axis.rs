@@ -12,7 +12,7 @@ pub(super) struct Axis {
     to: f64,
 }
 
-/// A place on an axis and what is written there; nothing where it is only a finer line.
+/// A place on an axis and its label, which is empty for finer lines.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Tick {
     pub(super) at: f64,
@@ -20,20 +20,20 @@ pub(super) struct Tick {
 }
 
 impl Axis {
-    /// An axis that holds all of these (positive) values, with a little room; `None` of none.
+    /// Returns an axis for all of these (positive) values, with a small margin; `None` if there are none.
     pub(super) fn of(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Option<Self> {
         let (least, most) = values.fold((f64::INFINITY, 0.0), |(least, most), value| (f64::min(least, value), f64::max(most, value)));
-        // One value alone is given a range around it.
+        // A single value gets a range around it.
         let room = if most > least * 4.0 { (most / least).powf(0.04) } else { 2.0 };
         (least <= most).then_some(Self { least: least / room, most: most * room, from, to })
     }
 
-    /// Where a value lies.
+    /// Returns the coordinate of a value.
     pub(super) fn place(&self, value: f64) -> f64 {
         self.from + (self.to - self.from) * (value / self.least).ln() / (self.most / self.least).ln()
     }
 
-    /// Ticks at powers of two, with sizes in bytes.
+    /// Returns ticks at powers of two, labelled with sizes in bytes.
     pub(super) fn sizes(&self) -> Vec<Tick> {
         let (first, last) = (self.least.log2().ceil() as i32, self.most.log2().floor() as i32);
         let step = [1, 2, 4, 5, 10].into_iter().find(|step| (last - first) / step < 8).unwrap_or(20);
@@ -41,7 +41,7 @@ impl Axis {
         powers.map(|power| Tick { at: self.place(2.0_f64.powi(power)), label: human(1 << power.min(62)) }).collect()
     }
 
-    /// Ticks at powers of ten, and finer lines between them; where there are few decades, those have labels too.
+    /// Returns ticks at powers of ten, and finer lines between them, which have labels if there are few decades.
     pub(super) fn decades(&self) -> Vec<Tick> {
         let (first, last) = (self.least.log10().floor() as i32, self.most.log10().ceil() as i32);
         let decades = self.most.log10() - self.least.log10();
@@ -61,7 +61,7 @@ impl Axis {
     }
 }
 
-/// A tick's value, with a separator between thousands.
+/// Formats a tick's value, with a separator between thousands.
 fn plain(value: f64) -> String {
     let text = general(value);
     match text.strip_suffix("000") {

@@ -1,20 +1,21 @@
-//! Results as comma-separated values: one line for each half of a row. Fields are numbers and our own names, which have neither commas nor
-//! quotes, so none is quoted; what others wrote is read by the crate csv (`compare/peers.rs`).
+//! Results as comma-separated values: one line for each half of a row. Fields are numbers and our own names, which
+//! contain neither commas nor quotes, so none is quoted. The csv crate reads what other programs wrote
+//! (`compare/peers.rs`).
 
 use collectives::DType;
 
 use crate::row::{Forecast, Half, Row};
 
-/// The columns of sampled cells, those of other libraries' drivers that ours is compared with.
+/// The columns of sampled cells, the same as those of the drivers of other libraries with which ours is compared.
 pub(crate) const CELL_HEADER: &str = "peer,transport,collective,op,dtype,nranks,bytes,iters,lat_min_us,lat_p50_us,algbw_GBps\n";
 
 /// The columns of a sweep.
 pub(crate) const SWEEP_HEADER: &str = "collective,op,dtype,root,ranks,transport,bytes,count,place,iters,time_us,min_us,p50_us,p95_us,p99_us,max_us,algbw_GBps,busbw_GBps,wrong\n";
 
-/// What follows in either case where calls are predicted.
+/// Further columns of both forms if calls are predicted.
 pub(crate) const PREDICTION_HEADER: &str = ",algorithm,predicted_us,ratio";
 
-/// The fields under [`PREDICTION_HEADER`], where there is one; empty for a call of which nothing is foretold.
+/// Returns the fields under [`PREDICTION_HEADER`], if wanted; they are empty for a call without a prediction.
 fn prediction(half: &Half, wanted: bool) -> String {
     match half.prediction {
         _ if !wanted => String::new(),
@@ -25,13 +26,13 @@ fn prediction(half: &Half, wanted: bool) -> String {
     }
 }
 
-/// A header line, with the columns of predictions where they are wanted.
+/// Returns a header line, with the columns of predictions if wanted.
 pub(crate) fn header(line: &str, predictions: bool) -> String {
     let more = if predictions { PREDICTION_HEADER } else { "" };
     format!("{}{more}\n", line.trim_end())
 }
 
-/// A sampled cell. An all-reduce with one buffer is an op of its own.
+/// Formats a sampled cell. An all-reduce with one buffer has its own op.
 pub(crate) fn cell(row: &Row, transport: &str, predictions: bool) -> String {
     let line = |(half, in_place): (&Half, bool)| {
         let op = if in_place && row.op.is_some() { format!("{}_inplace", row.op_name()) } else { row.op_name().to_owned() };
@@ -51,7 +52,7 @@ pub(crate) fn cell(row: &Row, transport: &str, predictions: bool) -> String {
     row.halves().map(line).collect()
 }
 
-/// A row of a sweep.
+/// Formats a row of a sweep.
 pub(crate) fn sweep(row: &Row, transport: &str, predictions: bool) -> String {
     let line = |(half, in_place): (&Half, bool)| {
         let root = row.root.map_or(String::new(), |root| root.to_string());

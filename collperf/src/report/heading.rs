@@ -1,10 +1,10 @@
-//! What stands above the table, as nccl-tests has it.
+//! The text above the table, as in nccl-tests.
 
 use crate::collective::Collective;
 use crate::facts::{Gpu, Note, RankFacts, RunFacts};
 use crate::settings::{Blocking, Settings};
 
-/// The lines from the version down to the ranks.
+/// Returns the lines from the version down to the ranks.
 pub(super) fn heading(settings: &Settings, facts: &RunFacts, collective: Collective) -> String {
     let (step, kind) = match settings.step {
         Some(crate::sizes::Step::Factor(factor)) => (factor, "factor"),
@@ -44,7 +44,7 @@ pub(super) fn heading(settings: &Settings, facts: &RunFacts, collective: Collect
     text
 }
 
-/// How many GPUs a thread of rank 0's process has, as nccl-tests counts them; none on the host backend.
+/// Returns the number of GPUs of a thread of rank 0's process, as nccl-tests counts them; 0 on the host backend.
 pub(super) fn gpus_of_thread(settings: &Settings, facts: &RunFacts) -> usize {
     let same_process = |rank: &&RankFacts| (&rank.peer.host, rank.peer.pid) == (&facts.ranks[0].peer.host, facts.ranks[0].peer.pid);
     match facts.on.is_device() && !facts.ranks.is_empty() {
@@ -53,7 +53,7 @@ pub(super) fn gpus_of_thread(settings: &Settings, facts: &RunFacts) -> usize {
     }
 }
 
-/// What is unusual about a run.
+/// Adds notes on what is unusual about a run.
 fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: Collective) {
     match settings.blocking {
         Blocking::No => {}
@@ -72,7 +72,7 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
     }
 }
 
-/// What the columns of predictions are.
+/// The meaning of the columns of predictions.
 const PREDICTIONS: &str = "# algorithm: how the library does a call of this size\n\
     # predicted: the time that its cost model gives that, after calls of six sizes that were measured here\n\
     # ratio: predicted over measured time\n";

@@ -1,4 +1,5 @@
-//! A page of one file for a ticket or an archive: verdict, pictures, table, ranks and environment. It needs nothing else, and runs nothing.
+//! A single-file page for a ticket or an archive: verdict, pictures, table, ranks and environment. It loads no other
+//! files and runs no scripts.
 
 use std::fmt::Write as _;
 
@@ -9,7 +10,7 @@ use crate::arguments::IS_ONE_RANK;
 use crate::facts::{Gpu, Note, RankFacts, RunFacts};
 use crate::row::{Half, Row};
 
-/// Dark text on white, also where the browser prefers otherwise: the picture is so.
+/// Dark text on white, even if the browser prefers otherwise, as in the pictures.
 const STYLE: &str = "\
 body { font: 14px/1.5 Helvetica, Arial, 'DejaVu Sans', sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto; padding: 0 1em }\n\
 h1 { font-size: 22px; margin: 0 } h2 { font-size: 16px; margin: 2em 0 .5em }\n\
@@ -20,26 +21,26 @@ table { border-collapse: collapse; font-size: 13px } th, td { padding: .2em .8em
 th { border-bottom: 1px solid #888 } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums } td.bad { background: #fdeef2; font-weight: bold }\n\
 pre { background: #f6f6f6; padding: .6em .8em; white-space: pre-wrap; overflow-wrap: anywhere }\n";
 
-/// What a page is made of.
+/// The content of a page.
 pub(super) struct Page<'a> {
     pub(super) facts: &'a RunFacts,
     pub(super) transport: &'a str,
     pub(super) rows: &'a [Row],
     pub(super) totals: &'a Totals,
-    /// What ended the run early.
+    /// The errors that ended the run early.
     pub(super) errors: &'a [String],
-    /// What was left out, with the reasons.
+    /// Combinations that were left out, with the reasons.
     pub(super) refused: &'a [String],
-    /// What the columns of single calls are, where there are such.
+    /// The meaning of the columns of single calls, if there are any.
     pub(super) singles: &'a str,
-    /// How to measure this again.
+    /// The command that repeats the measurement.
     pub(super) command: &'a str,
-    /// Those that change what is measured, without secrets.
+    /// The variables that affect the measurement, without secrets.
     pub(super) variables: &'a [(String, String)],
 }
 
 impl Page<'_> {
-    /// The whole page.
+    /// Returns the whole page.
     pub(super) fn document(&self) -> String {
         let (heading, below) = plot::title(self.rows, self.facts, self.transport);
         let (heading, below) = (escaped(&heading), escaped(&below));
@@ -134,13 +135,13 @@ impl Page<'_> {
     }
 }
 
-/// A note as a sentence.
+/// Returns a note as a sentence.
 fn sentence(note: &str) -> String {
     let mut letters = note.chars();
     letters.next().map_or(String::new(), |first| format!("{}{}.", first.to_uppercase(), letters.as_str()))
 }
 
-/// The heads of columns, of which the first hold words.
+/// Returns the headings of columns, the first of which contain words.
 fn heads(names: &[&str], words: usize) -> String {
     let head = |(column, name): (usize, &&str)| {
         let class = if column < words { "" } else { " class=\"number\"" };
@@ -171,7 +172,7 @@ fn result(row: &Row, half: &Half, in_place: bool, spread: bool) -> String {
     format!("<tr>{cells}</tr>")
 }
 
-/// A command as a shell takes it and its user gave it.
+/// Returns a command as the user gave it, quoted for a shell.
 pub(super) fn command(words: impl Iterator<Item = String>) -> String {
     let is_plain =
         |word: &str| !word.is_empty() && word.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_./=:,+@%".contains(letter));
@@ -181,7 +182,7 @@ pub(super) fn command(words: impl Iterator<Item = String>) -> String {
     short.map(quoted).collect::<Vec<_>>().join(" ")
 }
 
-/// The variables that libraries of collectives go by, in order; of those that hold secrets, that they do.
+/// Returns the variables that libraries of collectives read, sorted; for secrets, only that they are set.
 pub(super) fn variables(all: impl Iterator<Item = (String, String)>) -> Vec<(String, String)> {
     let prefixes = ["COLLECTIVES_", "NCCL_", "CUDA_", "OMP_NUM_THREADS"];
     let is_secret = |name: &str| ["SECRET", "TOKEN", "PASSWORD", "KEY"].iter().any(|part| name.contains(part));
@@ -291,7 +292,7 @@ mod tests {
     fn figures_of_single_calls_have_a_mean_of_their_own() {
         let mut with = row(None);
         let half = with.out_of_place.take().unwrap();
-        // Calls one after the other overlap, so that each by itself may take longer.
+        // Consecutive calls overlap, so each one alone may take longer.
         with.out_of_place = Some(Half { spread: Spread::of(&[2.5, 3.5]), ..half });
         let page = document(&[with], 0, &[]);
         assert!(page.contains("<p class=\"below\">each by itself</p>") && page.contains(">mean (µs)</th>"), "{page}");

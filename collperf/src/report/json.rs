@@ -1,4 +1,4 @@
-//! Results as nccl-tests' JSON, version 3: the same fields, without the environment, whose secrets are nobody's business.
+//! Results as nccl-tests' JSON, version 3: the same fields, without the environment, which may contain secrets.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ pub(super) struct Document<'a> {
     version: u32,
     start_time: &'a str,
     args: Vec<String>,
-    /// 0 where there is none.
+    /// 0 if NCCL is not used.
     nccl_version: u32,
     library: &'static str,
     config: Config<'a>,
@@ -51,12 +51,12 @@ struct Config<'a> {
     /// What rank 0's host binds ranks to.
     #[serde(skip_serializing_if = "Option::is_none")]
     bound_to: Option<&'a str>,
-    /// Of rank 0's host before the run: cores that others kept busy, and those that ranks may use.
+    /// On rank 0's host before the run: cores that other processes kept busy, and cores that ranks may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     busy_cores: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cores: Option<usize>,
-    /// What takes from the worth of the figures.
+    /// What makes the figures less reliable.
     notes: Vec<String>,
     encrypted: &'static str,
     devices: Vec<Device<'a>>,
@@ -137,11 +137,11 @@ struct AverageBandwidth {
     okay: &'static str,
 }
 
-/// What the rows come to.
+/// Totals of the rows.
 pub(super) struct Totals {
     pub(super) failed_checks: usize,
     pub(super) mean_busbw: f64,
-    /// Whether the floor was reached, where there is one.
+    /// Whether the required bandwidth was reached, if there is one.
     pub(super) reached: Option<bool>,
 }
 
@@ -170,7 +170,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The file's text.
+    /// Returns the file's text.
     pub(super) fn text(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self).map(|text| text + "\n")
     }
@@ -277,7 +277,7 @@ impl<'a> PerIteration<'a> {
     }
 }
 
-/// Truth values are words in this format.
+/// Returns a truth value as a word, as this format requires.
 fn word(value: bool) -> &'static str {
     if value { "true" } else { "false" }
 }

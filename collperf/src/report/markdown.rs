@@ -1,4 +1,4 @@
-//! Results as tables of Markdown, for issues and wikis.
+//! Results as Markdown tables, for issues and wikis.
 
 use crate::collective::Collective;
 use crate::facts::RunFacts;
@@ -6,7 +6,7 @@ use crate::row::{Half, Row};
 use crate::settings::Settings;
 use crate::table::general;
 
-/// What stands above the rows of a collective.
+/// Returns the text above the rows of a collective.
 pub(super) fn heading(settings: &Settings, facts: &RunFacts, collective: Collective) -> String {
     let count = |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
     let half = " time (us) | algbw (GB/s) | busbw (GB/s) | wrong |";
@@ -26,7 +26,7 @@ pub(super) fn heading(settings: &Settings, facts: &RunFacts, collective: Collect
     )
 }
 
-/// One row.
+/// Formats one row.
 pub(super) fn row(row: &Row) -> String {
     let root = row.root.map_or(String::new(), |root| root.to_string());
     let halves = [&row.out_of_place, &row.in_place].map(half).concat();
@@ -43,7 +43,7 @@ fn half(half: &Option<Half>) -> String {
     }
 }
 
-/// What stands below the rows.
+/// Returns the text below the rows.
 pub(super) fn footer(failed_checks: usize, mean_busbw: f64, reached: Option<bool>) -> String {
     let verdict = match reached {
         None => "",
@@ -53,7 +53,7 @@ pub(super) fn footer(failed_checks: usize, mean_busbw: f64, reached: Option<bool
     format!("\nMean busbw: {} GB/s{verdict}. Checks that found wrong elements: {failed_checks}.\n\n", general(mean_busbw))
 }
 
-/// A name that cannot end a cell.
+/// Returns a name that cannot end a cell.
 fn plain(name: &str) -> String {
     name.replace('|', "/")
 }

@@ -1,4 +1,4 @@
-//! What rank 0 says: the table, the files, the progress on a terminal, and the verdict.
+//! The output of rank 0: the table, the files, the progress on a terminal, and the verdict.
 
 mod accuracy;
 mod axis;
@@ -36,33 +36,33 @@ pub(crate) use output::{answer, end_unread, say, tell_written};
 use output::{has_table, unwritten};
 use results::{Results, Shared, Tally, locked, write_when_interrupted};
 
-/// How long after another rank's end a signal that ended both may come.
+/// How long after another rank's end a signal that ended both may arrive.
 const SIGNALS_COME: Duration = Duration::from_millis(200);
 
-/// Everything that goes out.
+/// All output of a run.
 pub(crate) struct Report<'a> {
     settings: &'a Settings,
     facts: RunFacts,
     has_table: bool,
     csv: Option<Csv>,
     bar: ProgressBar,
-    /// What is written to files at the end.
+    /// The results that are written to files at the end.
     results: Shared,
-    /// Of the collective that is being measured.
+    /// The totals of the current collective.
     here: Tally,
-    /// How good the predictions were.
+    /// The accuracy of the predictions.
     accuracy: Accuracy,
 }
 
-/// Where lines of CSV go as rows come.
+/// The destination of CSV lines, which are written as rows arrive.
 struct Csv {
     to: Box<dyn Write>,
-    /// What the file is called; `None` for standard output.
+    /// The name of the file; `None` for standard output.
     file: Option<String>,
 }
 
 impl<'a> Report<'a> {
-    /// Opens the files and says how many rows there will be.
+    /// Opens the files. `row_count` is the expected number of rows.
     pub(crate) fn open(settings: &'a Settings, facts: RunFacts, row_count: usize) -> Result<Self, Failure> {
         let has_table = has_table(settings);
         let bar = progress(row_count, settings.cycles);
@@ -77,7 +77,7 @@ impl<'a> Report<'a> {
             report.print(&format!("# Writing JSON output to {}\n", path.display()))?;
         }
         if !has_table && !settings.markdown {
-            // What takes the place of the table has no room for them.
+            // The output that replaces the table has no place for notes.
             report.facts.notes().iter().filter(|note| note.is_warning).for_each(|note| say(&format!("note: {}", note.text)));
         }
         let columns = if settings.cell.is_some() { csv::CELL_HEADER } else { csv::SWEEP_HEADER };
@@ -85,7 +85,7 @@ impl<'a> Report<'a> {
         Ok(report)
     }
 
-    /// Prints what stands above the rows of a collective.
+    /// Prints the text above the rows of a collective.
     pub(crate) fn begin(&mut self, collective: Collective) -> Result<(), Failure> {
         self.here = Tally::default();
         if self.settings.markdown {
@@ -98,14 +98,14 @@ impl<'a> Report<'a> {
         self.print(&text)
     }
 
-    /// Says on a terminal what is being measured.
+    /// Shows on a terminal what is being measured.
     pub(crate) fn working_on(&self, what: &str) {
         self.bar.set_message(what.to_owned());
     }
 
-    /// Takes a row.
+    /// Records and prints a row.
     pub(crate) fn row(&mut self, row: Row) -> Result<(), Failure> {
-        // First: what is printed is kept, whatever ends the run.
+        // First, so that a printed row is kept even if the run ends now.
         locked(&self.results).add(&row);
         self.here.add(&row);
         self.accuracy.add(&row);
@@ -124,12 +124,12 @@ impl<'a> Report<'a> {
         self.write_csv(&lines)
     }
 
-    /// Remembers a combination that the library refused.
+    /// Records a combination that the library refused.
     pub(crate) fn refuse(&mut self, reason: String) {
         locked(&self.results).refuse(reason);
     }
 
-    /// Prints what stands below the rows of a collective.
+    /// Prints the text below the rows of a collective.
     pub(crate) fn end(&mut self, collective: Collective) -> Result<(), Failure> {
         let here = self.here;
         if self.settings.markdown {
@@ -141,7 +141,7 @@ impl<'a> Report<'a> {
         self.print(&table::footer(&collective.program(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
     }
 
-    /// Says how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
+    /// Prints how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
     pub(crate) fn memory(&mut self, bytes: [usize; 3]) -> Result<(), Failure> {
         let [buffers, used, total] = bytes.map(human);
         let text = format!("{buffers} in buffers, {used} of {total} in use");
@@ -167,10 +167,10 @@ impl<'a> Report<'a> {
         Ok(if locked(&self.results).is_bad() { CHECK } else { 0 })
     }
 
-    /// Writes what there is when a run ends early.
+    /// Writes the results so far when a run ends early.
     pub(crate) fn abandon(self, failure: &Failure) {
         if failure.lost_a_peer {
-            // The signal that ended that rank may be on its way to this one, and is the better reason.
+            // The signal that ended that rank may be about to reach this one, and is the better reason.
             thread::sleep(SIGNALS_COME);
         }
         self.bar.abandon();
@@ -195,7 +195,8 @@ impl<'a> Report<'a> {
         written.map_err(|error| self.unwritten("writing to standard output", &error))
     }
 
-    /// Why something was not written. Where nobody reads any more the results that are to be kept are written before this program ends.
+    /// Returns the failure for text that could not be written. If the output has no reader any more, writes the results
+    /// that are to be kept before this program ends.
     fn unwritten(&self, doing: &str, error: &io::Error) -> Failure {
         if error.kind() == io::ErrorKind::BrokenPipe
             && let Err(failure) = locked(&self.results).interrupt("ended as nobody read its output any more")
@@ -215,7 +216,7 @@ impl Csv {
     }
 }
 
-/// A bar on standard error, where that is a terminal.
+/// Returns a progress bar on standard error, hidden if that is not a terminal.
 fn progress(row_count: usize, cycles: usize) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();

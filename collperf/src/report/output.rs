@@ -1,4 +1,4 @@
-//! What this program writes to its standard streams.
+//! Output to this program's standard streams.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::launch;
 use crate::settings::{Destination, Settings};
 
-/// Says where results went: below the table, or on standard error if no table is printed.
+/// Prints where results were written: below the table, or on standard error if no table is printed.
 pub(crate) fn tell_written(settings: &Settings, file: &str) -> Result<(), Failure> {
     let text = format!("wrote {file}");
     if has_table(settings) {
@@ -28,7 +28,8 @@ pub(crate) fn answer(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| unwritten("writing to standard output", &error))
 }
 
-/// The failure for something that was not written. If the reader has gone, as behind `head`, the program ends here.
+/// Returns the failure for text that could not be written. If the reader is gone, as after `head`, the program ends
+/// here.
 pub(super) fn unwritten(doing: &str, error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         end_unread();
@@ -36,12 +37,12 @@ pub(super) fn unwritten(doing: &str, error: &io::Error) -> Failure {
     Failure::io(doing, error)
 }
 
-/// Ends this program and the ranks of its job, since the reader of its output has gone.
+/// Ends this program and the ranks of its job because the reader of its output is gone.
 pub(crate) fn end_unread() -> ! {
     launch::end_unread(std::env::args_os().nth(1).is_some_and(|word| word == IS_ONE_RANK))
 }
 
-/// Says something on standard error, in one piece: other processes write there too.
+/// Writes a message to standard error in one piece: other processes write there too.
 pub(crate) fn say(text: &str) {
     // A closed standard error cannot be reported anywhere.
     let _ = io::stderr().write_all(format!("collperf: {text}\n").as_bytes());

@@ -1,7 +1,7 @@
-//! Lines over size, as SVG: time and bus bandwidth beside each other.
+//! Figures over size, as SVG: time and bus bandwidth side by side.
 //!
-//! Written by hand: panels with logarithmic axes are little more than lines and words, and the ticks (powers of two
-//! across, decades up) come out as a reader of such figures wants them.
+//! Written without a plotting library: panels with logarithmic axes are little more than lines and text, and the ticks
+//! (powers of two across, decades up) can be placed as readers of such figures expect.
 
 use std::fmt::Write as _;
 
@@ -9,30 +9,30 @@ use super::axis::{Axis, Tick};
 
 const WIDTH: f64 = 1200.0;
 const PANEL_WIDTH: f64 = 490.0;
-/// Of the only pair of panels, and of each of several pairs.
+/// The height of a single pair of panels, and of each of several pairs.
 const PANEL_HEIGHT: f64 = 380.0;
 const SMALL_HEIGHT: f64 = 200.0;
 const TITLE_HEIGHT: f64 = 72.0;
 const FIRST_PANEL: f64 = 112.0;
 const PANEL_LEFT: [f64; 2] = [76.0, 676.0];
-/// From the bottom of a pair of panels to its legend, and from there, with its lines, to the next pair's top.
+/// The distance from the bottom of a pair of panels to its legend, and from the end of the legend to the next pair.
 const TO_LEGEND: f64 = 74.0;
 const TO_NEXT: f64 = 44.0;
 const LEGEND_LINE: f64 = 22.0;
-/// More series than this make a carpet; those beyond are left out, and the legend says so.
+/// The most series that remain readable; the legend mentions those that are left out.
 const MOST_SERIES: usize = 30;
-/// Colours that stay apart also for the colour-blind, and on paper. No two lines of a pair of panels have the same.
+/// Colours that remain distinct for colour-blind readers and on paper. No two lines of a pair of panels have the same.
 const COLOURS: [&str; 10] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a4fa3", "#8c6d31", "#444444", "#b3003c"];
-/// That of what a reader must not miss.
+/// The colour of warnings.
 const WARNING: &str = "#b3003c";
 
 /// One line in each panel.
 #[derive(Debug, Clone)]
 pub(crate) struct Series {
     pub(crate) label: String,
-    /// Series of one group are drawn together where there are too many for one pair of panels.
+    /// The group: each group gets its own pair of panels if there are too many series for one.
     pub(crate) group: String,
-    /// Series of the same number have the same colour.
+    /// The colour's number; series with the same number have the same colour.
     pub(crate) colour: usize,
     pub(crate) dashed: bool,
     pub(crate) points: Vec<Point>,
@@ -46,7 +46,7 @@ pub(crate) struct Point {
     pub(crate) busbw: Figure,
 }
 
-/// What was measured once, or several times.
+/// The values of one or several measurements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Figure {
     pub(crate) middle: f64,
@@ -61,31 +61,31 @@ impl From<f64> for Figure {
 }
 
 impl Figure {
-    /// Whether it has a place on a logarithmic axis.
+    /// Whether it can be shown on a logarithmic axis.
     fn is_shown(&self) -> bool {
         [self.least, self.middle, self.most].iter().all(|value| *value > 0.0 && value.is_finite())
     }
 }
 
-/// What stands above a picture.
+/// The text above a picture.
 pub(super) struct Title<'a> {
     pub(super) heading: &'a str,
     pub(super) below: &'a str,
-    /// What takes from the worth of the figures; may be empty.
+    /// What makes the figures less reliable; may be empty.
     pub(super) warning: &'a str,
 }
 
-/// What of a point a panel shows.
+/// The figure of a point that a panel shows.
 type Value = fn(&Point) -> Figure;
 
 const VALUES: [(&str, Value); 2] = [("time per call (µs)", |point| point.time_us), ("bus bandwidth (GB/s)", |point| point.busbw)];
 
 /// A pair of panels.
 struct Block<'a> {
-    /// What stands before the names of the panels.
+    /// The text before the names of the panels.
     name: String,
     series: Vec<&'a Series>,
-    /// For each of them.
+    /// The colour of each series.
     colours: Vec<usize>,
     left_out: usize,
     top: f64,
@@ -101,7 +101,7 @@ impl Block<'_> {
         self.bottom() + TO_LEGEND
     }
 
-    /// Three columns, but two where that leaves no line half empty.
+    /// Returns three columns, or two if that leaves no line half empty.
     fn legend_columns(&self) -> usize {
         if matches!(self.series.len(), 2 | 4) { 2 } else { 3 }
     }
@@ -112,11 +112,11 @@ impl Block<'_> {
     }
 }
 
-/// One pair of panels, or one for each group where there are more lines than colours.
+/// Draws one pair of panels, or one for each group if there are more lines than colours.
 pub(super) fn picture(title: Option<&Title<'_>>, series: &[Series]) -> String {
     let blocks = blocks(series);
     let end = blocks.last().map_or(0.0, |block| block.legend_top() + block.legend_height() + 12.0);
-    // Without a title the picture begins below it.
+    // Without a title, the picture begins below its place.
     let top = if title.is_some() { 0.0 } else { TITLE_HEIGHT };
     let height = end - top;
     let mut svg = format!(
@@ -129,7 +129,7 @@ pub(super) fn picture(title: Option<&Title<'_>>, series: &[Series]) -> String {
     }
     for block in &blocks {
         for (left, (name, value)) in PANEL_LEFT.into_iter().zip(VALUES) {
-            // All pairs have the same axes, so that they can be held against each other.
+            // All pairs have the same axes, so that they can be compared.
             let shown = || blocks.iter().flat_map(|block| &block.series);
             panel(&mut svg, block, left, name, value, shown);
         }
@@ -174,7 +174,7 @@ fn blocks(series: &[Series]) -> Vec<Block<'_>> {
     blocks
 }
 
-/// The pair of panels of a group, in which colours are counted anew.
+/// Creates the pair of panels of a group, which has its own numbering of colours.
 fn of_group<'a>(series: &'a [Series], group: &str, top: f64) -> Block<'a> {
     let mut known: Vec<usize> = Vec::new();
     let mut block = Block { name: format!("{group}: "), series: vec![], colours: vec![], left_out: 0, top, height: SMALL_HEIGHT };
@@ -230,7 +230,7 @@ fn panel<'a, S: Iterator<Item = &'a &'a Series>>(
     }
 }
 
-/// The frame of a panel, its ticks and their words.
+/// Draws the frame of a panel, its ticks and their labels.
 fn grid(svg: &mut String, block: &Block<'_>, left: f64, across: &Axis, up: &Axis) {
     let (top, height, right, bottom) = (block.top, block.height, left + PANEL_WIDTH, block.bottom());
     for Tick { at, label } in across.sizes() {
@@ -247,13 +247,13 @@ fn grid(svg: &mut String, block: &Block<'_>, left: f64, across: &Axis, up: &Axis
         writeln!(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"#555\">size</text>", left + PANEL_WIDTH / 2.0, bottom + 42.0);
 }
 
-/// All that was measured around a line.
+/// Draws the range of all measurements around a line.
 fn band(svg: &mut String, colour: usize, least: &[(f64, f64)], most: &[(f64, f64)]) {
     let points: Vec<_> = most.iter().chain(least.iter().rev()).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
     let _ = writeln!(svg, "<polygon points=\"{}\" fill=\"{}\" fill-opacity=\"0.15\"/>", points.join(" "), COLOURS[colour % COLOURS.len()]);
 }
 
-/// One series: a line through its points.
+/// Draws one series: a line through its points.
 fn line(svg: &mut String, colour: usize, dashed: bool, places: &[(f64, f64)]) {
     let colour = COLOURS[colour % COLOURS.len()];
     let points: Vec<_> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
@@ -286,7 +286,7 @@ fn legend(svg: &mut String, block: &Block<'_>) {
     }
 }
 
-/// Text as XML has it.
+/// Escapes text for XML.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

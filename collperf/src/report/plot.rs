@@ -1,4 +1,4 @@
-//! Rows as lines of a picture.
+//! The rows of a run as lines of a picture.
 
 use std::fmt::Write as _;
 
@@ -20,13 +20,13 @@ pub(super) fn draw_panels(rows: &[Row]) -> String {
     picture(None, &series(rows))
 }
 
-/// Draws results of several runs beside each other.
+/// Draws results of several runs side by side.
 pub(crate) fn compared(heading: &str, below: &str, warning: &str, series: &[Series]) -> String {
     picture(Some(&Title { heading, below, warning }), series)
 }
 
-/// The rows as lines: sizes that belong together. Out of place and in place have one colour. A size that was measured several times is one point,
-/// the median, with all that was measured around it.
+/// Returns the rows as lines of sizes. Out of place and in place have the same colour. A size that was measured several
+/// times is one point, the median, with the range of all measurements around it.
 fn series(rows: &[Row]) -> Vec<Series> {
     let mut lines: Vec<Line> = Vec::new();
     let mut colours: Vec<String> = Vec::new();
@@ -52,7 +52,7 @@ fn series(rows: &[Row]) -> Vec<Series> {
     lines.into_iter().map(Line::drawn).collect()
 }
 
-/// What was measured of one line.
+/// The measurements of one line.
 struct Line {
     label: String,
     group: &'static str,
@@ -78,7 +78,7 @@ impl Line {
     }
 }
 
-/// Where the one is that is meant; it is put behind the others where it is not there.
+/// Returns the index of the matching element; appends a new one if there is none.
 fn place_of<T>(all: &mut Vec<T>, is_meant: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
     all.iter().position(is_meant).unwrap_or_else(|| {
         all.push(new());
@@ -86,7 +86,7 @@ fn place_of<T>(all: &mut Vec<T>, is_meant: impl Fn(&T) -> bool, new: impl FnOnce
     })
 }
 
-/// What a row is about, but for its size and its buffers.
+/// Names what a row is about, except its size and its buffers.
 fn subject(row: &Row) -> String {
     let mut label = row.collective.name().to_owned();
     if let Some(op) = row.op {
@@ -101,7 +101,7 @@ fn subject(row: &Row) -> String {
     label
 }
 
-/// What was measured, and on what, in two lines.
+/// Returns what was measured, and on what, in two lines.
 pub(super) fn title(rows: &[Row], facts: &RunFacts, transport: &str) -> (String, String) {
     let mut names: Vec<_> = rows.iter().map(|row| row.collective.name()).collect();
     names.dedup();
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(count(&empty, "nothing above zero"), 2);
         let one = draw(&[row(Collective::Broadcast, DType::F32, 8, 1.0)], &RunFacts::example(1), "shm");
         assert!(!one.contains("NaN") && !one.contains("inf"), "{one}");
-        // One rank has no bus.
+        // A single rank has no bus.
         let alone = draw(&[Row { ranks: 1, ..row(Collective::AllReduce, DType::F32, 0, 1.0) }], &RunFacts::example(1), "shm");
         assert_eq!(count(&alone, "nothing above zero"), 2);
         let many: Vec<Row> =
@@ -196,11 +196,11 @@ mod tests {
                 let mut kinds = drawn.clone();
                 kinds.sort_unstable();
                 kinds.dedup();
-                // The last panel of a pair has the legend behind it.
+                // The last panel of a pair is followed by the legend.
                 assert!(drawn.len() == kinds.len() || drawn.len() == 2 * kinds.len(), "{drawn:?}");
             }
         }
-        // Out of place and in place are one colour.
+        // Out of place and in place have the same colour.
         assert_eq!(
             series(&rows[..3]).iter().map(|line| (line.colour, line.dashed)).collect::<Vec<_>>(),
             [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)]

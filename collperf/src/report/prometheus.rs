@@ -1,4 +1,4 @@
-//! Results as Prometheus reads them from a file (the node exporter's textfile collector).
+//! Results as a file for Prometheus (the node exporter's textfile collector).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use crate::facts::RunFacts;
 use crate::row::{Half, Row};
 use crate::settings::Settings;
 
-/// What a figure is called, what it is, and how it is had.
+/// A metric's name, description and value.
 type Metric = (&'static str, &'static str, fn(&Half) -> Option<f64>);
 
 const METRICS: [Metric; 4] = [
@@ -18,13 +18,13 @@ const METRICS: [Metric; 4] = [
     ("wrong_elements", "Wrong elements over all ranks", |half| half.wrong.map(|wrong| wrong as f64)),
 ];
 
-/// All figures; `succeeded` says whether the run came to its end with every check right.
+/// Returns all metrics; `succeeded` is whether the run was completed with every check correct.
 pub(super) fn text(settings: &Settings, facts: &RunFacts, rows: &[Row], succeeded: bool) -> String {
     let mut text = String::new();
     for (name, what, value) in METRICS {
         let name = if settings.device.issue_time && name == "time_seconds" { "issue_time_seconds" } else { name };
         let _ = writeln!(text, "# HELP collperf_{name} {what}\n# TYPE collperf_{name} gauge");
-        // The last of several cycles counts: a series has one value.
+        // The last of several cycles counts: a series has only one value.
         let mut series = BTreeMap::new();
         for row in rows {
             for (half, in_place) in row.halves() {
@@ -49,7 +49,7 @@ pub(super) fn text(settings: &Settings, facts: &RunFacts, rows: &[Row], succeede
 
 fn labels(settings: &Settings, facts: &RunFacts, row: &Row, in_place: bool) -> String {
     let root = row.root.map_or(String::new(), |root| root.to_string());
-    // All of them are this program's own words, without anything to be escaped.
+    // All of these are this program's own words, which need no escaping.
     format!(
         "collective=\"{}\",op=\"{}\",type=\"{}\",bytes=\"{}\",root=\"{root}\",in_place=\"{in_place}\",ranks=\"{}\",backend=\"{}\",transport=\"{}\"",
         row.collective,

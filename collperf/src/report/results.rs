@@ -1,4 +1,4 @@
-//! What a run has brought so far, and the files of it that are written in one piece: at the end, or when the run ends early.
+//! The results of a run so far, and the files that are written as a whole: at the end, or when the run ends early.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,25 +15,25 @@ use crate::output_file::OutputFile;
 use crate::row::Row;
 use crate::settings::Settings;
 
-/// The rows, and where they go.
+/// The rows, and their destinations.
 pub(super) struct Results {
     settings: Settings,
     facts: RunFacts,
     files: Vec<(Form, OutputFile)>,
     rows: Vec<Row>,
-    /// Of all rows.
+    /// The totals of all rows.
     pub(super) total: Tally,
     errors: Vec<String>,
     refused: Vec<String>,
     is_written: bool,
 }
 
-/// What the figures of single calls in a page are of. Those of a row are from other calls than its time.
+/// What the figures of single calls in a page describe. Those of a row come from other calls than its time.
 const OF_CALLS: &str = "time, algbw and busbw are of calls one after the other, from the first to the end of the last. mean to most are of as many more \
     calls, each timed by itself on its slowest rank: such a call does not overlap the next, and takes longer.";
 const OF_CELLS: &str = "mean to most are of samples, each of some calls one after the other behind a barrier; time is p50.";
 
-/// What a file is.
+/// The format of a file.
 #[derive(Debug, Clone, Copy)]
 enum Form {
     Json,
@@ -42,7 +42,7 @@ enum Form {
     Html,
 }
 
-/// What rows add up to.
+/// Totals of rows.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tally {
     pub(super) failed_checks: usize,
@@ -63,22 +63,22 @@ impl Tally {
         self.busbw_sum / self.halves.max(1) as f64
     }
 
-    /// Whether the floor was reached; nine tenths of it are enough, as nccl-tests has it.
+    /// Whether the required bandwidth was reached; nine tenths of it are enough, as in nccl-tests.
     pub(super) fn reached(&self, settings: &Settings) -> Option<bool> {
         settings.least_busbw.map(|least| self.mean_busbw() >= least * 0.9)
     }
 }
 
-/// The results, which a signal's thread may want to write while rows come.
+/// The results, shared with the thread that writes them on a signal.
 pub(super) type Shared = Arc<Mutex<Results>>;
 
-/// The results, also where a thread has panicked over them: each row is whole.
+/// Locks the results, even if a thread has panicked while it held the lock: each row is complete.
 pub(super) fn locked(shared: &Shared) -> MutexGuard<'_, Results> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Results {
-    /// Finds out whether all files can be written.
+    /// Checks that all files can be written.
     pub(super) fn new(settings: &Settings, facts: RunFacts) -> Result<Self, Failure> {
         let Settings { json, prometheus, plot, html, .. } = settings;
         let paths = [(Form::Json, json), (Form::Prometheus, prometheus), (Form::Plot, plot), (Form::Html, html)];
@@ -96,7 +96,7 @@ impl Results {
         }
     }
 
-    /// Remembers a combination that the library refused.
+    /// Records a combination that the library refused.
     pub(super) fn refuse(&mut self, reason: String) {
         if !self.refused.contains(&reason) {
             self.refused.push(reason);
@@ -107,25 +107,26 @@ impl Results {
         &self.refused
     }
 
-    /// Whether elements were wrong, or the bandwidth is below the floor.
+    /// Whether elements were wrong, or the bandwidth is below the required one.
     pub(super) fn is_bad(&self) -> bool {
         self.total.failed_checks > 0 || self.total.reached(&self.settings) == Some(false)
     }
 
-    /// Writes all files; what became of each.
+    /// Writes all files; returns a description of each.
     pub(super) fn write(&mut self) -> Result<Vec<String>, Failure> {
         self.is_written = true;
         let written = self.files.iter().map(|(form, file)| file.write(&self.text(*form)?).map(|()| file.told()));
         written.collect()
     }
 
-    /// Writes what there is when a call has failed.
+    /// Writes the results so far after a call has failed.
     pub(super) fn abandon(&mut self, failure: &Failure) -> Result<Vec<String>, Failure> {
         self.errors.push(failure.message.clone());
         self.write()
     }
 
-    /// Writes what there is when somebody ends the run. With nothing measured the files stay as they were.
+    /// Writes the results so far when a signal or a closed pipe ends the run. If nothing was measured, the files stay
+    /// as they were.
     pub(super) fn interrupt(&mut self, by: &str) -> Result<Vec<String>, Failure> {
         if self.is_written || self.rows.is_empty() {
             return Ok(vec![]);
@@ -170,7 +171,7 @@ impl Results {
     }
 }
 
-/// From here on a signal that ends this process has the results written first, as far as they have come.
+/// Makes a signal that ends this process write the results so far first.
 pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) {
     if locked(results).files.is_empty() {
         return;
@@ -178,7 +179,7 @@ pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) {
     let (results, bar) = (Arc::clone(results), bar.clone());
     let listens = launch::on_signals(&[SIGINT, SIGTERM, SIGHUP], move |signal| {
         let name = signal_name(signal).unwrap_or("a signal");
-        // Held to the end: the run has nothing to add.
+        // Locked until the process ends: the run adds nothing more.
         let mut results = locked(&results);
         bar.abandon();
         match results.interrupt(&format!("ended by {name}")) {

@@ -1,4 +1,4 @@
-//! What a run needs of a backend: memory, and the ends and times of calls on it.
+//! What a run needs of a backend: memory, the wait for calls, and their times.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::inputs::Sample;
 use crate::layout::Run;
 
-/// Where buffers lie, and how calls on them are waited for.
+/// Where buffers are, and how to wait for calls on them.
 pub(super) trait Backend {
     /// Elements on this backend.
     type Memory<'p, T: Sample>: Memory<T>
@@ -19,57 +19,57 @@ pub(super) trait Backend {
     /// Calls that are launched together.
     type Graph;
 
-    /// After how many elements inputs of a row of so many bytes may repeat themselves.
+    /// Returns the number of elements after which inputs of a row of `bytes` bytes may repeat.
     fn period(bytes: usize) -> usize;
 
-    /// Two buffers of this many elements each, which begin this many elements after an aligned address. Those that were had before
-    /// are no longer in use.
+    /// Returns two buffers of this many elements each, which begin this many elements after an aligned address. Earlier
+    /// buffers must not be in use any more.
     fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Self::Memory<'_, T>; 2], Failure>;
 
     /// Waits until the calls so far have ended.
     fn finish(&self) -> Result<()>;
 
-    /// The time when the calls so far have ended.
+    /// Records the point in time at which the calls so far have ended.
     fn mark(&self) -> Result<Self::Mark>;
 
-    /// Microseconds between two points in time, both of which have passed.
+    /// Returns the microseconds between two points in time, both of which have passed.
     fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64>;
 
-    /// What this rank's buffers take of its device, what is in use there by all, and how much there is, in bytes. Zeros where there is
-    /// no device.
+    /// Returns the bytes of this rank's buffers on its device, those that all use there, and the total there. Zeros if
+    /// there is no device.
     fn memory_use(&self) -> Result<[u64; 3]>;
 
-    /// Records what `queue` queues.
+    /// Records the calls that `queue` queues.
     fn capture(&self, queue: &mut dyn FnMut() -> Result<()>) -> Result<Self::Graph>;
 
-    /// Queues what was recorded.
+    /// Queues the recorded calls.
     fn launch(&self, graph: &Self::Graph) -> Result<()>;
 }
 
 /// A buffer of a backend.
 pub(super) trait Memory<T: Sample> {
-    /// The beginning of it, to be read.
+    /// Its beginning, to be read.
     type Part<'a>: Buffer<Element = T>
     where
         Self: 'a;
-    /// The beginning of it, to be written.
+    /// Its beginning, to be written.
     type PartMut<'a>: BufferMut<Element = T>
     where
         Self: 'a;
 
-    /// The first elements, to be read by a call.
+    /// Returns the first elements, to be read by a call.
     fn part(&self, length: usize) -> Self::Part<'_>;
 
-    /// The first elements, to be written by a call.
+    /// Returns the first elements, to be written by a call.
     fn part_mut(&mut self, length: usize) -> Self::PartMut<'_>;
 
-    /// Two ranges that lie apart: one to be read by a call, one to be written.
+    /// Returns two ranges that do not overlap: one to be read by a call, one to be written.
     fn apart(&mut self, read: Range<usize>, written: Range<usize>) -> (Self::Part<'_>, Self::PartMut<'_>);
 
     /// Whether calls that are recorded together, and run one after the other, may write the same elements.
     const HAS_GROUPS: bool;
 
-    /// The first elements so many times, for such calls; once where there are none.
+    /// Returns the first elements `times` times, for such calls; once if there are no such calls.
     fn parts_mut(&mut self, length: usize, times: usize) -> Vec<Self::PartMut<'_>>;
 
     /// Copies the first elements of another buffer to a place in this one, in the order of calls.
@@ -78,10 +78,10 @@ pub(super) trait Memory<T: Sample> {
     /// Writes zeros into the first elements.
     fn clear(&mut self, length: usize) -> Result<()>;
 
-    /// Fills a run with `values`, again and again where it is longer than they are.
+    /// Fills a run with `values`, which are repeated if the run is longer.
     fn write(&mut self, run: Run, values: &[T]) -> Result<()>;
 
-    /// Compares a run with such values, bit by bit, and tells of every element that differs: its index, what it is, and what it should
-    /// be.
+    /// Compares a run with such values, bit by bit. Calls `wrong` for every element that differs, with its index, its
+    /// value as text, and the expected value.
     fn compare(&self, run: Run, values: &[T], wrong: impl FnMut(usize, String, T)) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! Binds ranks to processors, and finds out what all of them are bound to.
+//! Binds ranks to processors, and collects what all of them are bound to.
 //!
 //! Each rank binds itself once it has a communicator, so processes, threads and ranks of any launcher are treated alike.
 
@@ -23,7 +23,7 @@ pub(super) fn bind(world: &Communicator, settings: &Settings) -> Result<Bound, F
     Ok(Bound { to: binding.to.to_string(), why_none: binding.why_none, processors })
 }
 
-/// This host's binding, with this rank bound by it.
+/// Returns this host's binding, and binds this rank.
 fn applied(world: &Communicator, settings: &Settings) -> Result<Binding, Failure> {
     let binding = match unless_asked(world, settings) {
         Some(why) => Binding::none(Some(why)),
@@ -36,7 +36,7 @@ fn applied(world: &Communicator, settings: &Settings) -> Result<Binding, Failure
     }
 }
 
-/// Why ranks are not bound, if the command line does not ask for a binding.
+/// Returns why ranks are not bound, if the command line does not ask for a binding.
 fn unless_asked(world: &Communicator, settings: &Settings) -> Option<String> {
     if settings.bind != Asked::Nothing {
         return None;

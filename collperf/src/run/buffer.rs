@@ -1,4 +1,4 @@
-//! Memory that collectives are called on.
+//! Memory on which collectives are called.
 
 use collectives::{Communicator, SharedBuffer};
 
@@ -6,26 +6,26 @@ use crate::failure::Failure;
 use crate::inputs::Sample;
 use crate::sizes::human;
 
-/// What buffers are aligned to, in bytes: a page.
+/// The alignment of buffers in bytes: a page.
 const ALIGNMENT: usize = 4096;
 
-/// Elements that begin at a page, or a number of elements after it.
+/// Elements that begin at a page, or a given number of elements after it.
 pub(super) struct Buffer<T> {
     storage: Storage<T>,
     start: usize,
     length: usize,
 }
 
-/// What holds them.
+/// The memory of the elements.
 enum Storage<T> {
     /// A vector.
     Ordinary(Vec<T>),
-    /// Memory that the library has handed out.
+    /// Memory from the library.
     Allocated(SharedBuffer<T>),
 }
 
 impl<T: Sample> Buffer<T> {
-    /// `length` zeros in a vector, every page of them written to.
+    /// Returns `length` zeros in a vector, and writes to each of its pages.
     pub(super) fn new(length: usize, unalign: usize) -> Result<Self, Failure> {
         let total = length.saturating_add(ALIGNMENT / size_of::<T>()).saturating_add(unalign);
         let mut storage = Vec::new();
@@ -33,21 +33,21 @@ impl<T: Sample> Buffer<T> {
         storage.try_reserve_exact(total).map_err(refused)?;
         storage.resize(total, T::default());
         let to_page = storage.as_ptr().align_offset(ALIGNMENT);
-        // The offset is that of a page where one is within reach, which it always is; else alignment is forgone.
+        // A page boundary is always within reach; if not, alignment is omitted.
         let start = if to_page + unalign + length <= total { to_page + unalign } else { unalign };
         let mut buffer = Self { storage: Storage::Ordinary(storage), start, length };
-        // Zeros that the system hands out are one page, many times over, until they are written to.
+        // Zeros from the system share one physical page until they are written to.
         buffer.elements_mut().fill(T::default());
         Ok(buffer)
     }
 
-    /// `length` zeros that the library hands out. Every rank asks for as many.
+    /// Returns `length` zeros in memory from the library. Every rank must ask for the same length.
     pub(super) fn allocated(comm: &Communicator, length: usize, unalign: usize) -> Result<Self, Failure> {
         let storage = comm.alloc(length.saturating_add(unalign))?;
         Ok(Self { storage: Storage::Allocated(storage), start: unalign, length })
     }
 
-    /// All of them.
+    /// Returns all elements.
     pub(super) fn elements(&self) -> &[T] {
         let storage = match &self.storage {
             Storage::Ordinary(storage) => &storage[..],
@@ -56,7 +56,7 @@ impl<T: Sample> Buffer<T> {
         &storage[self.start..self.start + self.length]
     }
 
-    /// All of them, to be written.
+    /// Returns all elements, to be written.
     pub(super) fn elements_mut(&mut self) -> &mut [T] {
         let storage = match &mut self.storage {
             Storage::Ordinary(storage) => &mut storage[..],

@@ -25,7 +25,7 @@ macro_rules! two_buffers {
             Collective::GatherV => $on.gather_v_into($source, is_root.then_some(($target, counts)), $root),
             Collective::ScatterV => $on.scatter_v_into(is_root.then_some(($source, counts)), $target, $root),
             Collective::AllToAllV => $on.all_to_all_v_into($source, counts, $target, counts),
-            // Made of messages, or of nothing: their callers see to them.
+            // Made of messages, or without data: their callers handle them.
             Collective::SendRecv | Collective::Barrier | Collective::Hypercube => Ok(()),
         }
     }};
@@ -43,7 +43,7 @@ macro_rules! one_buffer {
             Collective::Gather => $on.gather($buffer, $root),
             Collective::Scatter => $on.scatter($buffer, $root),
             Collective::AllToAll => $on.all_to_all($buffer),
-            // The others have no such form.
+            // The others have no in-place form.
             _ => Ok(()),
         }
     }};
@@ -53,13 +53,13 @@ macro_rules! one_buffer {
 pub(super) struct Call<'a> {
     pub(super) comm: &'a Communicator,
     pub(super) collective: Collective,
-    /// As this rank calls it; of no meaning where nothing is reduced.
+    /// The op as this rank calls it; without meaning if nothing is reduced.
     op: ReduceOp,
     /// Elements per block, or of the whole vector.
     count: usize,
     /// Elements of all blocks.
     whole: usize,
-    /// The shares of the uneven forms; of `all_to_all_v`, this rank's to and from each other.
+    /// The shares of the uneven forms; in `all_to_all_v`, this rank's to and from each other rank.
     counts: Vec<usize>,
     rank: usize,
     next: usize,
@@ -87,12 +87,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// How many elements of a buffer it may touch.
+    /// Returns how many elements of a buffer the call may touch.
     pub(super) fn whole(&self) -> usize {
         self.whole
     }
 
-    /// The elements that a rank hands in, and those that it gets.
+    /// Returns the number of elements that a rank contributes, and of those that it receives.
     fn lengths(&self) -> (usize, usize) {
         use Collective::*;
         let (one, whole, mine) = (self.count, self.whole, self.counts[self.rank]);
@@ -106,7 +106,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// With two buffers.
+    /// Calls the collective with two buffers.
     pub(super) fn out_of_place<T: Sample, M: Memory<T>>(&self, root: usize, source: &M, target: &mut M) -> Result<()> {
         if self.collective == Collective::Hypercube {
             return self.hypercube(Some(source), target);
@@ -121,7 +121,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// So many such calls, in a group where there can be one.
+    /// Makes `times` such calls, in a group if possible.
     pub(super) fn out_of_place_together<T: Sample, M: Memory<T>>(
         &self,
         times: usize,
@@ -144,7 +144,7 @@ impl<'a> Call<'a> {
         recorded.map(drop)
     }
 
-    /// With one buffer, where the collective has such a form.
+    /// Calls the collective with one buffer, if it has such a form.
     pub(super) fn in_place<T: Sample, M: Memory<T>>(&self, root: usize, buffer: &mut M) -> Result<()> {
         if self.collective == Collective::Hypercube {
             return self.hypercube(None, buffer);
@@ -157,7 +157,7 @@ impl<'a> Call<'a> {
         one_buffer!(on, self, root, &mut buffer)
     }
 
-    /// So many such calls, in a group where there can be one.
+    /// Makes `times` such calls, in a group if possible.
     pub(super) fn in_place_together<T: Sample, M: Memory<T>>(&self, times: usize, root: usize, buffer: &mut M) -> Result<()> {
         if times == 1 || !M::HAS_GROUPS {
             return (0..times).try_for_each(|_| self.in_place(root, buffer));
@@ -167,7 +167,7 @@ impl<'a> Call<'a> {
         recorded.map(drop)
     }
 
-    /// The elements of a rank's one buffer.
+    /// Returns the number of elements of a rank's one buffer.
     fn length_in_place(&self, root: usize) -> usize {
         match self.collective {
             Collective::AllReduce | Collective::Reduce | Collective::Broadcast => self.count,
@@ -176,7 +176,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A message to the next rank and one from the previous.
+    /// Adds a message to the next rank and one from the previous.
     fn ring<'buffers, S: Buffer, D: BufferMut>(
         &self,
         group: &mut Group<'buffers, '_>,
@@ -187,8 +187,8 @@ impl<'a> Call<'a> {
         group.recv(target, self.previous)
     }
 
-    /// An all-gather in which ranks double what they have with one message each: in step k with the rank whose number differs in bit k.
-    /// `target` has this rank's block unless it is in `source`.
+    /// Does an all-gather in which each message doubles what ranks have: in step k with the rank whose number differs
+    /// in bit k. `target` holds this rank's block if `source` is `None`.
     fn hypercube<T: Sample, M: Memory<T>>(&self, source: Option<&M>, target: &mut M) -> Result<()> {
         if let Some(source) = source {
             target.copy_from(source, self.count, self.rank * self.count)?;
@@ -207,7 +207,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// A message from rank 0 to rank 1 and back; nothing on the others.
+    /// Sends a message from rank 0 to rank 1 and back; does nothing on the others.
     pub(super) fn ping_pong<T: Sample>(&self, source: &impl Memory<T>, target: &mut impl Memory<T>) -> Result<()> {
         let (source, mut target) = (source.part(self.count), target.part_mut(self.count));
         match self.rank {

@@ -1,4 +1,4 @@
-//! Whether a call brings what it should, bit by bit.
+//! Checks the results of calls, bit by bit.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use crate::inputs::{Recipe, Sample};
 use crate::layout::{Layout, Origin, Run};
 use crate::report::say;
 
-/// Wrong elements that a rank describes; after these it only counts.
+/// The most wrong elements that a rank describes; further ones are only counted.
 const MOST_COMPLAINTS: usize = 5;
 
-/// The checks of a run, each with inputs of its own.
+/// The checks of a run, each with its own inputs.
 pub(super) struct Checks<'a> {
-    /// All ranks, those of other groups among them.
+    /// All ranks, including those of other groups.
     world: &'a Communicator,
     made: u64,
     complaints: usize,
@@ -28,7 +28,7 @@ impl<'a> Checks<'a> {
         Self { world, made: 0, complaints: 0 }
     }
 
-    /// Calls with two buffers and counts wrong elements over all ranks.
+    /// Makes calls with two buffers and counts wrong elements over all ranks.
     pub(super) fn out_of_place<P: Backend, T: Sample>(
         &mut self,
         backend: &P,
@@ -48,7 +48,7 @@ impl<'a> Checks<'a> {
         self.compare(call, &expected, target)
     }
 
-    /// Calls with one buffer and counts wrong elements over all ranks.
+    /// Makes calls with one buffer and counts wrong elements over all ranks.
     pub(super) fn in_place<P: Backend, T: Sample>(
         &mut self,
         backend: &P,
@@ -69,7 +69,7 @@ impl<'a> Checks<'a> {
         self.compare(call, &expected, buffer)
     }
 
-    /// Inputs that no earlier check had.
+    /// Returns inputs that no earlier check had.
     fn next(&mut self, recipe: Recipe) -> Recipe {
         self.made += 1;
         Recipe { seed: self.made, ..recipe }
@@ -91,7 +91,8 @@ impl<'a> Checks<'a> {
         Ok(share(self.world, &[wrong])?.into_iter().sum())
     }
 
-    /// Enters a barrier at a time of each rank's own, and counts the ranks that left before the last of their host had entered.
+    /// Enters a barrier at a different time on each rank, and counts the ranks that left before the last of their host
+    /// had entered.
     pub(super) fn barrier(&mut self, comm: &Communicator) -> Result<u64> {
         self.made += 1;
         let late = (comm.rank() as u64 + self.made) % comm.world_size() as u64;
@@ -109,19 +110,19 @@ impl<'a> Checks<'a> {
             here.map(|other| times[2 * other]).max() > Some(times[2 * rank + 1])
         };
         let wrong = (0..times.len() / 2).filter(left_early).count() as u64;
-        // Every rank of a group finds the same: the first speaks for all.
+        // Every rank of a group finds the same, so only the first reports it.
         let mine = if comm.rank() == 0 { wrong } else { 0 };
         Ok(share(self.world, &[mine])?.into_iter().sum())
     }
 }
 
-/// Nanoseconds on the clock that all processes of a host share.
+/// Returns nanoseconds on the clock that all processes of a host share.
 fn host_time() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// The elements of a run, until they repeat themselves.
+/// Returns the elements of a run, until they repeat.
 fn values<T: Sample>(recipe: &Recipe, run: &Run) -> Vec<T> {
     let offsets = 0..run.length.min(recipe.period);
     match run.origin {
@@ -130,7 +131,7 @@ fn values<T: Sample>(recipe: &Recipe, run: &Run) -> Vec<T> {
     }
 }
 
-/// Fills what a call is to write with what it is not to leave there, and gives what it is.
+/// Fills the elements that a call must write with wrong values, and returns the expected ones.
 fn poison<T: Sample>(recipe: &Recipe, runs: Vec<Run>, memory: &mut impl Memory<T>) -> Result<Vec<(Run, Vec<T>)>> {
     let mut expected = Vec::with_capacity(runs.len());
     for run in runs {

@@ -1,12 +1,12 @@
-//! How long calls take by their size, from a few that were measured: what lies between is read off the line through them.
+//! The time of calls by size, interpolated from a few measured sizes.
 
-/// Bytes and microseconds, ascending in bytes.
+/// Pairs of bytes and microseconds, ascending in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Curve(pub(super) Vec<(f64, f64)>);
 
 impl Curve {
-    /// The microseconds of a call on so many bytes; `None` where nothing was measured. On straight lines between the logarithms of both, and as long for
-    /// each byte beyond the largest size as there.
+    /// Returns the microseconds of a call on `bytes` bytes; `None` if nothing was measured. Interpolates linearly
+    /// between the logarithms of both. Beyond the largest size, each byte takes as long as there.
     pub(super) fn at(&self, bytes: usize) -> Option<f64> {
         let bytes = bytes as f64;
         let above = self.0.partition_point(|(size, _)| *size < bytes);

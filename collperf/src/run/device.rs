@@ -23,7 +23,7 @@ use crate::layout::Run;
 use crate::settings::{Register, Settings};
 use crate::sizes::human;
 
-/// How long a rank looks for the end of its calls before it waits more patiently.
+/// How long a rank polls for the end of its calls before it waits in another way.
 const IMPATIENCE: Duration = Duration::from_millis(20);
 /// The largest element, in bytes.
 const ELEMENT_BYTES: usize = 8;
@@ -33,12 +33,12 @@ pub(super) struct OnDevice<'a> {
     comm: &'a Communicator,
     device: &'a Device,
     stream: &'a Arc<CudaStream>,
-    /// Recorded behind calls to find out whether they have ended.
+    /// Recorded after calls to find out whether they have ended.
     end: CudaEvent,
-    /// Allocated once, as large as the largest row needs: so many bytes each.
+    /// The size of each buffer, which is allocated once and suffices for the largest row.
     bytes: usize,
     storage: [Storage; 2],
-    /// What results are compared with, until it repeats itself.
+    /// The expected results, up to their first repetition.
     pattern: Allocation,
 }
 
@@ -49,14 +49,14 @@ enum Storage {
     Window(Window<u8, NcclBuffer<u8>>),
 }
 
-/// Memory that the driver allocates.
+/// Memory from the driver.
 struct Allocation {
     address: CUdeviceptr,
     context: Arc<CudaContext>,
 }
 
 impl<'a> OnDevice<'a> {
-    /// Allocates for the largest row. All ranks do so together.
+    /// Allocates for the largest row. All ranks must do so together.
     pub(super) fn new(
         comm: &'a Communicator,
         device: &'a Device,
@@ -69,21 +69,21 @@ impl<'a> OnDevice<'a> {
         let storage = || Storage::new(device, stream, bytes, settings.device.register);
         let storage = [storage()?, storage()?];
         let pattern = Allocation::new(context, Self::PERIOD * ELEMENT_BYTES)?;
-        // Memory is not allocated where a rank's calls wait for another's on the same device.
+        // The driver does not allocate memory while a rank's calls wait for another's on the same device.
         comm.barrier()?;
         Ok(Self { comm, device, stream, end, bytes, storage, pattern })
     }
 
-    /// After how many elements inputs repeat themselves. No factor of it is larger than 16 and a factor of the length of a chunk, so
-    /// data that lands in the place of other data shows.
+    /// The number of elements after which inputs repeat. It has no factor above 16 in common with the length of a
+    /// chunk, so data that lands in the place of other data is noticed.
     const PERIOD: usize = 16 * 4093;
 
-    /// The device in words, as [`crate::facts::Gpu`] reads them.
+    /// Describes the device, in the form that [`crate::facts::Gpu`] reads.
     pub(super) fn describe(&self) -> String {
         format!("{} {} {}", self.device.ordinal(), self.device.pci_address(), self.device.name())
     }
 
-    /// The version of NCCL as one number.
+    /// Returns the version of NCCL as one number.
     pub(super) fn nccl_version(&self) -> u32 {
         let version = self.device.nccl_version();
         let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
@@ -91,13 +91,13 @@ impl<'a> OnDevice<'a> {
         part() * 10_000 + part() * 100 + part()
     }
 
-    /// Frees the memory when everyone is done with theirs.
+    /// Frees the memory once all ranks have finished with theirs.
     pub(super) fn close(self) -> Result<()> {
         self.finish()?;
         self.comm.barrier()
     }
 
-    /// Waits for the event behind the last call, as fast as can be.
+    /// Polls the event after the last call, for the shortest delay.
     fn look(&self) -> std::result::Result<bool, DriverError> {
         self.end.record(self.stream)?;
         let began = Instant::now();
@@ -137,7 +137,7 @@ impl Backend for OnDevice<'_> {
 
     fn finish(&self) -> Result<()> {
         if !self.look().map_err(|error| cuda("waiting for calls", error))? {
-            // Its own stream is waited for with a deadline.
+            // The device's own stream can be waited for with a deadline.
             if Arc::ptr_eq(self.stream, self.device.stream()) {
                 self.device.synchronize()?;
             } else {
@@ -166,7 +166,7 @@ impl Backend for OnDevice<'_> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream.begin_capture(mode).map_err(|error| cuda(doing, error))?;
         let queued = queue();
-        // Ended whatever came of it, so that the stream is free again.
+        // End the capture even after an error, so that the stream is free again.
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let captured = self.stream.end_capture(flags).map_err(|error| cuda(doing, error));
         queued?;
@@ -187,10 +187,11 @@ impl Storage {
         let raw = device.raw();
         let made = match register {
             Register::Nothing => Allocation::new(device.context(), bytes).map(Storage::Plain),
-            // SAFETY: all ranks walk one list of buffers and calls: those of a call are registered on all of them, and used at one offset.
+            // SAFETY: all ranks walk one list of buffers and calls: the buffers of a call are registered on all of
+            // them, and used at one offset.
             Register::Local => raw.allocate(stream, bytes).and_then(|buffer| unsafe { raw.register(buffer) }).map(Storage::Registered),
-            // SAFETY: all ranks walk one list of buffers and calls: they open their windows in one order, each time of one length, and a call
-            // is made on those that were opened together.
+            // SAFETY: all ranks walk one list of buffers and calls: they open their windows in one order, each time of
+            // one length, and a call is made on windows that were opened together.
             Register::Window => raw.allocate(stream, bytes).and_then(|buffer| unsafe { raw.window(buffer) }).map(Storage::Window),
         };
         made.map_err(|error| {
@@ -210,7 +211,7 @@ impl Storage {
 }
 
 impl Allocation {
-    /// Not of a pool: other devices may reach into it.
+    /// Allocates memory outside a pool, since other devices may access it.
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         context.bind_to_thread().map_err(|error| cuda("choosing a device", error))?;
         // SAFETY: the memory is written before it is read; the context is current.
@@ -222,17 +223,17 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: it came of `malloc_sync`, and the driver waits for what uses it.
+            // SAFETY: the address came from `malloc_sync`, and the driver waits for what uses the memory.
             let _ = unsafe { result::free_sync(self.address) };
         }
     }
 }
 
-/// Elements in memory of a device, which outlives them.
+/// Elements in the memory of a device, which outlives them.
 pub(super) struct Elements<'p, T> {
     address: CUdeviceptr,
     length: usize,
-    /// As many elements as inputs have before they repeat themselves.
+    /// Memory for as many elements as inputs have before they repeat.
     pattern: CUdeviceptr,
     device: &'p Device,
     stream: &'p Arc<CudaStream>,
@@ -242,32 +243,36 @@ pub(super) struct Elements<'p, T> {
 impl<T: Sample> Elements<'_, T> {
     fn view(&self, length: usize) -> RawDeviceSlice<'_, T> {
         assert!(length <= self.length, "a call on {length} of {} elements", self.length);
-        // SAFETY: - the memory was allocated for at least `self.length` elements, and is freed after the stream has been waited for;
-        // - whatever uses it is queued on one stream, so nothing writes it at the same time;
-        // - it holds elements wherever a call reads: every buffer is cleared or written first, and zeros are elements of every type.
+        // SAFETY:
+        // - the memory was allocated for at least `self.length` elements, and is freed after the stream has been waited
+        //   for;
+        // - everything that uses it is queued on one stream, so nothing writes it at the same time;
+        // - it holds elements wherever a call reads: every buffer is cleared or written first, and zeros are elements
+        //   of every type.
         unsafe { RawDeviceSlice::new(self.stream.context(), self.address, length) }
     }
 
-    /// Where an element is.
+    /// Returns the address of an element.
     fn at(&self, index: usize) -> CUdeviceptr {
         self.address + (index * size_of::<T>()) as u64
     }
 
-    /// Does something on the stream and waits until it is done.
+    /// Runs `act` on the stream and waits until it has ended.
     fn on_stream(&self, doing: &str, act: impl FnOnce() -> std::result::Result<(), DriverError>) -> Result<()> {
         let done = self.stream.context().bind_to_thread().and_then(|()| act()).and_then(|()| self.stream.synchronize());
         done.map_err(|error| cuda(doing, error))
     }
 
-    /// Writes bytes, again and again, until `bytes` of them are written.
+    /// Writes the block repeatedly, until `bytes` bytes are written.
     fn repeat(&mut self, to: CUdeviceptr, block: &[u8], bytes: usize) -> Result<()> {
         self.on_stream("copying inputs to the device", || {
-            // SAFETY: the caller's range lies in this memory, and the stream is waited for before the block is gone.
+            // SAFETY: the caller's range lies in this memory, and the stream is waited for before the block is dropped.
             unsafe { result::memcpy_htod_async(to, block, self.stream.cu_stream()) }?;
             let mut done = block.len();
             while done < bytes {
                 let more = done.min(bytes - done);
-                // SAFETY: both ranges lie in this memory, and apart: the second begins where the first one ends.
+                // SAFETY: both ranges lie in this memory, and do not overlap: the second begins where the first one
+                // ends.
                 unsafe { result::memcpy_dtod_async(to + done as u64, to, more, self.stream.cu_stream()) }?;
                 done += more;
             }
@@ -275,9 +280,9 @@ impl<T: Sample> Elements<'_, T> {
         })
     }
 
-    /// How many elements of a run differ from a block that repeats itself, as the device counts them.
+    /// Counts on the device how many elements of a run differ from a block that repeats.
     fn count_wrong(&self, run: &Run, block: &[u8]) -> Result<u64> {
-        // SAFETY: there is room for a period, and the stream is waited for before the block is gone.
+        // SAFETY: there is room for a period, and the stream is waited for before the block is dropped.
         self.on_stream("copying what is expected to the device", || unsafe {
             result::memcpy_htod_async(self.pattern, block, self.stream.cu_stream())
         })?;
@@ -291,7 +296,7 @@ impl<T: Sample> Elements<'_, T> {
     }
 }
 
-/// Elements as the device has them.
+/// Returns elements in the device's representation.
 fn bytes_of<T: Sample>(elements: &[T]) -> Vec<u8> {
     elements.iter().flat_map(|element| element.bits().to_le_bytes().into_iter().take(size_of::<T>())).collect()
 }
@@ -334,7 +339,8 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
             return Ok(());
         }
         let bound = self.stream.context().bind_to_thread();
-        // SAFETY: both ranges lie in memory of this device, and apart, since they are two buffers; the stream keeps the order.
+        // SAFETY: both ranges lie in memory of this device, and do not overlap, since they are two buffers; the stream
+        // keeps the order.
         let copied = bound.and_then(|()| unsafe { result::memcpy_dtod_async(self.at(to), from.address, bytes, self.stream.cu_stream()) });
         copied.map_err(|error| cuda("copying a rank's own block", error))
     }
@@ -345,7 +351,7 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: as many bytes as the memory has.
+        // SAFETY: the memory has that many bytes.
         self.on_stream("clearing a buffer", || unsafe { result::memset_d8_async(self.address, 0, bytes, self.stream.cu_stream()) })
     }
 
@@ -363,7 +369,7 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
         }
         assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
         let right = bytes_of(values);
-        // Most results are right; only those that are not are looked at here.
+        // Most results are correct; only wrong ones are copied and compared here.
         if self.count_wrong(&run, &right)? == 0 {
             return Ok(());
         }
@@ -387,7 +393,7 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
     }
 }
 
-/// An error of the driver with what was being done.
+/// Converts an error of the driver; `doing` is the failed operation.
 fn cuda(doing: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { doing: doing.into(), code: error.0 as u32, text: error.to_string() }
 }

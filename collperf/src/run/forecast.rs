@@ -1,4 +1,4 @@
-//! How long calls of one collective should take: a few sizes are measured.
+//! Predicts how long calls of one collective should take, from a few measured sizes.
 
 use std::time::Duration;
 
@@ -13,12 +13,13 @@ use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::statistics::Spread;
 
-/// The sizes that are measured, in bytes, and for how long each.
+/// The measured sizes in bytes, and the time for each.
 const SIZES: [usize; 6] = [16, 2 << 10, 24 << 10, 192 << 10, 1536 << 10, 12 << 20];
 const TIME: Duration = Duration::from_millis(12);
 
 impl<P: Backend> Session<'_, P> {
-    /// Measures a collective at the sizes, in f32, with the op Max where it has one. What has no algorithm is not measured.
+    /// Measures a collective at these sizes, in f32, with the op Max if it has one. Does nothing if it has no
+    /// algorithm.
     pub(super) fn curve_of(&self, collective: Collective) -> Result<Curve, Failure> {
         let (comm, element) = (self.comm, size_of::<f32>());
         let ranks = comm.world_size();
@@ -39,7 +40,7 @@ impl<P: Backend> Session<'_, P> {
             let bytes = collective.bytes(count, element, ranks);
             let call = Call::new(comm, collective, collective.reduces().then_some(ReduceOp::Max), count);
             let mut root = 0;
-            // As rows are sampled: the root moves on, or calls that wait for nobody would queue up.
+            // As in sampled rows: the root changes, since calls that do not wait for other ranks would queue up.
             let once = || {
                 root = (root + 1) % ranks;
                 call.out_of_place(root, &source, &mut target)

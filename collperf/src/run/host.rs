@@ -15,17 +15,17 @@ use crate::inputs::Sample;
 use crate::layout::Run;
 use crate::settings::Register;
 
-/// The largest rows whose inputs are made element by element, in bytes. Those of larger ones repeat themselves, since making them would
-/// take longer than measuring.
+/// The largest rows, in bytes, whose inputs are made element by element. Those of larger rows repeat, since making them
+/// would take longer than measuring.
 const MADE_BYTES: usize = 16 << 20;
-/// After so many elements. A prime, so that data that lands in the place of another chunk's shows.
+/// The number of elements after which they repeat: a prime, so that data in another chunk's place is noticed.
 const PERIOD: usize = (1 << 18) + 3;
 
 /// The host backend.
 pub(super) struct Host<'a> {
     comm: &'a Communicator,
     register: Register,
-    /// The buffers that were had last: to find memory takes longer than most of what is done with it.
+    /// The buffers that were used last: allocating memory takes longer than most of the work on it.
     kept: RefCell<Vec<Box<dyn Any>>>,
 }
 
@@ -34,7 +34,7 @@ impl<'a> Host<'a> {
         Self { comm, register, kept: RefCell::default() }
     }
 
-    /// A buffer that was given back, or a new one.
+    /// Returns a buffer that was given back, or a new one.
     fn buffer<T: Sample>(&self, kept: Option<Box<dyn Any>>, length: usize, unalign: usize) -> std::result::Result<Kept<'_, T>, Failure> {
         let kept = kept.and_then(|kept| kept.downcast::<Buffer<T>>().ok()).map(|kept| *kept);
         let buffer = match kept.filter(|kept| kept.elements().len() >= length) {
@@ -48,7 +48,7 @@ impl<'a> Host<'a> {
 
 /// A buffer that is given back when it is dropped.
 pub(super) struct Kept<'a, T: Sample> {
-    /// Until then.
+    /// The buffer; `None` once it is given back.
     buffer: Option<Buffer<T>>,
     kept: &'a RefCell<Vec<Box<dyn Any>>>,
 }
@@ -191,7 +191,7 @@ mod tests {
         let [mut buffer, _] = host.buffers::<u16>(10, 0).unwrap();
         let origin = Origin::Folded { start: 0 };
         let runs = [Run { start: 1, length: 5, origin }, Run { start: 7, length: 2, origin }];
-        // Shorter than the run, and as long.
+        // Shorter than the run, and of the same length.
         let values: [&[u16]; 2] = [&[100, 101], &[200, 201]];
         buffer.write(runs[0], values[0]).unwrap();
         buffer.write(runs[1], values[1]).unwrap();

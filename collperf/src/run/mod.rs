@@ -1,6 +1,6 @@
-//! One rank's run: every collective, op, type, root and size that was asked for.
+//! One rank's run: every requested collective, op, type, root and size.
 //!
-//! All ranks walk the same list in the same order; rank 0 also reports.
+//! All ranks process the same list in the same order; rank 0 also reports.
 
 mod backend;
 mod binding;
@@ -40,10 +40,10 @@ use session::Session;
 use subjects::{largest_buffer, row_count};
 use words::{NAME_BYTES, name, share, text};
 
-/// Runs this rank and returns its exit code. A rank other than 0 leaves it to rank 0 to say that something was wrong. `number` is what the
-/// rank's group goes by, where ranks are divided into groups.
+/// Runs this rank and returns its exit code. Only rank 0's code reports wrong results. `number` determines the rank's
+/// group, if ranks are divided into groups.
 pub(crate) fn run(world: &Communicator, number: usize, settings: &Settings) -> Result<u8, Failure> {
-    // Before a core of their own is all that ranks see.
+    // Before ranks are bound, while all cores are visible.
     let machine = Machine::here();
     let bound = binding::bind(world, settings)?;
     let color = settings.subset.map(|subset| subset.color(number));
@@ -57,7 +57,7 @@ pub(crate) fn run(world: &Communicator, number: usize, settings: &Settings) -> R
     on_host(&ranks, settings)
 }
 
-/// All ranks, and those that this one makes its calls with.
+/// All ranks, and the communicator for this rank's calls.
 struct Ranks<'a> {
     world: &'a Communicator,
     comm: &'a Communicator,
@@ -67,7 +67,7 @@ struct Ranks<'a> {
 }
 
 impl Ranks<'_> {
-    /// Whether groups of such sizes can do what is asked for: all walk one list of calls.
+    /// Checks that groups of these sizes can make the requested calls: all process one list of calls.
     fn check(&self, settings: &Settings) -> Result<(), Failure> {
         let sizes = share(self.world, &[self.comm.world_size() as u64])?;
         let least = sizes.iter().copied().min().unwrap_or(1) as usize;
@@ -80,14 +80,14 @@ impl Ranks<'_> {
         settings.collectives.iter().find_map(refusal).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
     }
 
-    /// The same with another communicator for the calls.
+    /// Returns the same with another communicator for the calls.
     #[cfg(feature = "cuda")]
     fn with<'b>(&'b self, comm: &'b Communicator) -> Ranks<'b> {
         Ranks { comm, ..*self }
     }
 }
 
-/// Runs on ordinary memory.
+/// Runs in host memory.
 fn on_host(ranks: &Ranks<'_>, settings: &Settings) -> Result<u8, Failure> {
     let comm = ranks.comm;
     let asked_of_device = settings.device.refusal.as_ref();
@@ -102,13 +102,13 @@ fn on_host(ranks: &Ranks<'_>, settings: &Settings) -> Result<u8, Failure> {
     measure(ranks, &Host::new(comm, settings.device.register), settings, facts)
 }
 
-/// Runs on device memory.
+/// Runs in device memory.
 #[cfg(feature = "cuda")]
 fn on_device(ranks: &Ranks<'_>, device: collectives::Device, settings: &Settings) -> Result<u8, Failure> {
     if settings.columns.predictions {
         return Err(Failure::unsupported(EXPLAIN_ON_DEVICE));
     }
-    // A group's communicator has the device of its ranks, and a stream of its own there.
+    // A group's communicator has the device of its ranks, and its own stream there.
     let device = ranks.comm.device().unwrap_or(device);
     let null_stream = device.context().default_stream();
     let on_null_stream = settings.device.null_stream.then(|| ranks.comm.with_stream(&null_stream));
@@ -121,7 +121,7 @@ fn on_device(ranks: &Ranks<'_>, device: collectives::Device, settings: &Settings
     Ok(code)
 }
 
-/// Why a communicator has no device, in words.
+/// Returns why a communicator has no device.
 fn why_no_device(comm: &Communicator) -> String {
     #[cfg(feature = "cuda")]
     return comm.why_no_device().unwrap_or_default();
@@ -129,7 +129,7 @@ fn why_no_device(comm: &Communicator) -> String {
     return gpus::count().err().filter(|_| comm.world_size() > 0).unwrap_or_default();
 }
 
-/// Whether this host has room for all its ranks' buffers.
+/// Checks that this host has enough memory for all its ranks' buffers.
 fn check_room(ranks: &Ranks<'_>, settings: &Settings) -> Result<(), Failure> {
     let largest = largest_buffer(settings, ranks.comm.world_size());
     let needed = largest.saturating_mul(2 * ranks.world.local_world_size());
@@ -141,11 +141,11 @@ fn check_room(ranks: &Ranks<'_>, settings: &Settings) -> Result<(), Failure> {
     }
 }
 
-/// Everything that was asked for, on a backend.
+/// Measures everything that was requested, on a backend.
 fn measure<P: Backend>(ranks: &Ranks<'_>, backend: &P, settings: &Settings, facts: RunFacts) -> Result<u8, Failure> {
     let Ranks { world, comm, .. } = *ranks;
     let opened = (world.rank() == 0).then(|| Report::open(settings, facts, row_count(settings, comm.world_size())));
-    // All hear of files that cannot be made: a rank that was left alone could fail before rank 0 says why.
+    // All ranks learn that files cannot be created: a rank that continued could fail before rank 0 prints the reason.
     let is_hopeless = share(world, &[u64::from(matches!(opened, Some(Err(_))))])?.contains(&1);
     let report = opened.transpose()?;
     if is_hopeless {
@@ -166,7 +166,7 @@ fn measure<P: Backend>(ranks: &Ranks<'_>, backend: &P, settings: &Settings, fact
     }
 }
 
-/// Who takes part. Every rank tells its processor and, in `gpu`, its device; the rest is known.
+/// Collects the facts of all ranks. Every rank contributes its processor and, in `gpu`, its device; the rest is known.
 fn facts(ranks: &Ranks<'_>, gpu: &str) -> Result<RunFacts, Failure> {
     let (machine, bound) = (ranks.machine.clone(), Some(ranks.bound.clone()));
     let all = share(ranks.world, &[name(&machine.processor), name(gpu)].concat())?;

@@ -1,4 +1,4 @@
-//! One rank's walk through all that is to be measured.
+//! One rank's pass through all measurements.
 
 use collectives::Communicator;
 
@@ -15,28 +15,29 @@ use crate::row::Row;
 use crate::settings::Settings;
 use crate::sizes::human;
 
-/// What a rank carries through its run.
+/// The state of a rank during its run.
 pub(super) struct Session<'a, P> {
     /// All ranks.
     pub(super) world: &'a Communicator,
-    /// Those that calls are made by: all, or a group of them.
+    /// The ranks that make the calls: all, or a group of them.
     pub(super) comm: &'a Communicator,
     pub(super) backend: &'a P,
     pub(super) settings: &'a Settings,
-    /// On rank 0.
+    /// The report, on rank 0 only.
     pub(super) report: Option<Report<'a>>,
     pub(super) checks: Checks<'a>,
-    /// What calls of the collective at hand cost here, where that was asked for.
+    /// The cost of calls of the current collective, if predictions were requested.
     pub(super) curve: Curve,
-    /// Sampled cells whose check failed, and which have no row.
+    /// Sampled cells whose check failed, and which therefore have no row.
     pub(super) wrong_cells: usize,
 }
 
 impl<P: Backend> Session<'_, P> {
-    /// Everything that was asked of one collective.
+    /// Measures everything that was requested for one collective.
     pub(super) fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
         if self.settings.columns.predictions {
-            // Anew for each: where processors are virtual they move, and a flag then takes ten times as long for a while.
+            // For each collective: virtual processors are moved, after which a flag takes ten times as long for a
+            // while.
             self.curve = self.curve_of(collective)?;
         }
         if let Some(report) = &mut self.report {
@@ -55,7 +56,7 @@ impl<P: Backend> Session<'_, P> {
         self.report.as_mut().map_or(Ok(()), |report| report.end(collective))
     }
 
-    /// What the library refuses is no failure where `all` asked for it.
+    /// Records a refusal of the library if several combinations were requested, as by `all`; returns other failures.
     pub(super) fn forgive(&mut self, failure: Failure) -> Result<(), Failure> {
         let by_all = self.settings.collectives.len() > 1 || self.settings.ops.len() > 1 || self.settings.dtypes.len() > 1;
         if !failure.is_unsupported() || !by_all {
@@ -67,7 +68,7 @@ impl<P: Backend> Session<'_, P> {
         Ok(())
     }
 
-    /// Has the report say how much memory is in use on the device that has the most of it in use.
+    /// Reports the memory in use on the device with the most in use.
     pub(super) fn tell_memory(&mut self) -> Result<(), Failure> {
         let all = share(self.world, &self.backend.memory_use()?)?;
         let most = all.chunks_exact(3).max_by_key(|of_rank| of_rank[1]);
@@ -77,14 +78,14 @@ impl<P: Backend> Session<'_, P> {
         }
     }
 
-    /// Says on a terminal what is being measured.
+    /// Shows on a terminal what is being measured.
     pub(super) fn announce(&self, row: &Row) {
         if let Some(report) = &self.report {
             report.working_on(&format!("{} {} {} {}", row.collective, row.op_name(), row.type_name(), human(row.bytes)));
         }
     }
 
-    /// Hands a row to rank 0's report.
+    /// Adds a row to rank 0's report.
     pub(super) fn give(&mut self, mut row: Row) -> Result<(), Failure> {
         let prediction = self.forecast(&row);
         for half in [&mut row.out_of_place, &mut row.in_place].into_iter().flatten() {
@@ -93,14 +94,14 @@ impl<P: Backend> Session<'_, P> {
         self.report.as_mut().map_or(Ok(()), |report| report.row(row))
     }
 
-    /// Says something on standard error, once for all ranks.
+    /// Prints a message to standard error, once for all ranks.
     pub(super) fn tell(&self, text: &str) {
         if self.report.is_some() {
             say(text);
         }
     }
 
-    /// Whether sampled all-reduces come in 16-bit floats too.
+    /// Whether all-reduces are also sampled in 16-bit floats.
     pub(super) fn has_extra_types(&self) -> bool {
         has_extra_types(self.settings)
     }

@@ -1,11 +1,11 @@
-//! What is to be measured: collectives, types, ops, roots and counts.
+//! The list of measurements: collectives, types, ops, roots and counts.
 
 use collectives::{DType, ReduceOp};
 
 use crate::collective::Collective;
 use crate::settings::Settings;
 
-/// What a row is about, but for its size.
+/// What a row is about, except its size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Subject {
     pub(super) collective: Collective,
@@ -14,26 +14,27 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// The element counts of the sizes that were asked for, none twice in a row unless ranks are divided into groups.
+    /// Returns the element counts of the requested sizes. No count occurs twice in a row unless ranks are divided into
+    /// groups.
     pub(super) fn counts(&self, sizes: &[usize], element_bytes: usize, world_size: usize, is_divided: bool) -> Vec<usize> {
         let mut counts: Vec<_> = sizes.iter().map(|bytes| self.collective.count(*bytes, element_bytes, world_size)).collect();
         if !is_divided {
-            // Groups of unequal size would not leave out the same ones.
+            // Groups of unequal size would omit different ones.
             counts.dedup();
         }
         counts
     }
 }
 
-/// The types that an all-reduce in place is also sampled in, and the least size in bytes.
+/// The types in which an all-reduce in place is also sampled.
 pub(super) const EXTRA_TYPES: [DType; 2] = [DType::F16, DType::Bf16];
 
-/// Whether the defaults were asked for, in cells: then all-reduce is sampled in 16-bit floats too.
+/// Whether the defaults are sampled in cells: then all-reduce is sampled in 16-bit floats, too.
 pub(super) fn has_extra_types(settings: &Settings) -> bool {
     settings.cell.is_some() && settings.dtypes == [DType::F32] && settings.ops == [ReduceOp::Sum]
 }
 
-/// The types, ops and roots of a collective, without those that the library refuses.
+/// Returns the types, ops and roots of a collective, without those that the library refuses.
 pub(super) fn subjects(settings: &Settings, collective: Collective, world_size: usize) -> Vec<(DType, Option<ReduceOp>, usize)> {
     let ops: Vec<Option<ReduceOp>> = if collective.reduces() { settings.ops.iter().copied().map(Some).collect() } else { vec![None] };
     let roots = match settings.root {
@@ -48,7 +49,7 @@ pub(super) fn subjects(settings: &Settings, collective: Collective, world_size: 
     possible.flat_map(|(dtype, op)| roots.clone().map(move |root| (dtype, op, root))).collect()
 }
 
-/// How many rows there will be in one cycle, about.
+/// Returns the approximate number of rows in one cycle.
 pub(super) fn row_count(settings: &Settings, world_size: usize) -> usize {
     let rows = |collective: &Collective| match collective {
         Collective::Barrier => 1,
@@ -57,7 +58,7 @@ pub(super) fn row_count(settings: &Settings, world_size: usize) -> usize {
     settings.collectives.iter().map(rows).sum()
 }
 
-/// The bytes of the largest buffer that any row needs.
+/// Returns the bytes of the largest buffer that any row needs.
 pub(super) fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
     let sizes = settings.sizes.iter().copied().max().unwrap_or(0);
     let types = settings.dtypes.iter().map(|dtype| dtype.size_bytes());
@@ -98,7 +99,7 @@ mod tests {
     #[test]
     fn subjects_are_what_was_asked_for() {
         let all = settings("all -o all -d all -r -1");
-        // Not avg of bool, three bitwise ops of six floats, mulsum of eight integers and bool.
+        // Without avg of bool, three bitwise ops of six floats, and mulsum of eight integers and bool.
         assert_eq!(subjects(&all, Collective::AllReduce, 3).len(), 15 * 9 - 1 - 3 * 6 - 9);
         assert_eq!(subjects(&all, Collective::Broadcast, 3).len(), 15 * 3);
         assert_eq!(subjects(&all, Collective::AllGather, 3).len(), 15);

@@ -18,7 +18,7 @@ use crate::row::{Forecast, Half, Row};
 use crate::statistics::Spread;
 
 impl<P: Backend> Session<'_, P> {
-    /// Measures every size, or all of them several times.
+    /// Measures every size, in every cycle.
     pub(super) fn sweep<T: Sample>(&mut self, subject: Subject) -> Result<(), Failure> {
         let world_size = self.comm.world_size();
         let counts = subject.counts(&self.settings.sizes, size_of::<T>(), world_size, self.settings.subset.is_some());
@@ -47,21 +47,21 @@ impl<P: Backend> Session<'_, P> {
         Ok(())
     }
 
-    /// What is foretold of a row's call, where that was asked for.
+    /// Returns the prediction for a row's call, if requested.
     pub(super) fn forecast(&self, row: &Row) -> Option<Forecast> {
         let time_us = self.curve.at(row.bytes)?;
         let algorithm = self.comm.algorithm(row.collective.of_library()?, row.bytes, row.dtype.unwrap_or(DType::U8))?;
         Some(Forecast { algorithm, time_us })
     }
 
-    /// A row as nccl-tests measures it.
+    /// Measures a row as nccl-tests does.
     fn timed_row<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut [P::Memory<'_, T>; 2]) -> Result<Row, Failure> {
         let mut row = self.empty_row::<T>(subject, count);
         self.announce(&row);
         let call = Call::new(self.comm, subject.collective, subject.op, count);
         let (root, together) = (subject.root, self.settings.aggregated);
         let [source, target] = buffers;
-        // What was left by an earlier check, products above all, could drift into numbers that are slow to compute with.
+        // Values from an earlier check, especially products, could drift into numbers with which computations are slow.
         source.clear(call.whole())?;
         let half = self.timed(&row, || call.out_of_place_together(together, root, source, target))?;
         let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
@@ -79,7 +79,7 @@ impl<P: Backend> Session<'_, P> {
         Ok(row)
     }
 
-    /// Times a call, and, where that is wanted, each call by itself.
+    /// Times a call and, if wanted, each call by itself.
     fn timed(&self, row: &Row, mut once: impl FnMut() -> collectives::Result<()>) -> Result<Half, Failure> {
         let mean = timing::mean(self.backend, self.world, self.settings, &mut once)?;
         let mut half = Half::new(row.collective, row.ranks, row.bytes, mean.time);
@@ -104,8 +104,8 @@ impl<P: Backend> Session<'_, P> {
         Ok(())
     }
 
-    /// A row of sampled cells. Rooted collectives move their root by one each call: calls that wait for nobody would queue
-    /// up behind each other, and the figure would be no latency.
+    /// Measures a row of sampled cells. For rooted collectives each call has the next root: calls that do not wait for
+    /// other ranks would queue up, and the figure would not be a latency.
     fn cell<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut [P::Memory<'_, T>; 2]) -> Result<Row, Failure> {
         let Subject { collective, op, root: first_root } = subject;
         let mut row = self.empty_row::<T>(subject, count);
@@ -138,7 +138,7 @@ impl<P: Backend> Session<'_, P> {
         Ok(row)
     }
 
-    /// Samples a call whose check found so many wrong elements; a wrong one has no time worth telling.
+    /// Samples a call whose check found `wrong` wrong elements; the time of a wrong call is not reported.
     fn sampled(
         &mut self,
         row: &mut Row,
@@ -161,7 +161,7 @@ impl<P: Backend> Session<'_, P> {
         Ok(Some(Half { wrong, spread, samples: cell.samples, ..Half::new(row.collective, row.ranks, row.bytes, time_us) }))
     }
 
-    /// Runs a check as often as asked, or until one fails.
+    /// Runs a check as often as requested, or until one fails.
     fn check(
         &mut self,
         subject: Subject,
@@ -223,7 +223,7 @@ impl<P: Backend> Session<'_, P> {
     }
 }
 
-/// Which forms of a collective are sampled.
+/// The forms in which a collective is sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Forms {
     out_of_place: bool,
@@ -232,8 +232,8 @@ struct Forms {
 
 const EXTRA_LEAST_BYTES: usize = 1024;
 
-/// All-reduce is sampled in both forms, broadcast with its one buffer, all else with two: as other libraries' drivers do it.
-/// With `extra_types`, an all-reduce of 16-bit floats is there for its in-place form alone.
+/// Samples all-reduce in both forms, broadcast with its one buffer, all others with two buffers, as other libraries'
+/// drivers do. With `extra_types`, an all-reduce of 16-bit floats is sampled only in place.
 fn cell_forms(collective: Collective, dtype: DType, op: Option<ReduceOp>, bytes: usize, extra_types: bool) -> Forms {
     let is_extra = extra_types && op.is_some() && EXTRA_TYPES.contains(&dtype);
     match collective {

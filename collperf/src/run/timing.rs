@@ -1,4 +1,4 @@
-//! How long calls take: as nccl-tests times them, and each by itself.
+//! The times of calls: as nccl-tests measures them, and each by itself.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::statistics::slowest;
 
 /// Microseconds per call on average, one figure for all ranks.
 pub(super) struct Mean {
-    /// From the first call to the end of the last.
+    /// The time from the first call to the end of the last.
     pub(super) time: f64,
-    /// Until the last was queued.
+    /// The time until the last was queued.
     pub(super) issue: f64,
 }
 
-/// Times iterations back to back, or launches of a graph of them. `once` makes as many calls as each has.
+/// Times consecutive iterations, or launches of a graph of them. `once` makes all calls of one iteration.
 pub(super) fn mean<P: Backend>(
     backend: &P,
     comm: &Communicator,
@@ -50,7 +50,7 @@ pub(super) fn mean<P: Backend>(
     Ok(Mean { time: of(0), issue: of(1) })
 }
 
-/// What `-z` asks for after each call; returns how long of it is not to be counted.
+/// Does what `-z` requests after each call; returns how much of that time does not count.
 fn between_calls<P: Backend>(backend: &P, comm: &Communicator, blocking: Blocking) -> Result<Duration> {
     if blocking == Blocking::No {
         return Ok(Duration::ZERO);
@@ -64,7 +64,7 @@ fn between_calls<P: Backend>(backend: &P, comm: &Communicator, blocking: Blockin
     }
 }
 
-/// Microseconds per call of every single iteration, the slowest rank's.
+/// Returns the microseconds per call of every single iteration, on the slowest rank.
 pub(super) fn single<P: Backend>(
     backend: &P,
     comm: &Communicator,
@@ -90,21 +90,21 @@ pub(super) fn single<P: Backend>(
     Ok(slowest(&share(comm, &times)?, settings.iterations))
 }
 
-/// The least time of a sample: calls are repeated until they fill it.
+/// The least time of a sample in microseconds: calls are repeated until they fill it.
 const SAMPLE_US: f64 = 200.0;
 const MOST_SAMPLES: usize = 2000;
 const LEAST_SAMPLES: usize = 10;
 
-/// What sampling a cell gave.
+/// The result of sampling a cell.
 pub(super) struct Cell {
-    /// Microseconds per call of each sample, the slowest rank's.
+    /// Microseconds per call of each sample, on the slowest rank.
     pub(super) samples: Vec<f64>,
-    /// Timed calls.
+    /// The number of timed calls.
     pub(super) calls: u64,
 }
 
-/// Samples for as long as asked: batches of calls back to back, each after a barrier that is not timed, each counted as the
-/// slowest rank's time per call.
+/// Takes samples for as long as requested: batches of calls back to back, each after a barrier that is not timed, each
+/// counted as the slowest rank's time per call.
 pub(super) fn sample<P: Backend>(
     backend: &P,
     comm: &Communicator,
@@ -112,7 +112,7 @@ pub(super) fn sample<P: Backend>(
     bytes: usize,
     mut once: impl FnMut() -> Result<()>,
 ) -> Result<Cell> {
-    // So many calls, and the time they took.
+    // Makes this many calls and returns their time.
     let mut batch = |calls: usize| -> Result<Duration> {
         let began = Instant::now();
         (0..calls).try_for_each(|_| once())?;
@@ -123,7 +123,7 @@ pub(super) fn sample<P: Backend>(
     comm.barrier()?;
     let trial: usize = if bytes >= 1 << 20 { 2 } else { 20 };
     let mine = microseconds(batch(trial)?) / trial as f64;
-    // All ranks must choose the same number of calls, so they choose by the slowest.
+    // All ranks must choose the same number of calls, so the slowest rank determines it.
     let per_call = share(comm, &[mine])?.into_iter().fold(0.02, f64::max);
     let calls = if per_call >= SAMPLE_US { 1 } else { (SAMPLE_US / per_call) as usize + 1 };
     let wanted = (microseconds(time) / (per_call * calls as f64)) as usize + 1;
@@ -138,7 +138,7 @@ fn samples(comm: &Communicator, time: Duration, wanted: usize, mut sample: impl 
     while samples.len() < wanted {
         comm.barrier()?;
         samples.push(sample()?);
-        // A cell that runs far over its time ends early, on all ranks together.
+        // A cell that far exceeds its time ends early, on all ranks together.
         if samples.len() >= LEAST_SAMPLES && samples.len() % 8 == 2 {
             let mut stop = [u8::from(started.elapsed() > 4 * time)];
             comm.broadcast(&mut stop, 0)?;

@@ -1,4 +1,4 @@
-//! What ranks exchange about themselves.
+//! The exchange of facts between ranks.
 
 use collectives::{Communicator, Data};
 
@@ -9,7 +9,7 @@ pub(super) fn share<T: Data + Default>(comm: &Communicator, mine: &[T]) -> colle
     Ok(all)
 }
 
-/// Bytes of a name that ranks exchange; longer ones are cut.
+/// Bytes of a name that ranks exchange; longer names are cut.
 pub(super) const NAME_BYTES: usize = 128;
 
 /// Reads a name that [`name`] has made.
@@ -17,7 +17,7 @@ pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned()
 }
 
-/// Makes a name of fixed length of a text.
+/// Makes a name of fixed length from a text.
 pub(super) fn name(text: &str) -> [u8; NAME_BYTES] {
     let mut bytes = [0_u8; NAME_BYTES];
     for (byte, from) in bytes.iter_mut().zip(text.bytes()) {

@@ -1,16 +1,16 @@
-//! Who costs the others how much time.
+//! How much time each rank costs the others.
 
 use std::fmt;
 
 use crate::statistics::{Spread, are_most, is_evidence, standing_out};
 
-/// What rounds of work have shown.
+/// The result of rounds of work.
 pub(super) struct Blame {
     ranks: Vec<RankBlame>,
     rounds: usize,
-    /// What all rounds took together, in microseconds: each as long as its last rank.
+    /// The time of all rounds together, in microseconds: each is as long as its last rank's.
     total: f64,
-    /// The part of it that a rank has to cost to be named.
+    /// The fraction of it that a rank must cost to be named.
     threshold: f64,
     stretches: usize,
 }
@@ -20,18 +20,20 @@ struct RankBlame {
     work: Option<Spread>,
     /// Rounds in which it was last.
     last: usize,
-    /// What the rounds would have been shorter without it, in microseconds.
+    /// How much shorter the rounds would have been without it, in microseconds.
     cost: f64,
-    /// Stretches of the run in which it cost more than any other, and the threshold.
+    /// Stretches of the run in which it cost more than any other rank, and more than the threshold.
     led: usize,
-    /// Whether its median was far above the others' in more stretches than chance has it.
+    /// Whether its median was far above the others' in more stretches than chance explains.
     is_slower: bool,
 }
 
-/// The run is looked at in so many stretches, one after the other. What happens once, and however long it takes, is in few of them.
+/// The number of consecutive stretches into which the run is divided. A single event, however long, affects only a few
+/// of them.
 const STRETCHES: usize = 12;
 
-/// Several ranks may be slow together, so that none of them costs anything by itself: so many times the others' median is told too.
+/// If several ranks are slow together, none of them alone costs anything. A rank with this many times the others'
+/// median is therefore reported, too.
 const SLOWER: f64 = 1.25;
 
 impl RankBlame {
@@ -41,7 +43,7 @@ impl RankBlame {
 }
 
 impl Blame {
-    /// `times` has each rank's work in each round, in microseconds.
+    /// Evaluates `times`, which has each rank's work in each round, in microseconds.
     pub(super) fn new(names: Vec<String>, times: &[Vec<f64>], threshold: f64) -> Self {
         let rounds = times.iter().map(Vec::len).min().unwrap_or(0);
         let stretches: Vec<Vec<&[f64]>> = stretches(times, rounds);
@@ -61,13 +63,14 @@ impl Blame {
         Self { ranks, rounds, total, threshold, stretches: stretches.len() }
     }
 
-    /// The rank that costs most, if that is enough.
+    /// Returns the rank that costs most, if that reaches the threshold.
     fn costliest(&self) -> Option<usize> {
         let worst = (0..self.ranks.len()).max_by(|a, b| self.ranks[*a].cost.total_cmp(&self.ranks[*b].cost))?;
         (self.total > 0.0 && self.ranks[worst].cost >= self.threshold * self.total).then_some(worst)
     }
 
-    /// That rank, if it leads in most stretches, and in more than chance has it: were all alike, any of them could lead where somebody does.
+    /// Returns that rank, if it leads in most stretches, and in more than chance explains: if all were equal, any of
+    /// them could lead in a stretch that has a leader.
     pub(super) fn straggler(&self) -> Option<usize> {
         let (count, with_leader) = (self.ranks.len(), self.ranks.iter().map(|rank| rank.led).sum());
         let leads = |rank: &usize| {
@@ -77,7 +80,7 @@ impl Blame {
         self.costliest().filter(leads)
     }
 
-    /// The upper median of the other ranks' medians.
+    /// Returns the upper median of the other ranks' medians.
     fn others(&self, rank: usize) -> f64 {
         others(&self.ranks.iter().map(RankBlame::median).collect::<Vec<_>>(), rank)
     }
@@ -129,14 +132,14 @@ impl fmt::Display for Blame {
     }
 }
 
-/// The rounds in stretches of equal length, each with the work of every rank.
+/// Divides the rounds into stretches of equal length, each with the work of every rank.
 fn stretches(times: &[Vec<f64>], rounds: usize) -> Vec<Vec<&[f64]>> {
     let count = STRETCHES.min(rounds);
     let stretch = |number: usize| number * rounds / count..(number + 1) * rounds / count;
     (0..count).map(|number| times.iter().map(|times| &times[stretch(number)]).collect()).collect()
 }
 
-/// The last rank in each round, and the time until it and until the one before it.
+/// Returns the last rank in each round, and the time until it and until the one before it.
 fn rounds<'a>(times: &'a [&[f64]]) -> impl Iterator<Item = (usize, f64, f64)> + 'a {
     (0..times.first().map_or(0, |times| times.len())).map(|round| {
         let mut order: Vec<usize> = (0..times.len()).collect();
@@ -146,7 +149,7 @@ fn rounds<'a>(times: &'a [&[f64]]) -> impl Iterator<Item = (usize, f64, f64)> + 
     })
 }
 
-/// What rounds took together, and what they would have been shorter without each rank.
+/// Returns the time of all rounds, and how much shorter they would have been without each rank.
 fn costs(times: &[&[f64]]) -> (f64, Vec<f64>) {
     let (mut total, mut costs) = (0.0, vec![0.0; times.len()]);
     for (rank, last, second) in rounds(times) {
@@ -156,14 +159,14 @@ fn costs(times: &[&[f64]]) -> (f64, Vec<f64>) {
     (total, costs)
 }
 
-/// In how many rounds each rank was last.
+/// Returns in how many rounds each rank was last.
 fn lasts(times: &[&[f64]]) -> Vec<usize> {
     let mut lasts = vec![0; times.len()];
     rounds(times).for_each(|(rank, ..)| lasts[rank] += 1);
     lasts
 }
 
-/// In how many stretches each rank cost more than any other, and the threshold.
+/// Returns in how many stretches each rank cost more than any other, and more than the threshold.
 fn led(stretches: &[Vec<&[f64]>], ranks: usize, threshold: f64) -> Vec<usize> {
     let mut led = vec![0; ranks];
     for stretch in stretches {
@@ -176,7 +179,7 @@ fn led(stretches: &[Vec<&[f64]>], ranks: usize, threshold: f64) -> Vec<usize> {
     led
 }
 
-/// Whose median was far above the others' in more stretches than chance has it.
+/// Returns which ranks' medians were far above the others' in more stretches than chance explains.
 fn slower(stretches: &[Vec<&[f64]>], ranks: usize) -> Vec<bool> {
     let mut marks = vec![vec![]; ranks];
     for stretch in stretches {
@@ -188,7 +191,7 @@ fn slower(stretches: &[Vec<&[f64]>], ranks: usize) -> Vec<bool> {
     standing_out(&marks)
 }
 
-/// The upper median of the other ranks' medians.
+/// Returns the upper median of the other ranks' medians.
 fn others(medians: &[f64], rank: usize) -> f64 {
     median(medians.iter().enumerate().filter(|(other, _)| *other != rank).map(|(_, median)| *median))
 }

@@ -18,37 +18,38 @@ use work::Work;
 
 /// Names the rank that others wait for.
 ///
-/// Every rank does the same piece of work on its processor and in memory, and then a barrier, again and again. What each round takes
-/// longer than its second-last rank is the last one's doing. Clocks of hosts need not agree: each rank times its own work alone. A rank
-/// whose links are slow is found by collperf pairs.
+/// Every rank repeatedly does the same piece of work on its processor and in memory, and then a barrier. The time by
+/// which a round exceeds its second-last rank is attributed to the last one. Clocks of hosts need not agree: each rank
+/// times only its own work. A rank whose links are slow is found by collperf pairs.
 ///
-/// A rank is named if it costs the others --threshold of the time, and does so in most stretches of the run, so that chance does not explain
-/// it. Time in which a rank waited for a core that something else had is not its own: that is said of hosts.
+/// A rank is named if it costs the others --threshold of the time, and does so in most stretches of the run, so that
+/// chance does not explain it. Time in which a rank waited for a core that something else had is not its own: it is
+/// attributed to the host.
 ///
-/// Exit code 7 where --threshold is given and a rank or host is named.
+/// Exit code 7 if --threshold is given and a rank or host is named.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf stragglers", bin_name = "collperf stragglers", max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     job: job::Flags,
-    /// How long a piece of work is about to take, on rank 0
+    /// How long a piece of work takes on rank 0, approximately
     #[arg(long, value_name = "US", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(10..=10_000_000))]
     work_us: u32,
-    /// For about how long all of it runs
+    /// How long the whole run takes, approximately
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     seconds: f64,
-    /// The percentage of all time that others have to wait for a rank, for it to be named [default: 10]
+    /// The percentage of all time that others must wait for a rank, for it to be named [default: 10]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
     threshold: Option<u8>,
 }
 
-/// Rounds that are run at least, and at most.
+/// The least number of rounds, and the largest.
 const LEAST_ROUNDS: usize = 10;
 const MOST_ROUNDS: f64 = 100_000.0;
-/// What a rank has to cost where nothing is said.
+/// The default of `--threshold`, in percent.
 const DEFAULT_THRESHOLD: u8 = 10;
 
-/// Runs rounds of work; rank 0 says who was waited for.
+/// Runs rounds of work; rank 0 reports which rank the others waited for.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     job::run(&arguments.job, |comm| {
         if comm.world_size() < 2 {
@@ -71,11 +72,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     })
 }
 
-/// The rounds of every rank, one rank after the other.
+/// Returns the rounds of every rank, one rank after the other.
 fn rounds(comm: &Communicator, arguments: &Arguments) -> Result<Vec<Vec<Round>>, Failure> {
     let mut work = Work::new();
     let waited = Waited::new();
-    // All do as much as rank 0 takes so long for.
+    // All ranks do as much work as takes rank 0 the requested time.
     let mut units = [work.units_in(Duration::from_micros(arguments.work_us.into()))];
     comm.broadcast(&mut units[..], 0)?;
     let round = |work: &mut Work| -> Result<Round, Failure> {

@@ -1,4 +1,4 @@
-//! The time in which ranks wanted a core and something else had it: the fault of their host, and of no rank.
+//! The time in which ranks needed a core that another process had. It is attributed to their host, not to a rank.
 
 use std::fmt;
 use std::fs::File;
@@ -15,13 +15,13 @@ pub(super) struct Round {
 }
 
 impl Round {
-    /// What the rank itself took.
+    /// Returns the time that the rank itself took.
     pub(super) fn own(&self) -> f64 {
         self.took - self.waited
     }
 }
 
-/// For how long the calling thread has waited for a core, by the kernel.
+/// The time for which the calling thread has waited for a core, as the kernel counts it.
 pub(super) struct Waited(Option<File>);
 
 impl Waited {
@@ -29,7 +29,7 @@ impl Waited {
         Self(File::open("/proc/thread-self/schedstat").ok())
     }
 
-    /// In microseconds; 0 where the kernel does not say.
+    /// Returns it in microseconds; 0 if the kernel does not report it.
     pub(super) fn so_far(&self) -> f64 {
         let mut text = [0; 96];
         let length = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
@@ -38,18 +38,18 @@ impl Waited {
     }
 }
 
-/// How much ranks waited, and whether one host's ranks cost those of the others time by it.
+/// How much ranks waited, and whether one host's ranks thereby cost the others time.
 pub(super) struct Waits {
-    /// Each host's name, and the part of its ranks' time that they waited.
+    /// Each host's name, and the fraction of its ranks' time that they waited.
     hosts: Vec<(String, f64)>,
     blame: Blame,
 }
 
-/// The least part that is told.
+/// The least fraction that is reported.
 const TOLD: f64 = 0.02;
 
 impl Waits {
-    /// `hosts` has the name of each rank's.
+    /// Evaluates the rounds of all ranks; `hosts` has the name of each rank's host.
     pub(super) fn new(hosts: &[String], rounds: &[Vec<Round>], threshold: f64) -> Self {
         let mut names: Vec<&String> = Vec::new();
         for host in hosts {
@@ -62,7 +62,7 @@ impl Waits {
             let all = of(name).into_iter().flatten().fold((0.0, 0.0), |(took, waited), round| (took + round.took, waited + round.waited));
             if all.0 > 0.0 { all.1 / all.0 } else { 0.0 }
         };
-        // A host is done when the last of its ranks is.
+        // A host has finished when the last of its ranks has.
         let last = |name: &String| {
             let ranks = of(name);
             let count = ranks.iter().map(|rounds| rounds.len()).min().unwrap_or(0);
@@ -73,7 +73,8 @@ impl Waits {
         Self { hosts: names.into_iter().map(|name| (name.clone(), waited(name))).collect(), blame }
     }
 
-    /// The host whose ranks the others wait for, by the same rule as a rank, if it is for want of cores.
+    /// Returns the host whose ranks the others wait for, by the same rule as for a rank, if the cause is a lack of
+    /// cores.
     pub(super) fn straggler(&self) -> Option<usize> {
         self.blame.straggler().filter(|host| self.hosts.len() > 1 && self.hosts[*host].1 >= TOLD)
     }

@@ -1,13 +1,13 @@
-//! A piece of work that takes as long on each processor of a kind.
+//! A piece of work that takes the same time on all processors of a kind.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// What is copied in a unit, in bytes: more than most first caches have.
+/// Bytes that a unit copies: more than most first-level caches have.
 const BYTES: usize = 128 << 10;
-/// Steps of arithmetic in a unit, each of which needs the last one's result.
+/// Arithmetic steps in a unit, each of which needs the result of the one before.
 const STEPS: u64 = 4_000;
-/// The most units, should a clock stand still.
+/// The most units, in case the clock stands still.
 const MOST_UNITS: u64 = 1 << 30;
 
 /// Memory to work on.
@@ -22,7 +22,7 @@ impl Work {
         Self { from: vec![1; BYTES], to: vec![0; BYTES], number: 1 }
     }
 
-    /// Does so many units.
+    /// Does `units` units of work.
     pub(super) fn perform(&mut self, units: u64) {
         for _ in 0..units {
             for _ in 0..STEPS {
@@ -33,7 +33,7 @@ impl Work {
         }
     }
 
-    /// How many units take so long here: by the fastest of a few tries.
+    /// Returns how many units take `time` here, by the fastest of several tries.
     pub(super) fn units_in(&mut self, time: Duration) -> u64 {
         let mut least = Duration::MAX;
         for _ in 0..20 {

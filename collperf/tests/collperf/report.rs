@@ -33,12 +33,12 @@ fn two_measurements_are_compared_in_words_and_in_a_picture() {
 fn the_picture_of_the_record_is_what_the_record_gives() {
     let record = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/record");
     let folder = tempfile::tempdir().unwrap();
-    let cells = record.join("2026-11-22-comparison.csv");
+    let cells = record.join("comparison-zen5.csv");
     let (code, said, complaint) = collperf(&["report", cells.to_str().unwrap(), "--plot", "new.svg"], folder.path());
     assert_eq!(code, Some(0), "{complaint}");
     assert!(said.contains("# all_reduce sum f32, in place, 2 ranks, shared memory\n"), "{said}");
     let [new, kept] =
-        [folder.path().join("new.svg"), record.join("2026-11-22-comparison.svg")].map(|path| std::fs::read_to_string(path).unwrap());
+        [folder.path().join("new.svg"), record.join("comparison-zen5.svg")].map(|path| std::fs::read_to_string(path).unwrap());
     assert!(new == kept, "collperf report CSV --plot SVG, for both in benches/record/");
 }
 

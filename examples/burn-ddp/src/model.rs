@@ -1,4 +1,4 @@
-//! A network whose backward pass gives each layer's gradients as soon as they are there.
+//! A network whose backward pass returns each layer's gradients as soon as they are computed.
 
 use anyhow::Context as _;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
@@ -22,18 +22,18 @@ impl Layer {
     }
 }
 
-/// A parameter, which the backward pass gives a gradient.
+/// Creates a parameter, for which the backward pass computes a gradient.
 fn leaf<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), device).require_grad()
 }
 
-/// The tensor's elements, row by row: its own memory, where no other tensor shares that.
+/// Returns the tensor's elements, row by row; not copied if no other tensor shares the memory.
 fn elements<const D: usize>(tensor: Tensor<D>) -> anyhow::Result<Vec<f32>> {
     tensor.into_data().try_into_vec().map_err(|error| anyhow::anyhow!("a parameter that is not f32: {error:?}"))
 }
 
 impl Network {
-    /// Random weights; every seed gives others.
+    /// Creates a network with random weights, which depend on the seed.
     #[must_use]
     pub fn new(sizes: &[(usize, usize)], seed: u64, device: &Device) -> Self {
         let device = device.clone().autodiff();
@@ -45,17 +45,17 @@ impl Network {
         Self { layers: sizes.iter().enumerate().map(layer).collect(), device }
     }
 
-    /// Weight, bias, weight, bias …
+    /// Returns the parameters: weight, bias, weight, bias …
     ///
     /// # Errors
     ///
-    /// Parameters that are not `f32`.
+    /// A parameter is not `f32`.
     pub fn parameters(&self) -> anyhow::Result<Vec<Vec<f32>>> {
         let of_layer = |layer: &Layer| [elements(layer.weight.clone()), elements(layer.bias.clone())];
         self.layers.iter().flat_map(of_layer).collect()
     }
 
-    /// Puts other values in place of a parameter's: what `change` makes of them.
+    /// Changes the values of a parameter with `change`.
     ///
     /// # Errors
     ///
@@ -69,10 +69,11 @@ impl Network {
         }
     }
 
-    /// One step's loss. `ready` gets each parameter's number and gradient while the gradients of the layers below are still to come.
+    /// Runs one step and returns its loss. `ready` gets each parameter's number and gradient before the gradients of
+    /// earlier layers are computed.
     ///
-    /// burn computes all gradients in one call, so each layer is a graph of its own, which ends in its input's gradient: that is what
-    /// the layer below begins with.
+    /// burn computes all gradients of a graph in one call, so each layer is its own graph. Its backward pass ends with
+    /// the gradient of its input, which starts the backward pass of the layer before it.
     ///
     /// # Errors
     ///

@@ -15,7 +15,7 @@ use crate::model::Network;
 pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> {
     let share = options.share(comm)?;
     let layers = options.layers();
-    // Every rank begins with other weights, and takes rank 0's.
+    // Every rank creates different weights, and then takes rank 0's.
     let mut network = Network::new(&layers, 1 + 1000 * comm.rank() as u64, &Device::default());
     for number in 0..2 * layers.len() {
         network.change(number, |values| Ok(comm.broadcast(values, 0)?))?;
@@ -35,16 +35,16 @@ pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> 
     Ok(report.finish(network.parameters()?.concat()))
 }
 
-/// How the gradients of a step become the ranks' mean.
+/// The way the gradients of a step become the ranks' mean.
 enum Step {
-    /// In buckets that start while the backward pass goes on.
+    /// In buckets that start while the backward pass continues.
     Buckets(Box<DataParallel>),
-    /// One call for each parameter, when the backward pass has ended.
+    /// With one call for each parameter, after the backward pass.
     EachParameter(Communicator),
 }
 
 impl Step {
-    /// One step of gradient descent; this rank's loss.
+    /// Runs one step of gradient descent and returns this rank's loss.
     fn run(&mut self, network: &mut Network, samples: Spirals, rate: f32) -> anyhow::Result<f32> {
         match self {
             Self::Buckets(model) => {

@@ -1,4 +1,4 @@
-//! A network whose backward pass gives each layer's gradients as soon as they are there.
+//! A network whose backward pass returns each layer's gradients as soon as they are computed.
 
 use candle_core::{Device, Result, Tensor, Var};
 use training_common::uniform;
@@ -10,7 +10,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Random weights; every seed gives others.
+    /// Creates a network with random weights, which depend on the seed.
     ///
     /// # Errors
     ///
@@ -25,15 +25,16 @@ impl Network {
         sizes.iter().enumerate().map(layer).collect::<Result<_>>().map(|layers| Self { layers })
     }
 
-    /// Weight, bias, weight, bias …
+    /// Returns the parameters: weight, bias, weight, bias …
     pub fn parameters(&self) -> impl Iterator<Item = &Var> {
         self.layers.iter().flat_map(|(weight, bias)| [weight, bias])
     }
 
-    /// One step's loss. `ready` gets each parameter's number and gradient while the gradients of the layers below are still to come.
+    /// Runs one step and returns its loss. `ready` gets each parameter's number and gradient before the gradients of
+    /// earlier layers are computed.
     ///
-    /// candle computes all gradients in one call, so each layer is a graph of its own, which ends in its input's gradient: that is
-    /// what the layer below begins with.
+    /// candle computes all gradients of a graph in one call, so each layer is its own graph. Its backward pass ends
+    /// with the gradient of its input, which starts the backward pass of the layer before it.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Many ranks reach what one process reaches on the joined batch.
+//! Many ranks reach the same result as one process on the whole batch.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,7 +7,8 @@ use std::num::NonZeroUsize;
 use candle_ddp::train;
 use training_common::{Averaging, Options, Outcome, Over, largest_difference};
 
-/// The most by which a parameter may differ: sums in another order round otherwise, and 200 steps carry that on.
+/// The largest allowed difference of a parameter: sums in different orders round differently, and 200 steps amplify
+/// that.
 const BOUND: f32 = 1e-4;
 
 fn trained(ranks: usize, change: impl FnOnce(&mut Options)) -> Vec<Outcome> {
@@ -16,7 +17,7 @@ fn trained(ranks: usize, change: impl FnOnce(&mut Options)) -> Vec<Outcome> {
     options.run(|comm| train(comm, &options)).unwrap()
 }
 
-/// The same bits on every rank, and near what one rank has.
+/// Checks that every rank has the same bits, close to the result of one rank.
 fn same(outcomes: &[Outcome], alone: &Outcome, what: &str) {
     for outcome in outcomes {
         assert_eq!(outcome.parameters, outcomes[0].parameters, "{what}: ranks differ");

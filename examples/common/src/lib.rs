@@ -1,4 +1,4 @@
-//! What the training examples share: their options, how ranks are started, a data set that is computed, and figures as they go.
+//! Shared code of the training examples: options, start of the ranks, a computed data set, and progress figures.
 
 mod report;
 mod spirals;
@@ -16,7 +16,8 @@ pub use spirals::Spirals;
 /// Trains a small network on two spirals, on one rank or many, and prints loss, samples per second and peak memory.
 #[derive(Debug, Clone, Parser)]
 pub struct Options {
-    /// Threads of this process that are ranks. Without it the process is one rank of its launcher's job: collrun, torchrun, mpirun
+    /// Run this many ranks as threads of this process. Without it, the process is one rank of a job started by a
+    /// launcher: collrun, torchrun, mpirun
     #[arg(long)]
     pub ranks: Option<NonZeroUsize>,
     /// Steps of training
@@ -31,57 +32,57 @@ pub struct Options {
     /// Hidden layers
     #[arg(long, default_value_t = 3)]
     pub depth: usize,
-    /// How far each step goes
+    /// Learning rate
     #[arg(long, default_value_t = 0.5)]
     pub learning_rate: f64,
     /// How gradients are averaged
     #[arg(long, value_enum, default_value_t = Averaging::Buckets)]
     pub averaging: Averaging,
-    /// The most bytes of a bucket
+    /// Largest size of a bucket, in bytes
     #[arg(long, default_value_t = 1 << 20)]
     pub bucket_bytes: usize,
-    /// Print figures every so many steps; 0: at the end only
+    /// Print figures every this many steps; 0: only at the end
     #[arg(long, default_value_t = 50)]
     pub every: usize,
     /// Train on GPUs, one for each rank of a host
     #[cfg(feature = "cuda")]
     #[arg(long)]
     pub gpu: bool,
-    /// How the threads of `--ranks` talk
+    /// Transport between the threads of `--ranks`
     #[arg(long, value_enum, default_value_t = Over::Shm)]
     pub transport: Over,
 }
 
-/// How gradients are averaged.
+/// The way gradients are averaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Averaging {
-    /// In buckets, each launched as soon as it is full, beside the rest of the backward pass.
+    /// In buckets, each started as soon as it is full, while the backward pass continues.
     Buckets,
     /// One blocking call for each parameter, after the backward pass.
     EachParameter,
 }
 
-/// How ranks talk.
+/// The transport between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Over {
     /// Shared memory.
     Shm,
-    /// TCP, also inside one host.
+    /// TCP, also within one host.
     Tcp,
 }
 
 impl Options {
-    /// The options as they are by default.
+    /// Returns the default options.
     #[must_use]
     pub fn new() -> Self {
         Self::parse_from(["example"])
     }
 
-    /// Runs `train` on every rank of this process; what they return, in rank order.
+    /// Runs `train` on every rank of this process, and returns the results in rank order.
     ///
     /// # Errors
     ///
-    /// Those of `train`, and what keeps ranks from meeting.
+    /// Those of `train`, and those of connecting the ranks.
     pub fn run<R: Send>(&self, train: impl Fn(&Communicator) -> anyhow::Result<R> + Sync) -> anyhow::Result<Vec<R>> {
         let Some(ranks) = self.ranks else {
             let comm = self.builder().from_env().context("joining the launcher's job; or say --ranks N")?;
@@ -102,7 +103,7 @@ impl Options {
         })
     }
 
-    /// What a communicator is made with: on GPUs, where they are asked for, or not at all.
+    /// Returns the builder of the communicator; it requires a GPU if one was asked for.
     fn builder(&self) -> Builder {
         let builder = Communicator::builder();
         #[cfg(feature = "cuda")]
@@ -112,11 +113,11 @@ impl Options {
         builder
     }
 
-    /// This rank's share of a step's samples: from, to.
+    /// Returns this rank's share of a step's samples.
     ///
     /// # Errors
     ///
-    /// A batch that cannot be shared out equally: the mean of the ranks' means would not be the mean of all samples.
+    /// The batch cannot be split equally: the mean of the ranks' means would not be the mean of all samples.
     pub fn share(&self, comm: &Communicator) -> anyhow::Result<std::ops::Range<usize>> {
         anyhow::ensure!(
             self.batch.is_multiple_of(comm.world_size()),
@@ -128,7 +129,7 @@ impl Options {
         Ok(comm.rank() * each..(comm.rank() + 1) * each)
     }
 
-    /// The sizes of the layers' inputs and outputs.
+    /// Returns the numbers of inputs and outputs of each layer.
     #[must_use]
     pub fn layers(&self) -> Vec<(usize, usize)> {
         let mut sizes = vec![2];
@@ -137,7 +138,7 @@ impl Options {
         sizes.windows(2).map(|pair| (pair[0], pair[1])).collect()
     }
 
-    /// The parameters of those layers, as the buckets want to know them: weight, bias, weight, bias …
+    /// Returns the descriptions of the layers' parameters for the buckets: weight, bias, weight, bias …
     #[must_use]
     pub fn parameters(&self, weight: impl Fn(usize, usize) -> [usize; 2]) -> Vec<Parameter> {
         let of_layer = |(layer, &(inputs, outputs)): (usize, &(usize, usize))| {
@@ -147,7 +148,7 @@ impl Options {
         self.layers().iter().enumerate().flat_map(of_layer).collect()
     }
 
-    /// How the buckets are made.
+    /// Returns the options of the buckets.
     #[must_use]
     pub fn buckets(&self) -> collectives_train::Options {
         let first_bucket_bytes = self.bucket_bytes.min(collectives_train::Options::default().first_bucket_bytes);
@@ -161,7 +162,7 @@ impl Default for Options {
     }
 }
 
-/// Numbers between -`bound` and `bound`, the same everywhere for the same seed (xorshift64*).
+/// Returns numbers between -`bound` and `bound`, the same everywhere for the same seed (xorshift64*).
 #[must_use]
 pub fn uniform(seed: u64, bound: f32, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -174,7 +175,7 @@ pub fn uniform(seed: u64, bound: f32, count: usize) -> Vec<f32> {
     (0..count).map(|_| (2.0 * next() - 1.0) * bound).collect()
 }
 
-/// The largest difference between two runs' parameters.
+/// Returns the largest difference between two runs' parameters.
 #[must_use]
 pub fn largest_difference(one: &[f32], other: &[f32]) -> f32 {
     assert_eq!(one.len(), other.len(), "the runs have different networks");

@@ -1,4 +1,4 @@
-//! Figures as training goes on.
+//! Figures during training.
 
 use std::time::Instant;
 
@@ -6,10 +6,10 @@ use collectives::{Communicator, ReduceOp};
 
 use crate::Options;
 
-/// What a rank has at the end.
+/// The results of a rank.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// All parameters, one behind the other.
+    /// All parameters, concatenated.
     pub parameters: Vec<f32>,
     /// The loss of every step, over the samples of all ranks.
     pub losses: Vec<f32>,
@@ -32,7 +32,7 @@ impl<'a> Report<'a> {
         Self { comm, options, began: Instant::now(), losses: Vec::with_capacity(options.steps) }
     }
 
-    /// Notes a step with this rank's loss.
+    /// Records a step with this rank's loss.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl<'a> Report<'a> {
         let mut mean = loss;
         self.comm.all_reduce(&mut mean, ReduceOp::Avg)?;
         self.losses.push(mean);
-        // No multiple of 0 comes.
+        // If `every` is 0, this is never true.
         if self.losses.len().is_multiple_of(self.options.every) && self.comm.rank() == 0 {
             let (step, speed, memory) = (self.losses.len(), self.samples_per_second(), in_words(peak_memory()));
             println!("step {step:5}  loss {mean:.5}  {speed:9.0} samples/s  peak memory {memory}");
@@ -53,14 +53,14 @@ impl<'a> Report<'a> {
         (self.losses.len() * self.options.batch) as f64 / self.began.elapsed().as_secs_f64()
     }
 
-    /// The end of training.
+    /// Ends the training and returns its results.
     #[must_use]
     pub fn finish(self, parameters: Vec<f32>) -> Outcome {
         Outcome { parameters, samples_per_second: self.samples_per_second(), losses: self.losses }
     }
 }
 
-/// Prints what the first rank of this process has, if it is rank 0 of all.
+/// Prints the results of the first rank of this process, if it is rank 0 of the job.
 pub fn print_once(outcomes: &[Outcome], options: &Options, is_first: bool) {
     let Some(outcome) = outcomes.first().filter(|_| is_first) else { return };
     let (last, memory) = (outcome.losses.last().copied().unwrap_or(f32::NAN), in_words(peak_memory()));
@@ -68,7 +68,7 @@ pub fn print_once(outcomes: &[Outcome], options: &Options, is_first: bool) {
     println!("{averaging:?}: {parameters} parameters, last loss {last:.6}, {speed:.0} samples/s, peak memory {memory}");
 }
 
-/// The most memory that this process ever had, in kB, where the system says so.
+/// Returns the peak memory of this process, in kB, if the system reports it.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok())

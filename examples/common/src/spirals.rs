@@ -1,4 +1,4 @@
-//! Two spirals, one for each class: a data set that needs no file, and that no linear layer separates.
+//! Two spirals, one for each class: a data set that needs no file and that no linear layer can separate.
 
 use std::f32::consts::PI;
 use std::ops::Range;
@@ -15,7 +15,7 @@ pub struct Spirals {
 }
 
 impl Spirals {
-    /// The samples that one rank sees in a step: `share` of the step's batch.
+    /// Returns the samples of one rank in a step: those of the step's batch in `share`.
     #[must_use]
     pub fn of(step: usize, share: Range<usize>, batch: usize) -> Self {
         let random = uniform(step as u64 + 1, 1.0, 3 * batch);
@@ -32,13 +32,13 @@ impl Spirals {
         samples
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     #[must_use]
     pub fn len(&self) -> usize {
         self.classes.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.classes.is_empty()

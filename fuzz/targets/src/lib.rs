@@ -1,7 +1,8 @@
-//! Functions that must hold for any input, for every fuzzer: libFuzzer calls them from `fuzz/fuzz_targets`, and the [`runner`] here
-//! from an ordinary program and from tests.
+//! Functions that must hold for any input, for every fuzzer: libFuzzer calls them from `fuzz/fuzz_targets`, and the
+//! [`runner`] here from an ordinary program and from tests.
 //!
-//! A target panics where something does not hold. [`Target::check`] adds what holds for all of them: bounded memory, and an end.
+//! A target panics if a property does not hold. [`Target::check`] adds two properties of all targets: bounded memory
+//! and bounded time.
 
 #![allow(missing_docs, reason = "no library: seen by the runners alone")]
 
@@ -21,10 +22,10 @@ pub use mutate::Mutator;
 
 /// The longest input that a fuzzer makes.
 pub const LONGEST: usize = 4096;
-/// The processor time that an input may take at most, however the program is built.
+/// The most processor time that an input may take, in any build.
 const SLOWEST: Duration = Duration::from_secs(1);
 
-/// One function, and how much memory it may take at a time: so many bytes, and so many more for each byte of the input.
+/// A function, and the most memory that it may use: a fixed number of bytes, plus a number for each byte of the input.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     pub name: &'static str,
@@ -33,7 +34,7 @@ pub struct Target {
     pub bytes_per_byte: usize,
 }
 
-/// Every target. The bounds are twice to four times what valid inputs take.
+/// All targets. The bounds are two to four times what valid inputs take.
 pub const TARGETS: [Target; 27] = [
     target("store_requests", fuzz::store_requests, 64 << 10, 1 << 10),
     target("store_service", fuzz::store_service, 64 << 10, 256),
@@ -48,13 +49,13 @@ pub const TARGETS: [Target; 27] = [
     target("engine_headers", fuzz::engine_headers, 64 << 10, 64),
     target("engine_peer", fuzz::engine_peer, 256 << 10, 64),
     target("message_frames", fuzz::message_frames, 64 << 10, 64),
-    // What is received lies in 200 kB, what is sent in 100 kB, which the peer's script keeps.
+    // Incoming data takes 200 kB and outgoing data 100 kB, which the peer's script keeps.
     target("message_peer", fuzz::message_peer, 2 << 20, 256),
     target("greetings", fuzz::greetings, 64 << 10, 64),
     target("acceptor", fuzz::acceptor, 64 << 10, 64),
     target("handshake", fuzz::handshake, 64 << 10, 64),
     target("records", fuzz::records, 64 << 10, 64),
-    // What comes in has room for two records, each of at most 64 KiB.
+    // The buffer for incoming data holds two records, each of at most 64 KiB.
     target("encrypted_link", fuzz::encrypted_link, 512 << 10, 64),
     target("facts", fuzz::facts, 64 << 10, 64),
     target("shared_memory_file", fuzz::shared_memory_file, 64 << 10, 64),
@@ -63,7 +64,7 @@ pub const TARGETS: [Target; 27] = [
     target("safetensors_headers", checkpoints::safetensors_headers, 64 << 10, 512),
     target("checkpoint_indexes", checkpoints::checkpoint_indexes, 64 << 10, 512),
     target("objects", fuzz::objects, 4 << 20, 256),
-    // A module may declare as much memory as a small GPU has; the interpreter's own limit is 256 MiB of it.
+    // A module may declare as much memory as a small GPU has; the interpreter itself limits this to 256 MiB.
     target("ptx", ptx::ptx, 1 << 30, 1 << 10),
 ];
 
@@ -72,12 +73,12 @@ const fn target(name: &'static str, run: fn(&[u8]), base_bytes: usize, bytes_per
 }
 
 impl Target {
-    /// The target of this name.
+    /// Returns the target with this name.
     pub fn named(name: &str) -> Option<&'static Target> {
         TARGETS.iter().find(|target| target.name == name)
     }
 
-    /// Tries one input. Panics where something does not hold.
+    /// Tries one input. Panics if a property does not hold.
     pub fn check(&self, input: &[u8]) {
         let began = processor_time();
         memory::begin();
@@ -89,22 +90,22 @@ impl Target {
     }
 }
 
-/// What libFuzzer calls.
+/// Tries one input, for libFuzzer.
 ///
 /// # Panics
 ///
-/// Where something does not hold, which is what it looks for.
+/// If a property does not hold, which libFuzzer looks for.
 pub fn check(name: &str, input: &[u8]) {
     Target::named(name).unwrap_or_else(|| panic!("there is no target {name}")).check(input);
 }
 
-/// The processor time of this thread: on a busy machine, the clock on the wall says nothing of an input.
+/// Returns the processor time of this thread: on a busy machine, wall-clock time would not be a property of the input.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Inputs to begin with, for all targets: what is sent and said where all is in order.
+/// Returns the initial inputs of all targets: valid messages and texts.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut seeds = fuzz::seeds();
     seeds.extend(checkpoints::seeds());

@@ -14,19 +14,19 @@ use fuzz_targets::{TARGETS, Target, runner, seeds};
 /// Tries targets with mutations of known inputs.
 #[derive(Parser)]
 struct Arguments {
-    /// The target; all of them, one after another, where none is named.
+    /// The target to try; default: all of them, one after another.
     #[arg(long, value_parser = |name: &str| Target::named(name).ok_or(names()))]
     target: Option<&'static Target>,
     /// How long to try each target.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Where the generator begins; another one each time where none is given.
+    /// Seed of the generator; default: a different one each time.
     #[arg(long)]
     seed: Option<u64>,
-    /// Tries this one input, without catching anything.
+    /// Tries only this input, without catching panics.
     #[arg(long, requires = "target")]
     input: Option<PathBuf>,
-    /// Writes the inputs to begin with to `fuzz/corpus`.
+    /// Writes the initial inputs to `fuzz/corpus`.
     #[arg(long)]
     write_seeds: bool,
 }
@@ -60,12 +60,12 @@ fn main() -> io::Result<ExitCode> {
     Ok(code)
 }
 
-/// From the clock, so that no two runs are the same.
+/// Returns a seed from the clock, so that no two runs are the same.
 fn any_seed() -> u64 {
     std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64)
 }
 
-/// Numbers the inputs of each target. What was found by fuzzing has other names, and stays.
+/// Writes the initial inputs of each target, numbered. Inputs found by fuzzing have other names and are kept.
 fn write_seeds() -> io::Result<()> {
     for target in &TARGETS {
         let folder = runner::corpus(target.name);

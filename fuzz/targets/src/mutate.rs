@@ -1,17 +1,17 @@
-//! New inputs from known ones, without looking at the code that they run through.
+//! New inputs derived from known ones, without coverage information.
 //!
-//! Neither bolero, proptest nor arbtest does this on a stable toolchain: there they make inputs from nothing, and a message behind a
-//! magic number is never found from nothing.
+//! Neither bolero, proptest nor arbtest does this on a stable toolchain. There they generate inputs from scratch, which
+//! never produces a message behind a magic number.
 
 #[path = "../../../src/base/random.rs"]
 mod random;
 
 use random::Random;
 
-/// Numbers that lengths and counts are compared with.
+/// Numbers near the bounds that lengths and counts are compared with.
 const EXTREMES: [u64; 14] =
     [0, 1, 2, 7, 0x7f, 0x80, 0xff, 0xffff, 1 << 20, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, i64::MAX as u64, u64::MAX];
-/// The same and others in words.
+/// These numbers and others as text.
 const WORDS: [&str; 14] = [
     "0",
     "1",
@@ -42,7 +42,7 @@ impl Mutator {
         Self { random: Random(seed) }
     }
 
-    /// The next input, made of one or two of these.
+    /// Returns the next input, derived from one or two of the known ones.
     pub fn input(&mut self, known: &[Vec<u8>]) -> Vec<u8> {
         let mut input = if known.is_empty() { Vec::new() } else { known[self.random.below(known.len())].clone() };
         for _ in 0..=self.random.below(CHANGES) {
@@ -52,7 +52,7 @@ impl Mutator {
         input
     }
 
-    /// One change.
+    /// Makes one change.
     fn change(&mut self, input: &mut Vec<u8>, known: &[Vec<u8>]) {
         match self.random.below(11) {
             0 => self.at(input, |random, byte| *byte ^= 1 << random.below(8)),
@@ -79,27 +79,27 @@ impl Mutator {
         }
     }
 
-    /// Takes a piece out.
+    /// Removes a piece and returns it.
     fn drain(&mut self, input: &mut Vec<u8>) -> Vec<u8> {
         let from = self.random.below(input.len() + 1);
         let most = (input.len() - from).min(32);
         input.drain(from..from + self.random.below(most + 1)).collect()
     }
 
-    /// Puts a piece in.
+    /// Inserts a piece.
     fn insert(&mut self, input: &mut Vec<u8>, piece: &[u8]) {
         let at = self.random.below(input.len() + 1);
         input.splice(at..at, piece.iter().copied());
     }
 
-    /// Puts a piece of the input in once more, or many times.
+    /// Inserts a piece of the input again, once or many times.
     fn repeat(&mut self, input: &mut Vec<u8>) {
         let piece = self.drain(&mut input.clone());
         let times = [1, 1, 2, 64][self.random.below(4)];
         self.insert(input, &piece.repeat(times));
     }
 
-    /// Writes a number of some width where one may stand: an extreme, or about the length of what follows.
+    /// Overwrites some bytes with a number of some width: an extreme, or about the length of the rest.
     fn number(&mut self, input: &mut [u8]) {
         let width = 1 << self.random.below(4);
         let Some(most) = input.len().checked_sub(width) else { return };
@@ -117,7 +117,7 @@ impl Mutator {
         }
     }
 
-    /// Goes on with the end of another input.
+    /// Replaces the end by the end of another input.
     fn splice(&mut self, input: &mut Vec<u8>, known: &[Vec<u8>]) {
         if known.is_empty() {
             return;
@@ -127,7 +127,7 @@ impl Mutator {
         input.extend_from_slice(&other[self.random.below(other.len() + 1)..]);
     }
 
-    /// Writes a word in place of a number, or anywhere.
+    /// Inserts a word in place of a number, or anywhere.
     fn word(&mut self, input: &mut Vec<u8>) {
         let start = self.random.below(input.len() + 1);
         let from = input[start..].iter().position(u8::is_ascii_digit).map_or(start, |digit| start + digit);

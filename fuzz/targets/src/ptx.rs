@@ -1,21 +1,21 @@
-//! PTX of users' kernels in the interpreter of the simulated GPU.
+//! PTX of user kernels in the interpreter of the simulated GPU.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use simgpu_ptx::{Launch, Limits, Memory, Module, Region, launch_within};
 
-/// Instructions that a thread may run here.
+/// The most instructions that a thread may run here.
 const INSTRUCTIONS: u64 = 2000;
-/// Where the one allocation lies.
+/// The address of the only allocation.
 const START: u64 = 0x7000_0000_0000;
-/// Its length, with a guard of as much on each side.
+/// The length of the allocation, and of the guard on each side.
 const BYTES: usize = 512;
-/// What the guards hold.
+/// The contents of the guards.
 const GUARD: u64 = 0xa5a5_a5a5_a5a5_a5a5;
-/// Modules with larger variables than this are not launched: they would be zeroed each time.
+/// The largest variables of a module that is launched: they are zeroed for every launch.
 const MOST_GLOBALS: usize = 1 << 16;
 
-/// One allocation in the middle of words that must stay as they are.
+/// One allocation between guard words, which must not change.
 struct Device(Vec<AtomicU64>);
 
 impl Memory for Device {
@@ -30,8 +30,8 @@ impl Memory for Device {
     }
 }
 
-/// Any text as a module: an error that names a line, or kernels that run to their end or a fault, twice alike, and touch nothing but the
-/// memory there is.
+/// Takes any text as a module. The result must be an error that names a line, or kernels that run to their end or to a
+/// fault. A second run must have the same result, and no kernel may access memory outside the allocation.
 pub(crate) fn ptx(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let module = match Module::parse(&text) {
@@ -48,11 +48,11 @@ pub(crate) fn ptx(data: &[u8]) {
     }
 }
 
-/// What a launch of three threads in two blocks leaves in memory, and its fault.
+/// Launches three threads in two blocks. Returns the contents of the memory and the fault, if any.
 fn run(kernel: &simgpu_ptx::Kernel) -> (Vec<u64>, Option<String>) {
     let words = |count: usize, value: u64| (0..count).map(move |_| AtomicU64::new(value));
     let device = Device(words(BYTES / 8, GUARD).chain(words(BYTES / 8, 0x3ff0_0000_3f80_0000)).chain(words(BYTES / 8, GUARD)).collect());
-    // Every parameter is the address of the memory, or a number when cut short.
+    // Every parameter is the address of the memory, or a number if it is truncated.
     let parameters: Vec<u8> = START.to_le_bytes().into_iter().cycle().take(256).collect();
     let size = Launch { grid: [2, 1, 1], block: [3, 1, 1], dynamic_shared_bytes: 64 };
     let limits = Limits { instructions: INSTRUCTIONS, ..Limits::default() };
@@ -64,7 +64,7 @@ fn run(kernel: &simgpu_ptx::Kernel) -> (Vec<u64>, Option<String>) {
     (memory.to_vec(), fault.map(|fault| fault.to_string()))
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub(crate) fn seeds() -> Vec<String> {
     let bodies = [
         "ld.param.u64 %rd0, [a]; mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.s64 %rd0, %rd0, %rd1; ld.global.f32 %f0, [%rd0];\n\

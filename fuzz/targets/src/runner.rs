@@ -1,4 +1,4 @@
-//! Tries targets with known inputs and with mutations of them, for some time, on any toolchain.
+//! Tries targets with known inputs and mutations of them, for a given time, on any toolchain.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use crate::{Mutator, Target};
 
-/// An input that takes as long by the clock on the wall does not end.
+/// The wall-clock time after which an input is considered to hang.
 const HANG: Duration = Duration::from_secs(30);
 
-/// An input with which something does not hold.
+/// An input for which a property does not hold.
 #[derive(Debug)]
 pub struct Found {
     pub target: &'static str,
@@ -31,28 +31,30 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// The folder of a target's known inputs, in the repository.
+/// Returns the folder of a target's known inputs in the repository.
 pub fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../corpus").join(target)
 }
 
-/// A target's known inputs, by name.
+/// Returns a target's known inputs, sorted by file name.
 ///
 /// # Errors
 ///
-/// Where they cannot be read.
+/// They cannot be read.
 pub fn known(target: &str) -> io::Result<Vec<Vec<u8>>> {
     let mut paths: Vec<PathBuf> = fs::read_dir(corpus(target))?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
     paths.sort();
     paths.iter().map(fs::read).collect()
 }
 
-/// Tries all known inputs of a target, then mutations of them until the time is over. Says how many inputs it tried, or the one with
-/// which something did not hold, which is then in a file in `folder`. An input that does not end, ends the process.
+/// Tries all known inputs of a target, and then mutations of them until `time` has passed.
+///
+/// Returns the number of inputs tried, or the one for which a property did not hold. That input is then in a file in
+/// `folder`. An input that does not end causes the process to exit.
 ///
 /// # Errors
 ///
-/// Where known inputs cannot be read, or no file can be written.
+/// Known inputs cannot be read, or a file cannot be written.
 pub fn run(target: &'static Target, time: Duration, seed: u64, folder: &Path) -> io::Result<Result<u64, Found>> {
     let known = known(target.name)?;
     let mut bench = Bench::new(target, folder)?;
@@ -72,13 +74,13 @@ pub fn run(target: &'static Target, time: Duration, seed: u64, folder: &Path) ->
     Ok(Ok(bench.tried.load(Ordering::Relaxed)))
 }
 
-/// A target at work, with the input at hand in a file, where it is found should the process die of it.
+/// A target being tried. The current input is in a file, where it can be found if the process dies.
 struct Bench {
     target: &'static Target,
     path: PathBuf,
     file: File,
     tried: Arc<AtomicU64>,
-    /// Ends the watch when it is dropped.
+    /// Stops the watching thread when it is dropped.
     _watched: Sender<()>,
 }
 
@@ -103,7 +105,7 @@ impl Bench {
         Ok(Self { target, path, file, tried, _watched: watched })
     }
 
-    /// Tries one input; says in words what did not hold.
+    /// Tries one input; returns a description of a property that did not hold.
     fn attempt(&mut self, input: &[u8]) -> io::Result<Result<(), String>> {
         self.file.write_all_at(input, 0)?;
         self.file.set_len(input.len() as u64)?;
@@ -115,7 +117,7 @@ impl Bench {
         }))
     }
 
-    /// Gives the file at hand a name of its own.
+    /// Renames the current file to a permanent name.
     fn keep(&self, input: &[u8], what: String) -> io::Result<Found> {
         let mut hasher = DefaultHasher::new();
         input.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! Every target for a short while, from known inputs; and what the runner itself promises.
+//! Tries every target for a short time, from known inputs, and tests the runner itself.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fuzz_targets::{LONGEST, Mutator, TARGETS, Target, runner, seeds};
 
-/// How long each target is tried. A long run is started by hand.
+/// The time for each target. Longer runs are started by hand.
 const SHORT: Duration = Duration::from_secs(1);
 
 fn scratch() -> &'static Path {

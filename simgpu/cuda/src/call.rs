@@ -1,4 +1,5 @@
-//! What every function of the driver does before its own work, and how its outcome becomes a number.
+//! The common part of every function of the driver: checks before its own work, and the conversion of its outcome to a
+//! number.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +15,7 @@ thread_local! {
     static INSIDE_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a host function, with the driver closed to it.
+/// Runs a host function, during which calls of the driver fail.
 pub(crate) fn host_function(function: impl FnOnce()) {
     INSIDE_HOST_FUNCTION.set(true);
     function();
@@ -38,7 +39,7 @@ fn admit(function: &'static str) -> Outcome {
     Ok(())
 }
 
-/// Makes a call of a function of the driver.
+/// Runs a call of a function of the driver.
 pub(crate) fn enter(function: &'static str, body: impl FnOnce() -> Outcome) -> u32 {
     let call = || {
         admit(function)?;
@@ -55,26 +56,27 @@ pub(crate) fn enter(function: &'static str, body: impl FnOnce() -> Outcome) -> u
     }
 }
 
-/// Makes a call of one of the functions that tests steer the simulation with: nothing is planted for those, and they work at any time.
+/// Runs a call of one of the functions with which tests control the simulation. No faults are planted for those, and
+/// they work at any time.
 pub(crate) fn control(body: impl FnOnce() -> Outcome) -> u32 {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Code::UNKNOWN)).err().map_or(0, |code| code.0)
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result to the caller's pointer.
 ///
 /// # Safety
 ///
-/// `place` is null or may be written.
+/// `place` is null or valid for writes.
 pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: it is not null, and the caller vouches that it may be written then.
+    // SAFETY: it is not null, so the caller guarantees that it is valid for writes.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// As [`put`], where the caller may leave out what it does not want.
+/// Does the same as [`put`], but ignores a null pointer.
 ///
 /// # Safety
 ///
@@ -86,14 +88,14 @@ pub(crate) unsafe fn offer<T>(place: *mut T, value: T) {
     }
 }
 
-/// Makes C functions of the driver out of bodies that give an [`Outcome`].
+/// Makes C functions of the driver from bodies that return an [`Outcome`].
 macro_rules! driver {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {$(
         $(#[$attribute])*
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
             crate::call::enter(stringify!($name), || {
-                // SAFETY: as for the real driver, the caller vouches for the pointers it hands over; each is checked for null.
+                // SAFETY: as for the real driver, the caller guarantees its pointers; each is checked for null.
                 #[allow(unused_unsafe, reason = "some take no pointers")]
                 unsafe { $body }
             })

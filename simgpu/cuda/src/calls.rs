@@ -1,4 +1,4 @@
-//! Counts calls of the driver's functions: by name, for each thread and for all, and apart from those that are made inside NCCL.
+//! Counts calls of the driver's functions: by name, per thread and in total, and separately those made inside NCCL.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -9,16 +9,16 @@ use std::sync::{Mutex, PoisonError};
 use crate::call::control;
 use crate::code::Code;
 
-/// How often each function was called, outside of NCCL and inside.
+/// The number of calls of each function, outside of NCCL and inside.
 type Counts = BTreeMap<&'static str, [u64; 2]>;
 
-/// Whether anybody counts: nothing is counted before somebody has asked.
+/// Whether calls are counted: counting begins with the first query.
 static COUNTED: AtomicBool = AtomicBool::new(false);
 static BY_ANYONE: Mutex<Counts> = Mutex::new(Counts::new());
 
 thread_local! {
     static BY_THIS_THREAD: RefCell<Counts> = const { RefCell::new(Counts::new()) };
-    /// How many calls of NCCL's this thread is inside of.
+    /// The depth of NCCL calls that this thread is inside of.
     static INSIDE_NCCL: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -32,16 +32,17 @@ pub(crate) fn count(function: &'static str) {
     BY_ANYONE.lock().unwrap_or_else(PoisonError::into_inner).entry(function).or_default()[inside] += 1;
 }
 
-/// This thread enters a function of NCCL (1) or leaves it (-1). NCCL's calls of the driver are counted apart.
+/// Marks that this thread enters a function of NCCL (1) or leaves it (-1). NCCL's calls of the driver are counted
+/// separately.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_inside_nccl(change: c_int) {
     INSIDE_NCCL.set(INSIDE_NCCL.get().saturating_add_signed(change as isize));
 }
 
-/// What takes a name, its length, and how often that function was called outside of NCCL and inside.
+/// A function that takes a name, its length, and the calls of that function outside of NCCL and inside.
 type Sink = unsafe extern "C" fn(*mut c_void, *const u8, usize, u64, u64);
 
-/// Gives the calls of this thread, or of all, to `sink`, function by function. The first question begins the counting.
+/// Passes the calls of this thread, or of all, to `sink`, function by function. The first query begins the counting.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simgpu_calls(this_thread: u8, sink: Option<Sink>, data: *mut c_void) -> u32 {
     control(|| {
@@ -52,7 +53,8 @@ unsafe extern "C" fn simgpu_calls(this_thread: u8, sink: Option<Sink>, data: *mu
             _ => BY_THIS_THREAD.with_borrow(Clone::clone),
         };
         for (name, [outside, inside]) in counts {
-            // SAFETY: the caller vouches for the function, which gets its own argument and a text that is there while it runs.
+            // SAFETY: the caller guarantees the function, which gets its own argument and a text that lives while it
+            // runs.
             unsafe { sink(data, name.as_ptr(), name.len(), outside, inside) };
         }
         Ok(())

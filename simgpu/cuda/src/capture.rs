@@ -1,4 +1,4 @@
-//! Stream capture: what is submitted becomes nodes of a graph instead of being run.
+//! Stream capture: submitted work becomes nodes of a graph instead of running.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -10,14 +10,14 @@ use crate::job::Task;
 use crate::state::{Handle, State};
 use crate::user_object;
 
-/// `CU_STREAM_CAPTURE_MODE_*`: who must not call what cannot be captured while a capture goes on.
+/// `CU_STREAM_CAPTURE_MODE_*`: the threads that must not make calls that cannot be captured during a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// No thread.
+    /// Every thread.
     Global,
     /// The thread that captures.
     ThreadLocal,
-    /// Everyone may.
+    /// No thread.
     Relaxed,
 }
 
@@ -36,7 +36,7 @@ thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
-/// Sets the mode of this thread, gives the one it had.
+/// Sets the mode of this thread, and returns the previous one.
 pub(crate) fn exchange_mode(mode: Mode) -> Mode {
     MODE.replace(mode)
 }
@@ -47,7 +47,7 @@ pub(crate) struct Capture {
     thread: ThreadId,
     pub(crate) number: u64,
     pub(crate) body: Body,
-    /// The streams that take part: where each stands, and which lane it is.
+    /// The streams that take part: the position and the lane of each.
     streams: HashMap<Handle, Place>,
     pub(crate) invalid: bool,
 }
@@ -57,7 +57,7 @@ struct Place {
     after: Vec<usize>,
 }
 
-/// Begins a capture. Its handle will be that of the graph.
+/// Begins a capture. Its handle becomes that of the graph.
 pub(crate) fn begin(state: &mut State, stream: Handle, mode: Mode) -> Outcome {
     let of = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
     if of.capture.is_some() {
@@ -81,7 +81,7 @@ fn valid(state: &mut State, capture: Handle) -> Outcome<&mut Capture> {
     if capture.invalid { Err(Code::STREAM_CAPTURE_INVALIDATED) } else { Ok(capture) }
 }
 
-/// Adds a node after all that its stream has captured.
+/// Adds a node after everything that its stream has captured.
 pub(crate) fn add(state: &mut State, capture: Handle, stream: Handle, task: Task) -> Outcome {
     let capture = valid(state, capture)?;
     let next = capture.body.nodes.len();
@@ -92,13 +92,13 @@ pub(crate) fn add(state: &mut State, capture: Handle, stream: Handle, task: Task
     Ok(())
 }
 
-/// The nodes that come last on a stream.
+/// Returns the last nodes of a stream.
 pub(crate) fn tips(state: &mut State, capture: Handle, stream: Handle) -> Outcome<Vec<usize>> {
     let capture = valid(state, capture)?;
     Ok(capture.streams.get(&stream).map(|place| place.after.clone()).unwrap_or_default())
 }
 
-/// Makes a stream wait for nodes of a capture, and by that a part of it.
+/// Makes a stream wait for nodes of a capture, and so part of it.
 pub(crate) fn join(state: &mut State, capture: Handle, stream: Handle, after: &[usize]) -> Outcome {
     if !state.captures.contains_key(&capture) {
         return Err(Code::CAPTURED_EVENT);
@@ -122,14 +122,14 @@ pub(crate) fn join(state: &mut State, capture: Handle, stream: Handle, after: &[
     Ok(())
 }
 
-/// Something that cannot be captured was done: the end of the capture will say so.
+/// Records that something was done that cannot be captured: the end of the capture reports it.
 pub(crate) fn invalidate(state: &mut State, capture: Handle) {
     if let Some(capture) = state.captures.get_mut(&capture) {
         capture.invalid = true;
     }
 }
 
-/// Sets the nodes that the next one of a stream comes after, or adds to them.
+/// Sets the nodes that the next node of a stream comes after, or adds to them.
 pub(crate) fn depend(state: &mut State, stream: Handle, nodes: &[(Handle, usize)], set: bool) -> Outcome {
     let handle = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.capture.ok_or(Code::ILLEGAL_STATE)?;
     let capture = valid(state, handle)?;
@@ -148,14 +148,15 @@ pub(crate) fn depend(state: &mut State, stream: Handle, nodes: &[(Handle, usize)
     Ok(())
 }
 
-/// A stream ends while it takes part: what it captured stays, and has to be joined. The one that began the capture cannot be missed.
+/// Handles the end of a stream that takes part: its nodes stay, and have to be joined. The stream that began the
+/// capture is required.
 pub(crate) fn leave(state: &mut State, capture: Handle, stream: Handle) {
     if let Some(capture) = state.captures.get_mut(&capture).filter(|capture| capture.origin == stream) {
         capture.invalid = true;
     }
 }
 
-/// Ends the capture that was begun on `stream`; gives the graph.
+/// Ends the capture that was begun on `stream`; returns the graph.
 pub(crate) fn end(state: &mut State, stream: Handle) -> Outcome<Handle> {
     let handle = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.capture.ok_or(Code::ILLEGAL_STATE)?;
     let capture = state.captures.get(&handle).ok_or(Code::ILLEGAL_STATE)?;
@@ -178,7 +179,7 @@ pub(crate) fn end(state: &mut State, stream: Handle) -> Outcome<Handle> {
     outcome.map(|()| handle)
 }
 
-/// Whether all that was captured comes before the end of the stream that began it. What was added by hand need not.
+/// Checks that everything captured comes before the end of the stream that began it. Nodes added by hand are exempt.
 fn finished(capture: &Capture, stream: Handle) -> Outcome {
     if capture.invalid {
         return Err(Code::STREAM_CAPTURE_INVALIDATED);
@@ -191,7 +192,7 @@ fn finished(capture: &Capture, stream: Handle) -> Outcome {
     Ok(())
 }
 
-/// Before calls that cannot be captured, and might break a capture that goes on: refuses them as the modes demand.
+/// Refuses, as the modes require, calls that cannot be captured and might break a capture that goes on.
 pub(crate) fn unsafe_call(state: &mut State) -> Outcome {
     let (thread, mode) = (std::thread::current().id(), MODE.get());
     let forbids = |capture: &Capture| match mode {
@@ -207,14 +208,14 @@ pub(crate) fn unsafe_call(state: &mut State) -> Outcome {
     outcome
 }
 
-/// Before calls that wait for a stream: one that captures can not be waited for.
+/// Refuses calls that wait for a stream if it captures.
 pub(crate) fn refuse(state: &mut State, stream: Handle) -> Outcome {
     let Some(capture) = state.streams.get(&stream).and_then(|stream| stream.capture) else { return unsafe_call(state) };
     invalidate(state, capture);
     Err(Code::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Before calls that wait for a whole context.
+/// Refuses calls that wait for a whole context if one of its streams captures.
 pub(crate) fn refuse_context(state: &mut State, context: Handle) -> Outcome {
     let capturing = |stream: &crate::stream::Stream| stream.capture.filter(|_| stream.context == context);
     match state.streams.values().find_map(capturing) {

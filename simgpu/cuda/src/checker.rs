@@ -1,12 +1,13 @@
-//! Finds buffers that are used or freed without a wait: two jobs touch the same bytes, one of them writes, and neither is known to be
-//! over before the other begins.
+//! Finds buffers that are used or freed without a wait: two jobs use the same bytes, one of them writes, and neither
+//! is known to be over before the other begins.
 //!
-//! What the jobs of the past did is kept with the allocation they did it to, so an address that comes back brings no old stories. Jobs
-//! whose ranges are known are recorded when they are submitted, kernels when they are over; two records are compared in both
+//! The accesses of past jobs are kept with the allocation, so a reused address has no old records. Jobs whose ranges
+//! are known are recorded when they are submitted, kernels when they are over. Two records are compared in both
 //! directions, so the order of recording does not matter.
 //!
-//! Kernels of libraries on different devices are not held against each other, since flags in memory order them. To all else, what such a
-//! kernel does to the memory of another device counts as done by the kernels that ran there at the same time.
+//! Kernels of libraries on different devices are not compared with each other, since flags in memory order them.
+//! Compared with all other jobs, the accesses of such a kernel to the memory of another device count as made by the
+//! kernels that ran there at the same time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,10 +16,11 @@ use crate::clock::{Clock, Stamp};
 use crate::memory::{Allocation, Freed, Memory};
 use crate::report::Reports;
 
-/// Beyond this many records of one allocation, those that the host has waited for are dropped when nothing is running.
+/// The number of records of one allocation beyond which those that the host has waited for are dropped when nothing is
+/// running.
 const MANY: usize = 256;
 
-/// Bytes of the word in which a kernel of a library reads what is smaller.
+/// Bytes of the word in which a kernel of a library reads smaller data.
 const WORD: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ impl Verb {
     }
 }
 
-/// One job used these bytes.
+/// The use of a range of bytes by one job.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) start: u64,
@@ -46,9 +48,9 @@ pub(crate) struct Record {
     pub(crate) verb: Verb,
     pub(crate) stamp: Stamp,
     pub(crate) what: Arc<str>,
-    /// The device on which a kernel of a library did it.
+    /// The device, if a kernel of a library made the access.
     pub(crate) library: Option<usize>,
-    /// Kernels of libraries on the device of the memory, if that is another one, that ran at the same time.
+    /// If the memory is on another device: the kernels of libraries that ran on that device at the same time.
     pub(crate) beside: Arc<[Stamp]>,
 }
 
@@ -60,8 +62,8 @@ impl Record {
             && !self.ordered(other)
     }
 
-    /// The bytes that were used for certain. Kernels of libraries read the whole word in which their data begins or ends, whatever it is that
-    /// lies beside it.
+    /// Returns the bytes that were certainly used. Kernels of libraries read the whole word in which their data begins
+    /// or ends, whatever lies beside it.
     fn used(&self) -> Range<u64> {
         let beside = if self.library.is_some() && self.verb == Verb::Read { WORD - 1 } else { 0 };
         self.start + beside..self.end.saturating_sub(beside)
@@ -72,7 +74,7 @@ impl Record {
         by_flags || self.stamps().any(|stamp| stamp.ordered(&other.stamp)) || other.beside.iter().any(|stamp| stamp.ordered(&self.stamp))
     }
 
-    /// What this counts as done by.
+    /// Returns the stamps of all jobs that this access counts for.
     fn stamps(&self) -> impl Iterator<Item = &Stamp> {
         std::iter::once(&self.stamp).chain(&*self.beside)
     }
@@ -81,7 +83,7 @@ impl Record {
         self.stamps().any(|own| own.before(stamp))
     }
 
-    /// Whether nothing can be unordered with `self` that is not unordered with `later`, too.
+    /// Whether everything unordered with `self` is unordered with `later`, too.
     fn replaced_by(&self, later: &Record) -> bool {
         let same = self.stamp.component == later.stamp.component && self.stamp.epoch == later.stamp.epoch;
         !same
@@ -107,8 +109,8 @@ fn freed_in_use(allocation: &Allocation, freed: &Freed, record: &Record) -> Stri
     format!("{}: freed while in use: {text} by {}, freed by {} without a wait between", allocation.name(), record.what, freed.what)
 }
 
-/// Records what a job did or is going to do, and reports what it is not ordered with. Memory that the driver does not know is the host's
-/// own business.
+/// Records what a job did or will do, and reports accesses that are not ordered with it. Memory that the driver does
+/// not know belongs to the host and is not checked.
 pub(crate) fn access(memory: &mut Memory, reports: &mut Reports, mut record: Record) {
     let Some(allocation) = memory.at_mut(record.start) else { return };
     record.end = record.end.min(allocation.end());
@@ -132,7 +134,8 @@ pub(crate) fn access(memory: &mut Memory, reports: &mut Reports, mut record: Rec
     }
 }
 
-/// Forgets what no longer matters now that the job of `record` is over. All that comes before it has been recorded by then.
+/// Forgets records that no longer matter now that the job of `record` is over. All earlier ones have been recorded by
+/// then.
 pub(crate) fn settle(memory: &mut Memory, record: &Record, host: &Clock, idle: bool) {
     let Some(allocation) = memory.at_mut(record.start) else { return };
     allocation.records.retain(|old| !old.replaced_by(record));
@@ -141,8 +144,9 @@ pub(crate) fn settle(memory: &mut Memory, record: &Record, host: &Clock, idle: b
     }
 }
 
-/// Notes that an allocation is freed, and reports the jobs that are not known to be over by then. A kernel of a library on another device
-/// that is over is not: how its rank told the owner of the memory cannot be seen from here. One that still runs is found when it ends.
+/// Records that an allocation is freed, and reports the jobs that are not known to be over by then. A kernel of a
+/// library on another device that is over is not reported: how its rank notified the owner of the memory cannot be
+/// seen from here. One that still runs is found when it ends.
 pub(crate) fn free(memory: &mut Memory, reports: &mut Reports, start: u64, freed: Freed) {
     let Some(allocation) = memory.at_mut(start) else { return };
     let owner = allocation.device;

@@ -1,7 +1,7 @@
-//! Vector clocks: who is known to have come before whom.
+//! Vector clocks: which jobs are known to have come before which.
 //!
-//! A component is a stream, a lane of a graph, or the host. The host is one component, whatever its threads: what one of its threads has
-//! waited for counts for all, because how threads tell each other of it cannot be seen from here.
+//! A component is a stream, a lane of a graph, or the host. The host is one component for all of its threads: a wait
+//! of one thread counts for all, because communication between threads cannot be seen from here.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Clock {
     }
 }
 
-/// The place of one job in the order of all.
+/// The position of one job in the order of all.
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
     pub(crate) component: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// Whether this job is over before `other` begins, however the streams run.
+    /// Whether this job is over before `other` begins, whatever the order in which the streams run.
     pub(crate) fn before(&self, other: &Stamp) -> bool {
         self.epoch <= other.clock.get(self.component)
     }
@@ -53,8 +53,8 @@ impl Stamp {
     }
 }
 
-/// Hands out components. One that is no longer used is given again only when the host has waited for all that was done on it: what it
-/// did can then not be taken for unordered with what the next owner does.
+/// Hands out components. An unused one is reused only when the host has waited for all of its work: that work then
+/// cannot appear unordered with the work of the next owner.
 #[derive(Debug)]
 pub(crate) struct Components {
     epochs: Vec<u64>,
@@ -80,7 +80,8 @@ impl Components {
         self.free.push(component);
     }
 
-    /// The next job of `component`, which begins after all that is in `clock`; the clock then has the job, too.
+    /// Returns the stamp of the next job of `component`, which begins after everything in `clock`; then adds the job
+    /// to the clock.
     pub(crate) fn tick(&mut self, component: usize, clock: &mut Clock) -> Stamp {
         self.epochs[component] += 1;
         clock.set(component, self.epochs[component]);

@@ -1,12 +1,12 @@
-//! Kernels of libraries that run on several devices at the same time. They order what they do to each other's memory by flags in it,
-//! which the driver cannot see. What is known of them instead: a kernel touches memory of another device only for a kernel that runs
-//! there at the same time, which does not end before that is over.
+//! Kernels of libraries that run on several devices at the same time. They order their accesses to each other's memory
+//! by flags in it, which the driver cannot see. It relies on this instead: a kernel uses memory of another device only
+//! for a kernel that runs there at the same time, and that kernel ends later.
 
 use std::sync::Arc;
 
 use crate::clock::Stamp;
 
-/// One run of a kernel. Moments are counted by the runs that begin and end.
+/// One run of a kernel. Moments are counted by the beginnings and ends of runs.
 #[derive(Debug)]
 struct Run {
     number: u64,
@@ -16,7 +16,7 @@ struct Run {
     ended: Option<u64>,
 }
 
-/// The runs that go on, and those that ended beside one of them.
+/// The current runs, and those that ended during one of them.
 #[derive(Debug, Default)]
 pub(crate) struct Companions {
     runs: Vec<Run>,
@@ -29,14 +29,14 @@ impl Companions {
         self.moment
     }
 
-    /// A kernel begins. Gives the number of its run.
+    /// Records that a kernel begins. Returns the number of its run.
     pub(crate) fn begin(&mut self, device: usize, stamp: Stamp) -> u64 {
         let begun = self.next();
         self.runs.push(Run { number: begun, device, stamp, begun, ended: None });
         begun
     }
 
-    /// A kernel has ended. What ran beside no kernel that still runs is forgotten.
+    /// Records that a kernel has ended. Forgets runs that overlap no running kernel.
     pub(crate) fn end(&mut self, number: u64) {
         let moment = self.next();
         self.runs.iter_mut().filter(|run| run.number == number).for_each(|run| run.ended = Some(moment));
@@ -44,12 +44,12 @@ impl Companions {
         self.runs.retain(|run| run.ended.is_none_or(|ended| first.is_some_and(|first| ended > first)));
     }
 
-    /// Whether any goes on.
+    /// Whether any kernel is running.
     pub(crate) fn running(&self) -> bool {
         !self.runs.is_empty()
     }
 
-    /// The kernels on `device` that ran at the same time as one that has not ended.
+    /// Returns the kernels on `device` that ran at the same time as one that has not ended.
     pub(crate) fn beside(&self, number: u64, device: usize) -> Arc<[Stamp]> {
         let begun = self.runs.iter().find(|run| run.number == number).map_or(u64::MAX, |run| run.begun);
         let beside = self.runs.iter().filter(|run| run.device == device && run.number != number);
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(components(&companions.beside(second, 1)), []);
         assert_eq!(components(&companions.beside(second, 0)), [20]);
         companions.end(long);
-        // The first one on device 1 met nobody who still runs.
+        // The first one on device 1 overlapped no kernel that still runs.
         assert_eq!(components(&companions.beside(elsewhere, 1)), [12]);
         assert_eq!(components(&companions.beside(elsewhere, 0)), [20]);
         [second, elsewhere].into_iter().for_each(|run| companions.end(run));

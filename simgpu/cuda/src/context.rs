@@ -1,4 +1,4 @@
-//! Contexts: one primary one for each device, and those that are made by hand.
+//! Contexts: one primary context for each device, and those made explicitly.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,12 +19,12 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) device: usize,
-    /// Set by the first job that fails; from then on every call returns it.
+    /// The error of the first job that failed; from then on every call returns it.
     pub(crate) poison: Option<Code>,
     pub(crate) flags: u32,
-    /// Devices whose memory the kernels of this context may use.
+    /// The devices whose memory the kernels of this context may use.
     pub(crate) peers: Vec<usize>,
-    /// The legacy default stream, made when it is first used.
+    /// The legacy default stream, made at its first use.
     pub(crate) default: Option<Handle>,
     pub(crate) per_thread: HashMap<ThreadId, Handle>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Primary {
     pub(crate) flags: u32,
 }
 
-/// The handle of the current context, whatever became of it; 0 if there is none.
+/// Returns the handle of the current context, whatever its state; 0 if there is none.
 pub(crate) fn raw_current() -> Handle {
     STACK.with_borrow(|stack| stack.last().copied().unwrap_or(0))
 }
@@ -66,7 +66,7 @@ pub(crate) fn pop() -> Option<Handle> {
 }
 
 impl State {
-    /// The current context of this thread, broken or not.
+    /// Returns the current context of this thread, broken or not.
     pub(crate) fn current_at_all(&self) -> Outcome<Handle> {
         match raw_current() {
             0 => Err(Code::INVALID_CONTEXT),
@@ -75,14 +75,14 @@ impl State {
         }
     }
 
-    /// The current context of this thread; the error of the job that broke it, if one did.
+    /// Returns the current context of this thread, or the error of the job that broke it.
     pub(crate) fn current(&self) -> Outcome<Handle> {
         let handle = self.current_at_all()?;
         self.healthy(handle)?;
         Ok(handle)
     }
 
-    /// An error if a job of this context failed.
+    /// Returns an error if a job of this context failed.
     pub(crate) fn healthy(&self, context: Handle) -> Outcome {
         self.contexts.get(&context).and_then(|context| context.poison).map_or(Ok(()), Err)
     }
@@ -107,7 +107,7 @@ impl State {
     }
 }
 
-/// Ends a context with all that belongs to it, once its streams have run empty. Gates are opened for that.
+/// Ends a context with everything that belongs to it, once its streams are empty. Opens their gates for that.
 pub(crate) fn destroy(mut state: Guard<'_>, context: Handle) {
     let streams: Vec<Handle> = state.streams.iter().filter(|(_, stream)| stream.context == context).map(|(&handle, _)| handle).collect();
     for &handle in &streams {

@@ -1,13 +1,15 @@
-//! The lock of a context. The real driver takes one for whatever puts something on the device or changes what is there, and some calls keep it
-//! until the device has come to rest. Whoever launches, records or asks an event, allocates or frees in that context waits for them meanwhile,
-//! and with a kernel that waits for other ranks they wait for ever.
+//! The lock of a context. The real driver takes one for calls that put something on the device or change what is
+//! there, and some calls hold it until the device is idle. Meanwhile, calls in that context that launch, record or
+//! query an event, allocate or free wait for them. If a kernel waits for other ranks, they may wait for ever.
 //!
-//! - A free, the loading and unloading of a module and a synchronisation of the context keep it until all streams of the context have run empty.
-//! - A launch keeps it until there is room in its stream's queue ([`crate::stream::with_room`]).
-//! - What makes, ends or asks streams and events, and what allocates, takes it for a moment.
+//! - A free, the loading and unloading of a module and a synchronisation of the context hold it until all streams of
+//!   the context are empty.
+//! - A launch holds it until its stream's queue has a free place ([`crate::stream::with_room`]).
+//! - Calls that make, end or query streams and events, and calls that allocate, take it for a moment.
 //!
-//! Without it goes what sets or asks the current context, what waits for one stream or event, and what begins, ends or asks captures. Which calls
-//! keep it on a real driver NVIDIA does not say: these are the ones that others were seen to wait for.
+//! Calls that set or query the current context, wait for one stream or event, or begin, end or query captures do not
+//! take it. NVIDIA does not document which calls hold it on a real driver: these are the ones for which others were
+//! seen to wait.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,20 +18,20 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use crate::context;
 use crate::state::Handle;
 
-/// The contexts whose lock is taken, and whether it is kept until the device has done something.
+/// The contexts whose lock is taken, and whether it is held until the device has done something.
 static LOCKED: LazyLock<Mutex<HashMap<Handle, bool>>> = LazyLock::new(Mutex::default);
 static FREED: Condvar = Condvar::new();
-/// How many calls came to a lock that was kept.
+/// The number of calls that found a lock held.
 static WAITS: AtomicU64 = AtomicU64::new(0);
 
-/// A thread has the lock of a context until this is dropped.
+/// A guard that holds the lock of a context.
 pub(crate) struct ContextLock(Handle);
 
 fn locked() -> MutexGuard<'static, HashMap<Handle, bool>> {
     LOCKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the lock of this thread's current context; nothing where there is none.
+/// Takes the lock of this thread's current context, or nothing if there is none.
 pub(crate) fn take() -> Option<ContextLock> {
     let context = Some(context::raw_current()).filter(|context| *context != 0)?;
     let mut all = locked();
@@ -44,7 +46,7 @@ pub(crate) fn take() -> Option<ContextLock> {
 }
 
 impl ContextLock {
-    /// From now on it is kept until the device has done something.
+    /// Marks the lock as held until the device has done something.
     pub(crate) fn keep(&self) {
         locked().insert(self.0, true);
     }
@@ -57,7 +59,7 @@ impl Drop for ContextLock {
     }
 }
 
-/// Takes the lock as long as a function of the driver does: what comes back is for the whole call.
+/// Takes the lock if this function of the driver needs it; the returned guard lasts for the whole call.
 pub(crate) fn of_call(function: &str) -> Option<ContextLock> {
     match function {
         "cuMemFree_v2"
@@ -86,7 +88,7 @@ pub(crate) fn of_call(function: &str) -> Option<ContextLock> {
     }
 }
 
-/// How many calls have waited for the lock of a context that was kept.
+/// Returns the number of calls that have waited for the held lock of a context.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_waits_for_context() -> u64 {
     WAITS.load(Ordering::SeqCst)

@@ -1,4 +1,4 @@
-//! The simulated devices: what they say about themselves.
+//! The simulated devices and their properties.
 
 use crate::code::{Code, Outcome};
 use crate::interface::Configuration;
@@ -12,17 +12,18 @@ pub(crate) const SHARED_BYTES_OPT_IN: u32 = 227 << 10;
 pub(crate) const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
 const ATTRIBUTES: u32 = 256;
 
-/// What one device has used of its memory.
+/// The state of one device: its memory use and its streams.
 #[derive(Debug, Default)]
 pub(crate) struct Device {
     pub(crate) used: u64,
-    /// Less than it has, when a test wants it to run out early.
+    /// A limit below its memory, if a test wants it to run out early.
     pub(crate) limit: Option<u64>,
-    /// How many streams were ever made on it: they are named by this.
+    /// The number of streams ever made on it: they are named by this.
     pub(crate) streams: u64,
 }
 
-/// The same for every process of this host since it was started, as for a real device; different for every host and ordinal.
+/// Returns the UUID. As for a real device, it is the same for every process of this host since it was started, and
+/// different for every host and ordinal.
 pub(crate) fn uuid(ordinal: usize) -> [u8; 16] {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -36,7 +37,7 @@ pub(crate) fn pci_bus_id(ordinal: usize) -> String {
     format!("0000:{:02x}:00.0", ordinal + 1)
 }
 
-/// An attribute by its number in `CUdevice_attribute`. Those that mean nothing here are 0.
+/// Returns an attribute by its number in `CUdevice_attribute`. Attributes without a meaning here are 0.
 pub(crate) fn attribute(configuration: &Configuration, ordinal: usize, number: u32) -> Outcome<i32> {
     if number == 0 || number > ATTRIBUTES {
         return Err(Code::INVALID_VALUE);
@@ -65,8 +66,8 @@ pub(crate) fn attribute(configuration: &Configuration, ordinal: usize, number: u
         106 => 32,
         111 => 1 << 10,
         115 => i32::from(configuration.memory_pools != 0),
-        // What it can do: overlap, mapped host memory, concurrent kernels, one address space, priorities, caches, managed memory,
-        // pre-emption, the same address for registered memory, cooperative launches, registration.
+        // Capabilities: overlap, mapped host memory, concurrent kernels, one address space, priorities, caches,
+        // managed memory, pre-emption, the same address for registered memory, cooperative launches, registration.
         15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 95 | 99 => 1,
         _ => 0,
     })

@@ -1,4 +1,4 @@
-//! Events: a point in a stream, with all that comes before it.
+//! Events: a point in a stream, with everything before it.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -44,8 +44,8 @@ impl State {
     }
 }
 
-/// Records an event in a stream. While the stream captures, an `external` record becomes a node of the graph; another one only marks the
-/// place, for other streams to join.
+/// Records an event in a stream. While the stream captures, an `external` record becomes a node of the graph; any
+/// other record only marks a point that other streams can join.
 pub(crate) fn record(state: &mut State, event: Handle, stream: Handle, external: bool) -> Outcome {
     let stream = state.stream(stream)?;
     let of = &state.streams[&stream];
@@ -66,12 +66,13 @@ pub(crate) fn record(state: &mut State, event: Handle, stream: Handle, external:
     Ok(())
 }
 
-/// A node that records an event.
+/// Returns a node that records an event.
 pub(crate) fn record_task(event: Handle) -> Task {
     Task { work: Work::Record(event), what: "cuEventRecord".into(), spans: Vec::new() }
 }
 
-/// What a graph does that records an event: it is over when the whole launch is, and comes after what is in `clock`.
+/// Returns the work of a graph that records an event: it is over when the whole launch is, and comes after everything
+/// in `clock`.
 pub(crate) fn record_by_graph(state: &mut State, event: Handle, ticket: Ticket, clock: &Clock) -> Work {
     let time = Arc::new(OnceLock::new());
     let recorded = Recorded::At { ticket, clock: clock.clone(), time: time.clone() };
@@ -79,7 +80,7 @@ pub(crate) fn record_by_graph(state: &mut State, event: Handle, ticket: Ticket, 
     Work::Clock(time)
 }
 
-/// What a launch of a graph waits for because of an event. `clock` is then after it.
+/// Returns the tickets that a launch of a graph waits for because of an event, and adds that event to `clock`.
 pub(crate) fn awaited_by_graph(state: &State, event: Handle, clock: &mut Clock) -> impl Iterator<Item = Ticket> + use<> {
     let found = match state.events.get(&event).map(|event| &event.recorded) {
         Some(Recorded::At { ticket, clock: before, .. }) => {
@@ -91,8 +92,8 @@ pub(crate) fn awaited_by_graph(state: &State, event: Handle, clock: &mut Clock) 
     found.into_iter()
 }
 
-/// Makes a stream wait for an event. Waiting for one that was never recorded is no wait. While the stream captures, an `external` wait
-/// becomes a node of the graph.
+/// Makes a stream wait for an event. Waiting for one that was never recorded has no effect. While the stream captures,
+/// an `external` wait becomes a node of the graph.
 pub(crate) fn stream_wait(state: &mut State, stream: Handle, event: Handle, external: bool) -> Outcome {
     let stream = state.stream(stream)?;
     let recorded = state.event(event)?.recorded.clone();
@@ -112,7 +113,7 @@ pub(crate) fn stream_wait(state: &mut State, stream: Handle, event: Handle, exte
     }
 }
 
-/// What the host would wait for: nothing if the event was never recorded.
+/// Returns what the host has to wait for: nothing if the event was never recorded.
 fn awaited(state: &mut State, event: Handle) -> Outcome<Option<(Ticket, Clock)>> {
     let event = state.event(event)?;
     let (context, recorded) = (event.context, event.recorded.clone());
@@ -121,7 +122,7 @@ fn awaited(state: &mut State, event: Handle) -> Outcome<Option<(Ticket, Clock)>>
         Recorded::Never => Ok(None),
         Recorded::At { ticket, clock, .. } => Ok(Some((ticket, clock))),
         Recorded::Captured { capture, .. } => {
-            // Harmless where the capture is over.
+            // Harmless if the capture is over.
             capture::invalidate(state, capture);
             Err(Code::CAPTURED_EVENT)
         }
@@ -147,7 +148,7 @@ pub(crate) fn synchronise(mut state: Guard<'_>, event: Handle) -> Outcome {
     state.healthy(context)
 }
 
-/// Milliseconds from one event to another.
+/// Returns the milliseconds from one event to another.
 pub(crate) fn elapsed(start: Handle, end: Handle) -> Outcome<f32> {
     let state = state::lock();
     let time = |handle| {

@@ -1,4 +1,4 @@
-//! Errors that tests plant: the n-th call of a function returns a code instead of being made.
+//! Faults that tests plant: the n-th call of a function returns a code instead of being executed.
 
 use std::thread::ThreadId;
 
@@ -7,7 +7,7 @@ use crate::code::{Code, Outcome};
 #[derive(Debug)]
 struct Planted {
     function: String,
-    /// How many calls are still let through, this one's number counted from 1.
+    /// The number of calls until the one that fails, that one included.
     remaining: u64,
     code: Code,
     thread: Option<ThreadId>,
@@ -17,7 +17,8 @@ struct Planted {
 pub(crate) struct Faults(Vec<Planted>);
 
 impl Faults {
-    /// The `nth` call of `function` from now on, counted from 1, by `thread` or by anyone, returns `code`; once.
+    /// Makes the `nth` call of `function` from now on (1 is the next), by `thread` or by any thread, return `code`,
+    /// once.
     pub(crate) fn plant(&mut self, function: String, nth: u64, code: Code, thread: Option<ThreadId>) {
         self.0.push(Planted { function, remaining: nth.max(1), code, thread });
     }
@@ -26,7 +27,7 @@ impl Faults {
         self.0.clear();
     }
 
-    /// Counts a call. An error if one was planted for it.
+    /// Counts a call. Returns an error if one was planted for it.
     pub(crate) fn call(&mut self, function: &str) -> Outcome {
         let thread = std::thread::current().id();
         let mut due = None;

@@ -16,15 +16,15 @@ const ALL_FLAGS: u64 = 15;
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) task: Task,
-    /// The nodes before it, by their places.
+    /// The positions of the nodes before it.
     pub(crate) after: Vec<usize>,
-    /// Which branch it is on: what is on different ones may run at the same time.
+    /// Its branch: nodes on different branches may run at the same time.
     pub(crate) lane: usize,
-    /// Added by hand, and not captured from a stream.
+    /// Whether it was added explicitly, not captured from a stream.
     pub(crate) added: bool,
 }
 
-/// What a graph consists of, finished or still being captured.
+/// The contents of a graph, finished or still being captured.
 #[derive(Clone, Default)]
 pub(crate) struct Body {
     pub(crate) nodes: Vec<Node>,
@@ -34,7 +34,7 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    /// A branch that has no nodes yet.
+    /// Adds a branch without nodes.
     pub(crate) fn new_lane(&mut self) -> usize {
         self.lanes += 1;
         self.lanes - 1
@@ -55,11 +55,11 @@ impl Body {
         false
     }
 
-    /// The nodes, each after all those it depends on.
+    /// Returns the nodes, each after all those it depends on.
     fn sorted(&self) -> Vec<Node> {
         let mut places: Vec<Option<usize>> = vec![None; self.nodes.len()];
         let mut sorted: Vec<Node> = Vec::new();
-        // Dependencies make no circle, so every round finds one more.
+        // Dependencies have no cycle, so every round finds one more.
         while sorted.len() < self.nodes.len() {
             let before = sorted.len();
             for (at, node) in self.nodes.iter().enumerate() {
@@ -79,14 +79,14 @@ impl Body {
 
 pub(crate) struct Executable {
     nodes: Arc<[Node]>,
-    /// One component for each lane, so that branches that do not wait for each other are seen as such.
+    /// One component for each lane, so that branches that do not wait for each other are recognised.
     components: Vec<usize>,
     objects: Vec<Handle>,
-    /// The launch before: the next one comes after it, on whatever stream.
+    /// The previous launch: the next one comes after it, on any stream.
     last: Option<(Ticket, Clock)>,
 }
 
-/// What a graph consists of, also while it is being captured.
+/// Returns the contents of a graph, also during its capture.
 pub(crate) fn body(state: &mut State, graph: Handle) -> Outcome<&mut Body> {
     if let Some(capture) = state.captures.get_mut(&graph) {
         return if capture.invalid { Err(Code::STREAM_CAPTURE_INVALIDATED) } else { Ok(&mut capture.body) };
@@ -94,7 +94,7 @@ pub(crate) fn body(state: &mut State, graph: Handle) -> Outcome<&mut Body> {
     state.graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)
 }
 
-/// Adds a node by hand, after those that are named. Gives its place.
+/// Adds a node explicitly, after the given ones. Returns its position.
 pub(crate) fn add(state: &mut State, graph: Handle, task: Task, after: Vec<usize>) -> Outcome<usize> {
     let body = body(state, graph)?;
     if after.iter().any(|&before| before >= body.nodes.len()) {
@@ -105,7 +105,7 @@ pub(crate) fn add(state: &mut State, graph: Handle, task: Task, after: Vec<usize
     Ok(body.nodes.len() - 1)
 }
 
-/// Adds dependencies: each node of the second place comes after that of the first. Either all or none.
+/// Adds dependencies: the second node of each pair comes after the first. Adds either all or none.
 pub(crate) fn depend(state: &mut State, graph: Handle, pairs: &[(usize, usize)]) -> Outcome {
     let body = body(state, graph)?;
     let mut changed = body.clone();
@@ -120,7 +120,7 @@ pub(crate) fn depend(state: &mut State, graph: Handle, pairs: &[(usize, usize)])
     Ok(())
 }
 
-/// Gives back what a graph holds.
+/// Releases what a graph holds.
 pub(crate) fn destroy(state: &mut State, graph: Handle) -> Outcome {
     let gone = state.graphs.remove(&graph).ok_or(Code::INVALID_HANDLE)?;
     gone.objects.into_iter().for_each(|object| user_object::release(state, object, 1));
@@ -160,7 +160,7 @@ pub(crate) fn launch(state: &mut State, executable: Handle, stream: Handle) -> O
     Ok(())
 }
 
-/// Forgets an executable graph. Launches that are under way are finished, and hold its objects until then.
+/// Forgets an executable graph. Its pending launches are finished, and hold its objects until then.
 pub(crate) fn destroy_executable(state: &mut State, executable: Handle) -> Outcome {
     let gone = state.executables.remove(&executable).ok_or(Code::INVALID_HANDLE)?;
     gone.components.into_iter().for_each(|component| state.components.give_back(component));

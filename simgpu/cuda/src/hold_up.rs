@@ -1,4 +1,5 @@
-//! Functions of the driver that tests hold up, as another thread's call that has the driver's locks would: whoever calls one stays there.
+//! Holds up functions of the driver for tests, as another thread's call that has the driver's locks would: calls of
+//! them wait.
 
 use std::ffi::{CStr, c_char};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,13 +10,13 @@ use crate::code::Code;
 
 struct Held {
     function: String,
-    /// Whose calls are let through.
+    /// The thread whose calls are let through.
     exempt: ThreadId,
 }
 
 struct HoldUp {
     held: Vec<Held>,
-    /// How many threads are being held up.
+    /// The number of threads that are held up.
     callers: u64,
 }
 
@@ -26,7 +27,7 @@ fn lock() -> MutexGuard<'static, HoldUp> {
     HOLD_UP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Before a call of a function: waits as long as that is held up.
+/// Waits, before a call of a function, as long as that function is held up.
 pub(crate) fn pass(function: &str) {
     let thread = std::thread::current().id();
     let is_held = |hold_up: &HoldUp| hold_up.held.iter().any(|held| held.function == function && held.exempt != thread);
@@ -41,21 +42,21 @@ pub(crate) fn pass(function: &str) {
     hold_up.callers -= 1;
 }
 
-/// From now on calls of `function` by other threads than this one wait.
+/// Makes calls of `function` by other threads wait from now on.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simgpu_hold_up_others(function: *const c_char) -> u32 {
     control(|| {
         if function.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: it is not null; the caller vouches for a text with a NUL at its end.
+        // SAFETY: it is not null; the caller guarantees a text with a NUL at its end.
         let function = unsafe { CStr::from_ptr(function) }.to_string_lossy().into_owned();
         lock().held.push(Held { function, exempt: std::thread::current().id() });
         Ok(())
     })
 }
 
-/// Lets all go that are held up.
+/// Releases all threads that are held up.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_let_go() -> u32 {
     control(|| {
@@ -65,7 +66,7 @@ extern "C" fn simgpu_let_go() -> u32 {
     })
 }
 
-/// How many threads are being held up.
+/// Returns the number of threads that are held up.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_held_up() -> u64 {
     lock().callers

@@ -1,30 +1,30 @@
-//! What the functions whose names begin with `simgpu_` take and give.
+//! Arguments and results of the functions whose names begin with `simgpu_`.
 
 /// A range of bytes that a host function reads or writes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Where it begins.
+    /// Its address.
     pub address: u64,
-    /// How long it is.
+    /// Its length.
     pub bytes: u64,
-    /// Whether the function writes there; else it only reads.
+    /// Whether the function writes there; otherwise it only reads.
     pub write: u8,
 }
 
-/// What machine to simulate.
+/// The machine to simulate.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Configuration {
-    /// How many devices there are.
+    /// The number of devices.
     pub devices: u32,
     /// Compute capability of each: 90 is 9.0.
     pub capability: u32,
     /// Memory of each, in bytes.
     pub bytes: u64,
-    /// How many multiprocessors each has.
+    /// The number of multiprocessors of each.
     pub multiprocessors: u32,
-    /// What `cuDriverGetVersion` says: 13000 is 13.0.
+    /// The result of `cuDriverGetVersion`: 13000 is 13.0.
     pub driver_version: u32,
     /// Whether `cuMemAllocAsync` works; without it, as on old or virtual GPUs, cudarc allocates and frees synchronously.
     pub memory_pools: u8,
@@ -36,13 +36,13 @@ impl Default for Configuration {
     }
 }
 
-/// What is alive at a moment, for tests that look for leaks.
+/// The number of objects that are alive at a moment, for tests that look for leaks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Contexts, retained primary ones among them.
+    /// Contexts, including retained primary ones.
     pub contexts: u64,
-    /// Streams that were created; those that every context has are not counted.
+    /// Streams that were created; the default streams of contexts are not counted.
     pub streams: u64,
     /// Events.
     pub events: u64,

@@ -1,4 +1,4 @@
-//! What streams do.
+//! The work of streams.
 
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use crate::code::Code;
 use crate::module::Launch;
 use crate::state::Handle;
 
-/// A point in a stream: so many of its jobs are over.
+/// A point in a stream: the number of its jobs that are over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     pub(crate) stream: Handle,
@@ -23,30 +23,30 @@ impl Ticket {
     }
 }
 
-/// A function of the caller's, with what it is given.
+/// A function of the caller, with its argument.
 #[derive(Clone, Copy)]
 pub(crate) struct HostFunction {
     pub(crate) function: unsafe extern "C" fn(*mut c_void),
     pub(crate) data: *mut c_void,
 }
 
-// SAFETY: that both may be used on a thread of the driver is what the caller of `cuLaunchHostFunc` promises.
+// SAFETY: the caller of `cuLaunchHostFunc` promises that both may be used on a thread of the driver.
 unsafe impl Send for HostFunction {}
 // SAFETY: as above.
 unsafe impl Sync for HostFunction {}
 
 #[derive(Clone)]
 pub(crate) enum Work {
-    /// To wait, or to be waited for.
+    /// Does nothing; serves only to wait or to be waited for.
     Nothing,
-    /// Takes the time of an event.
+    /// Stores the time of an event.
     Clock(Arc<OnceLock<Instant>>),
     Copy {
         to: u64,
         from: u64,
         bytes: usize,
     },
-    /// From memory that the caller may have changed since.
+    /// From a copy of memory that the caller may have changed since.
     Upload {
         to: u64,
         from: Arc<[u8]>,
@@ -60,9 +60,9 @@ pub(crate) enum Work {
     },
     Call(HostFunction),
     Kernel(Arc<Launch>),
-    /// A node of a graph that records an event whenever the graph is launched.
+    /// A node of a graph that records an event at each launch of the graph.
     Record(Handle),
-    /// A node of a graph that waits for what an event recorded last.
+    /// A node of a graph that waits for the last record of an event.
     Await(Handle),
     Free {
         start: u64,
@@ -71,13 +71,13 @@ pub(crate) enum Work {
     Fail(Code),
 }
 
-/// Bytes that a job uses.
+/// A range of bytes that a job uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
     pub(crate) verb: Verb,
-    /// Whether the driver has to know this memory; else it may be plain memory of the host.
+    /// Whether the driver has to know this memory; otherwise it may be plain host memory.
     pub(crate) known: bool,
 }
 
@@ -87,21 +87,21 @@ impl Span {
     }
 }
 
-/// What is asked of a stream: one node of a graph, or a job of its own.
+/// A request to a stream: one node of a graph, or a separate job.
 #[derive(Clone)]
 pub(crate) struct Task {
     pub(crate) work: Work,
-    /// The function of the driver or the kernel it comes from.
+    /// The function of the driver or the kernel that it comes from.
     pub(crate) what: Arc<str>,
-    /// What it uses, as far as that is known beforehand.
+    /// The memory that it uses, as far as it is known in advance.
     pub(crate) spans: Vec<Span>,
 }
 
-/// A task with its place in the order of all.
+/// A task with its position in the order of all.
 pub(crate) struct Step {
     pub(crate) work: Work,
     pub(crate) stamp: Stamp,
-    /// Task and stream.
+    /// The task and the stream.
     pub(crate) what: Arc<str>,
     pub(crate) spans: Vec<Span>,
 }
@@ -113,7 +113,7 @@ impl Step {
     }
 }
 
-/// What a stream runs before it goes on: one step, or those of a graph.
+/// The work that a stream runs before it goes on: one step, or those of a graph.
 pub(crate) struct Job {
     pub(crate) number: u64,
     pub(crate) waits: Vec<Ticket>,

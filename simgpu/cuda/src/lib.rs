@@ -1,10 +1,11 @@
 //! A CUDA driver over host memory.
 //!
-//! Streams are worker threads, so the host really runs ahead; device memory is host memory behind a map of allocations; kernels are
-//! PTX, interpreted. A checker with vector clocks follows streams, events and the host, and reports a buffer that is used or freed
-//! without waiting. A context has a lock, which some calls keep while the device works (`context_lock`), and a stream room for so many jobs and no
-//! more (`stream`). Programs reach all this through the C functions of the driver, as they would reach the real one; tests also through
-//! the functions whose names begin with `simgpu_`. The types below are what those take and give.
+//! Streams are worker threads, so the host really runs ahead. Device memory is host memory behind a map of
+//! allocations. Kernels are PTX, interpreted. A checker with vector clocks follows streams, events and the host, and
+//! reports a buffer that is used or freed without waiting. A context has a lock, which some calls hold while the
+//! device works (`context_lock`), and a stream's queue has a fixed length (`stream`). Programs use the C functions of
+//! the driver, as with the real one; tests also use the functions whose names begin with `simgpu_`. The types below
+//! are their arguments and results.
 
 #![allow(unsafe_code, reason = "a library of C functions over raw memory")]
 

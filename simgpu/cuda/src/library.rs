@@ -1,9 +1,10 @@
-//! Code of libraries that know nothing of this simulation, such as NVIDIA's NCCL. It is run less strictly than kernels of ours: registers
-//! that are read before they are set hold zero, and a kernel may spin for what others write for as long as it takes, since nothing ends a
-//! kernel on a GPU either. Bounds and alignment of its accesses are checked all the same.
+//! Code of libraries that know nothing of this simulation, such as NVIDIA's NCCL. It runs less strictly than our
+//! kernels: registers that are read before they are set hold zero, and a kernel may spin for any time, since a GPU
+//! ends no kernel either. Bounds and alignment of its accesses are still checked.
 //!
-//! It is linked once per process, however many devices load it. Of a hundred megabytes of PTX, linking needs one: the outlines, which are
-//! kept in a file for the processes to come ([`crate::outlines`]). What a function does is read from its text when it is first called.
+//! It is linked once per process, for all devices that load it. Linking needs one of a hundred megabytes of PTX: the
+//! outlines, which are cached in a file for later processes ([`crate::outlines`]). The body of a function is read from
+//! its text at its first call.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -20,17 +21,17 @@ use simgpu_ptx::{Limits, Module, Texts, Unset};
 use crate::code::Code;
 use crate::outlines;
 
-/// Steps of a thread before the next one has its turn. Where all threads of a block spin, this many times their number pass before one sees
-/// that it need not any more.
+/// Steps of a thread before the next thread's turn. If all threads of a block spin, this many steps per thread pass
+/// before one sees that it can stop.
 const TURN: u64 = 250;
 
-/// How long a kernel may run, and how its threads take turns.
+/// Returns how long a kernel may run, and how its threads take turns.
 pub(crate) fn limits() -> Limits {
     Limits { patience: Duration::MAX, turn: TURN, ..Limits::default() }
 }
 
-/// The module that all files with PTX make up together. `names` has them with colons between; a folder stands for all in it that end in
-/// `.ptx`. What is wrong comes in words.
+/// Returns the module that all files with PTX form together. `names` separates them with colons; a folder stands for
+/// all its files that end in `.ptx`. Errors come with a text.
 pub(crate) fn module(names: &[u8]) -> Result<Module, (Code, String)> {
     static LINKED: Mutex<Option<HashMap<Vec<u8>, Module>>> = Mutex::new(None);
     let mut linked = LINKED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +76,7 @@ pub(crate) fn unread(path: &Path, error: &std::io::Error) -> String {
     format!("{} cannot be read: {error}", path.display())
 }
 
-/// The files with the texts.
+/// The open files with the texts.
 struct Opened(Vec<File>);
 
 impl Texts for Opened {

@@ -1,8 +1,8 @@
 //! The map of all memory the driver knows: device memory, pinned and registered host memory, the globals of modules.
 //!
-//! An address is the address of the bytes on the host, between two pages that no one may touch. Fresh memory is filled with
-//! [`FRESH`](crate::mapping::FRESH). What is freed is filled with [`DEAD`](crate::mapping::DEAD) and stays in the map for a while, so that what still uses it is found, and so that its
-//! address does not come back at once under another name.
+//! An address is the address of the bytes on the host, between two inaccessible pages. Fresh memory is filled with
+//! [`FRESH`](crate::mapping::FRESH). Freed memory is filled with [`DEAD`](crate::mapping::DEAD) and stays in the map
+//! for a while, so that later uses are found and its address is not reused at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::clock::Stamp;
 use crate::code::{Code, Outcome};
 use crate::mapping::{Identity, Mapping};
 
-/// Freed memory beyond this is given back to the system.
+/// The limit beyond which freed memory is returned to the system.
 const QUARANTINE_BYTES: u64 = 64 << 20;
 const QUARANTINE_COUNT: usize = 512;
 
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Globals,
     /// From `cuMemAllocHost` and `cuMemHostAlloc`.
     Pinned,
-    /// The caller's own memory, made known by `cuMemHostRegister`.
+    /// The caller's own memory, registered by `cuMemHostRegister`.
     Registered,
     /// Device memory of another process, from `cuIpcOpenMemHandle`.
     Opened,
@@ -39,7 +39,7 @@ impl Kind {
         matches!(self, Kind::Pinned | Kind::Registered)
     }
 
-    /// Whether every device reaches it.
+    /// Whether every device can reach it.
     fn everywhere(self) -> bool {
         self.host() || self == Kind::Managed
     }
@@ -50,12 +50,12 @@ impl Kind {
     }
 }
 
-/// When and by what an allocation was freed.
+/// The time at which an allocation was freed, and the call that freed it.
 #[derive(Debug)]
 pub(crate) struct Freed {
     pub(crate) stamp: Stamp,
     pub(crate) what: Arc<str>,
-    /// Jobs with a smaller number were submitted before, and may still find the memory.
+    /// Jobs with a smaller number were submitted before, and may still use the memory.
     pub(crate) number: u64,
 }
 
@@ -67,19 +67,19 @@ pub(crate) struct Allocation {
     pub(crate) device: usize,
     pub(crate) context: usize,
     pub(crate) freed: Option<Freed>,
-    /// Who used it, as far as that still matters.
+    /// Uses of the memory, as far as they still matter.
     pub(crate) records: Vec<Record>,
     mapping: Option<Mapping>,
-    /// Of memory of another process.
+    /// Set for memory of another process.
     opened: Option<Opened>,
 }
 
-/// How memory of another process came here.
+/// How memory of another process was opened here.
 #[derive(Debug)]
 struct Opened {
-    /// The device whose kernels reach it, wherever it lies.
+    /// The device whose kernels can reach it, wherever it lies.
     by: usize,
-    /// How often it was opened and not closed again.
+    /// The number of opens without a close.
     times: usize,
 }
 
@@ -88,7 +88,7 @@ impl Allocation {
         self.start + self.bytes
     }
 
-    /// For reports.
+    /// Returns a name for reports.
     pub(crate) fn name(&self) -> String {
         let place = if self.kind.host() { "host memory".to_string() } else { format!("device {}", self.device) };
         format!("buffer {:#x} ({} bytes, {place})", self.start, self.bytes)
@@ -99,12 +99,12 @@ impl Allocation {
         self.freed.as_ref().is_none_or(|freed| number < freed.number)
     }
 
-    /// Whether its bytes were overwritten since it was freed.
+    /// Whether its bytes were overwritten after it was freed.
     pub(crate) fn released(&self) -> bool {
         self.mapping.as_ref().is_some_and(Mapping::buried)
     }
 
-    /// Whether a kernel on `device` reaches it, which may use the memory of `peers`.
+    /// Whether a kernel on `device`, which may use the memory of `peers`, can reach it.
     pub(crate) fn reachable(&self, device: usize, peers: &[usize]) -> bool {
         let opened_by = self.opened.as_ref().map(|opened| opened.by);
         self.kind.everywhere() || self.device == device || opened_by == Some(device) || peers.contains(&self.device)
@@ -119,7 +119,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Fresh memory. Whether the device has as much left is for the caller to know.
+    /// Allocates fresh memory. The caller checks whether the device has that much left.
     pub(crate) fn allocate(&mut self, bytes: u64, kind: Kind, device: usize, context: usize) -> Outcome<u64> {
         let length = usize::try_from(bytes).map_err(|_| Code::OUT_OF_MEMORY)?;
         // Only the memory of `cuMemAlloc` can be opened by other processes.
@@ -129,13 +129,14 @@ impl Memory {
         Ok(start)
     }
 
-    /// How another process finds the memory that holds `address`: its identity and its bytes, and the device it lies on.
+    /// Returns the data with which another process finds the memory that holds `address`: its identity, its size, and
+    /// its device.
     pub(crate) fn export(&self, address: u64) -> Option<(Identity, u64, usize)> {
         let found = self.live(address).filter(|found| found.kind == Kind::Device)?;
         Some((found.mapping.as_ref()?.identity()?, found.bytes, found.device))
     }
 
-    /// Maps memory of another process, or counts once more what the same context mapped before.
+    /// Maps memory of another process, or increments the count of a mapping that the same context already has.
     pub(crate) fn open(&mut self, identity: Identity, bytes: u64, device: usize, by: (usize, usize)) -> Outcome<u64> {
         let same = |found: &&mut Allocation| {
             let mapped = found.mapping.as_ref().and_then(Mapping::identity);
@@ -152,7 +153,7 @@ impl Memory {
         Ok(start)
     }
 
-    /// Counts one opening less of the memory of another process at `start`. True where that was the last.
+    /// Decrements the count of opens of another process's memory at `start`. Returns true if that was the last.
     pub(crate) fn close(&mut self, start: u64) -> Option<bool> {
         let found = self.map.get_mut(&start).filter(|found| found.freed.is_none())?;
         let opened = found.opened.as_mut()?;
@@ -160,7 +161,7 @@ impl Memory {
         Some(opened.times == 0)
     }
 
-    /// Makes the caller's own memory known.
+    /// Registers the caller's own memory.
     pub(crate) fn register(&mut self, start: u64, bytes: u64, device: usize, context: usize) -> Outcome {
         let end = start.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         if self.map.range(..end).next_back().is_some_and(|(_, last)| last.end() > start) {
@@ -175,7 +176,7 @@ impl Memory {
         self.map.insert(start, allocation);
     }
 
-    /// The allocation that holds `address`, freed or not.
+    /// Returns the allocation that holds `address`, freed or not.
     pub(crate) fn at(&self, address: u64) -> Option<&Allocation> {
         self.map.range(..=address).next_back().map(|(_, found)| found).filter(|found| address < found.end())
     }
@@ -184,7 +185,7 @@ impl Memory {
         self.map.range_mut(..=address).next_back().map(|(_, found)| found).filter(|found| address < found.end())
     }
 
-    /// The allocation that holds `address` and was not freed.
+    /// Returns the allocation that holds `address` and was not freed.
     pub(crate) fn live(&self, address: u64) -> Option<&Allocation> {
         self.at(address).filter(|found| found.freed.is_none())
     }
@@ -193,8 +194,8 @@ impl Memory {
         self.map.values()
     }
 
-    /// Overwrites what was freed and keeps it in quarantine; registered memory, which is the caller's, is forgotten. False if someone
-    /// wrote behind its end.
+    /// Overwrites freed memory and keeps it in quarantine; registered memory, which belongs to the caller, is
+    /// forgotten. Returns false if bytes after its end were overwritten.
     pub(crate) fn release(&mut self, start: u64) -> bool {
         let Some(allocation) = self.map.get_mut(&start) else { return true };
         let Some(mapping) = &mut allocation.mapping else {
@@ -208,8 +209,8 @@ impl Memory {
         whole
     }
 
-    /// Gives the oldest freed memory back to the system when there is much of it. `oldest` is the number of the first job that is not
-    /// over: what was freed after that was submitted may still be in use.
+    /// Returns the oldest freed memory to the system if there is much of it. `oldest` is the number of the first job
+    /// that is not over: memory freed after that job was submitted may still be in use.
     pub(crate) fn tidy(&mut self, oldest: u64) {
         while self.quarantined > QUARANTINE_BYTES || self.quarantine.len() > QUARANTINE_COUNT {
             let Some(&start) = self.quarantine.front() else { return };
@@ -229,7 +230,7 @@ mod tests {
     use crate::mapping::{DEAD, FRESH};
 
     fn bytes(start: u64, count: usize) -> Vec<u8> {
-        // SAFETY: the tests ask for memory that is mapped.
+        // SAFETY: the tests request memory that is mapped.
         unsafe { std::slice::from_raw_parts(start as *const u8, count) }.to_vec()
     }
 
@@ -247,7 +248,7 @@ mod tests {
     fn a_write_behind_the_end_is_noticed() {
         let mut memory = Memory::default();
         let start = memory.allocate(100, Kind::Device, 0, 1).unwrap();
-        // SAFETY: the page goes on behind the 100 bytes.
+        // SAFETY: the page extends beyond the 100 bytes.
         unsafe { ((start + 100) as *mut u8).write(0) };
         assert!(!memory.release(start));
     }

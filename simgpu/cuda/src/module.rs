@@ -14,9 +14,9 @@ use crate::state::{self, Handle, State};
 pub(crate) struct Module {
     pub(crate) context: Handle,
     pub(crate) code: simgpu_ptx::Module,
-    /// Where its variables lie; 0 if it has none.
+    /// The address of its variables; 0 if it has none.
     globals: u64,
-    /// Whether it is the code of a library (crate::library).
+    /// Whether it is the code of a library ([`crate::library`]).
     library: bool,
 }
 
@@ -27,19 +27,19 @@ pub(crate) struct Function {
     pub(crate) kernel: Kernel,
     pub(crate) globals: u64,
     pub(crate) target: u32,
-    /// How much dynamic shared memory a launch may ask for.
+    /// The largest dynamic shared memory that a launch may request.
     pub(crate) dynamic_shared: u32,
     pub(crate) library: bool,
 }
 
 impl Function {
-    /// How many threads a block may have.
+    /// Returns the largest number of threads of a block.
     pub(crate) fn max_threads(&self) -> u32 {
         let own = self.kernel.max_threads().map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z));
         own.unwrap_or(device::MAX_THREADS).min(device::MAX_THREADS)
     }
 
-    /// How many blocks fit into a multiprocessor at once.
+    /// Returns how many blocks fit into a multiprocessor at once.
     pub(crate) fn blocks_per_multiprocessor(&self, threads: u32, dynamic_shared: usize) -> u32 {
         if threads == 0 || threads > self.max_threads() {
             return 0;
@@ -59,7 +59,7 @@ pub(crate) struct Launch {
     pub(crate) library: bool,
 }
 
-/// The newest PTX that a driver of this version takes, as 80 for 8.0.
+/// Returns the newest PTX that a driver of this version accepts: 80 is 8.0.
 fn newest_ptx(driver: u32) -> u32 {
     match driver {
         ..12000 => 78,
@@ -84,7 +84,7 @@ pub(crate) fn is_binary(start: [u8; 4]) -> bool {
     start == CUBIN || start == FATBIN
 }
 
-/// Loads a module into the current context. What is wrong with it comes as the code and in words.
+/// Loads a module into the current context. An error has a code and a text.
 pub(crate) fn load(text: &str) -> Result<Handle, (Code, String)> {
     let code = simgpu_ptx::Module::parse(text).map_err(|error| (Code::INVALID_PTX, error.to_string()))?;
     let mut state = state::lock();
@@ -101,7 +101,7 @@ pub(crate) fn load(text: &str) -> Result<Handle, (Code, String)> {
     insert(&mut state, context, code, false)
 }
 
-/// Loads the code of a library into the current context. For which device it was made does not matter here.
+/// Loads the code of a library into the current context. The device for which it was compiled does not matter here.
 pub(crate) fn load_library(names: &[u8]) -> Result<Handle, (Code, String)> {
     let code = library::module(names)?;
     let mut state = state::lock();
@@ -127,7 +127,7 @@ fn place_globals(state: &mut State, code: &simgpu_ptx::Module, context: Handle) 
     Ok(start)
 }
 
-/// Gives the kernel of a module a handle; the same one every time.
+/// Returns the handle of a kernel of a module; the same one every time.
 pub(crate) fn function(state: &mut State, module: Handle, name: &str) -> Outcome<Handle> {
     let of = state.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
     let kernel = of.code.kernel(name).ok_or(Code::NOT_FOUND)?.clone();
@@ -150,14 +150,14 @@ pub(crate) fn function(state: &mut State, module: Handle, name: &str) -> Outcome
     Ok(handle)
 }
 
-/// Address and size of a variable of a module.
+/// Returns the address and the size of a variable of a module.
 pub(crate) fn variable(state: &State, module: Handle, name: &str) -> Outcome<(u64, usize)> {
     let of = state.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
     let place = of.code.variable(name).ok_or(Code::NOT_FOUND)?;
     Ok((of.globals + place.start as u64, place.len()))
 }
 
-/// Forgets a module and its kernels. Launches that are queued keep what they need, but the variables are gone.
+/// Forgets a module and its kernels. Queued launches keep the kernels they need, but not the variables.
 pub(crate) fn unload(state: &mut State, module: Handle) -> Outcome {
     let gone = state.modules.remove(&module).ok_or(Code::INVALID_HANDLE)?;
     state.functions.retain(|_, function| function.module != module);
@@ -169,16 +169,16 @@ pub(crate) fn unload(state: &mut State, module: Handle) -> Outcome {
     state.healthy(gone.context)
 }
 
-/// The largest word of which compiled code reads more than it uses.
+/// The largest word that compiled code reads beyond the bytes it uses.
 const WORD: u64 = 16;
 
-/// What a kernel sees.
+/// The memory that a kernel can access.
 pub(crate) enum Sight {
     Nothing,
-    /// The memory that its device reaches, and that was there when it was launched: start and size, in the order of the starts.
+    /// The memory that its device could reach at the launch: start and size, in the order of the starts.
     Snapshot(Vec<(u64, u64)>),
-    /// What a kernel of a library sees: memory of its own device as it was at the launch, and of others what is there when it looks. Such
-    /// kernels are told of each other's buffers while they run.
+    /// The memory of a kernel of a library: that of its own device as of the launch, and that of other devices as of
+    /// each access. Such kernels send each other the addresses of buffers while they run.
     Live {
         device: usize,
         peers: Vec<usize>,
@@ -209,13 +209,13 @@ impl Memory for Sight {
                 (found.start, usable.then_some(found.bytes)?)
             }
         };
-        // Memory of a GPU comes in larger pieces, and pages of the host hold as much, too.
+        // GPU memory comes in larger pieces, and host pages have that many bytes, too.
         let readable = if matches!(self, Sight::Live { .. }) { (start + bytes).next_multiple_of(WORD) - start } else { bytes };
         (address - start < bytes).then_some(Region { start, bytes, readable, host: start as *mut u8 })
     }
 }
 
-/// Runs a kernel. Gives what it touched.
+/// Runs a kernel. Returns the memory that it used.
 pub(crate) fn run(launch: &Launch, sight: &Sight) -> Result<Vec<Span>, Failure> {
     let limits = if launch.library { library::limits() } else { Limits::default() };
     match simgpu_ptx::launch_within(&limits, &launch.kernel, &launch.shape, &launch.parameters, launch.globals, sight) {
@@ -238,7 +238,7 @@ fn code(kind: &FaultKind) -> Code {
     }
 }
 
-/// The fault in words, with what the driver knows of an address that the kernel did not reach.
+/// Describes the fault, with what the driver knows of an address that the kernel could not reach.
 fn explain(fault: &Fault) -> String {
     let FaultKind::OutOfBounds { address, .. } = fault.kind else { return fault.to_string() };
     let state = state::lock();

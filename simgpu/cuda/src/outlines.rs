@@ -1,5 +1,5 @@
-//! The outlines of files with PTX. They are kept in a file beside the first one, for as long as none of the files changes: to make them is
-//! to read all.
+//! The outlines of files with PTX. They are cached in a file beside the first one, as long as none of the files
+//! changes: making them requires reading all.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -12,17 +12,17 @@ use simgpu_ptx::ParseError;
 
 use crate::library::unread;
 
-/// The first line of what is kept. A new form of outlines needs a new number.
+/// The first line of the cache. A new form of outlines needs a new number.
 const FORM: &str = "outlines of PTX, form 1";
 
 #[derive(Debug)]
 pub(crate) enum Error {
     Unread(String),
-    /// The text that is wrong is known by its place among the files.
+    /// The wrong text is identified by its position among the files.
     Wrong(ParseError),
 }
 
-/// The outlines of files, and the files, opened.
+/// Returns the outlines of files, and the open files.
 pub(crate) fn of(files: &[PathBuf]) -> Result<(Vec<String>, Vec<File>), Error> {
     let open = |path: &PathBuf| File::open(path).map_err(|error| Error::Unread(unread(path, &error)));
     let mut opened = files.iter().map(open).collect::<Result<Vec<File>, Error>>()?;
@@ -37,12 +37,12 @@ pub(crate) fn of(files: &[PathBuf]) -> Result<(Vec<String>, Vec<File>), Error> {
         file.read_to_string(&mut whole).map_err(|error| Error::Unread(unread(&files[text], &error)))?;
         outlines.push(simgpu_ptx::outline(&whole).map_err(|error| Error::Wrong(ParseError { text, ..error }))?);
     }
-    // Where nothing can be kept, the next process does the same.
+    // If the cache cannot be written, the next process makes the outlines again.
     kept.iter().for_each(|path| drop(keep(path, &stamp, &outlines)));
     Ok((outlines, opened))
 }
 
-/// What tells these files, as they are now, from all others.
+/// Returns a text that identifies these files in their present state.
 fn stamp(files: &[PathBuf], opened: &[File]) -> String {
     let mut stamp = format!("{FORM}\n");
     for (path, file) in files.iter().zip(opened) {
@@ -54,14 +54,14 @@ fn stamp(files: &[PathBuf], opened: &[File]) -> String {
     stamp
 }
 
-/// Beside the first file.
+/// Returns the path of the cache, beside the first file.
 fn place(first: &Path, stamp: &str) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     stamp.hash(&mut hasher);
     first.with_file_name(format!(".outlines-{:016x}", hasher.finish()))
 }
 
-/// The outlines as [`keep`] wrote them: the stamp, the length of each, and then all of them.
+/// Reads the outlines that [`keep`] wrote: the stamp, the length of each, and then all of them.
 fn recall(path: &Path, stamp: &str, count: usize) -> Option<Vec<String>> {
     let kept = std::fs::read_to_string(path).ok()?;
     let (lengths, mut rest) = kept.strip_prefix(stamp)?.split_once('\n')?;
@@ -75,7 +75,7 @@ fn recall(path: &Path, stamp: &str, count: usize) -> Option<Vec<String>> {
     (outlines.len() == count && rest.is_empty()).then_some(outlines)
 }
 
-/// Writes them under another name first, so that nobody reads half of them.
+/// Writes the cache under another name first, so that no process reads a part of it.
 fn keep(path: &Path, stamp: &str, outlines: &[String]) -> std::io::Result<()> {
     let lengths: Vec<String> = outlines.iter().map(|outline| outline.len().to_string()).collect();
     let half = path.with_extension(format!("{}", std::process::id()));
@@ -94,7 +94,7 @@ mod tests {
 
     const HEAD: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
 
-    /// A folder of its own, gone at the end.
+    /// A temporary folder, removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -129,7 +129,7 @@ mod tests {
         let (first, _) = of(&files).unwrap();
         let kept = folder.kept();
         assert_eq!(kept.len(), 1);
-        // What is read the second time is what was kept: it was changed to show that.
+        // The second read comes from the cache, which was changed to show that.
         let text = std::fs::read_to_string(&kept[0]).unwrap();
         std::fs::write(&kept[0], text.replace(".func f", ".func g")).unwrap();
         let (second, _) = of(&files).unwrap();

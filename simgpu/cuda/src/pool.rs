@@ -1,8 +1,9 @@
-//! Memory pools: which device memory comes from, and what may be set of them.
+//! Memory pools, from which device memory comes, and their attributes.
 
 use crate::code::{Code, Outcome};
 
-/// `CU_MEMPOOL_ATTR_*`: three that say how memory is used again, the threshold, and four counters that a caller may only set to zero.
+/// `CU_MEMPOOL_ATTR_*`: three about the reuse of memory, the threshold, and four counters that a caller may only set
+/// to zero.
 const REUSE: std::ops::RangeInclusive<u32> = 1..=3;
 const RELEASE_THRESHOLD: u32 = 4;
 const HIGH_MARKS: [u32; 2] = [6, 8];
@@ -28,7 +29,7 @@ impl Pool {
         if value.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: it is not null; the caller vouches that 4 bytes lie there for these attributes, and 8 for the others.
+        // SAFETY: it is not null; the caller guarantees 4 bytes there for these attributes, and 8 for the others.
         let (short, long) = unsafe {
             match attribute {
                 _ if REUSE.contains(&attribute) => (value.cast::<u32>().read_unaligned(), 0),

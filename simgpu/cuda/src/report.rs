@@ -1,11 +1,11 @@
-//! What was found wrong, until a test reads it. With `SIMGPU_REPORTS` set it is also written to standard error at once, for whoever looks into
-//! a failure that comes before the test reads.
+//! The problems found, until a test reads them. With `SIMGPU_REPORTS` set, they are also written to standard error at
+//! once, to help with failures that happen before the test reads them.
 
 use std::sync::LazyLock;
 
 static ALOUD: LazyLock<bool> = LazyLock::new(|| std::env::var_os("SIMGPU_REPORTS").is_some());
 
-/// More than this many are one and the same bug, seen over and over.
+/// The most reports kept: more come from one bug that repeats.
 const MOST: usize = 200;
 
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ pub(crate) struct Reports {
 }
 
 impl Reports {
-    /// Keeps `text`, once.
+    /// Adds `text`, once.
     pub(crate) fn add(&mut self, text: String) {
         if self.texts.contains(&text) {
             return;
@@ -30,7 +30,7 @@ impl Reports {
         self.texts.push(text);
     }
 
-    /// All of them, each followed by a NUL.
+    /// Returns all of them, each followed by a NUL.
     pub(crate) fn text(&self) -> String {
         let mut all: String = self.texts.iter().map(|text| format!("{text}\0")).collect();
         if self.left_out > 0 {

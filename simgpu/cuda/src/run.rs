@@ -12,13 +12,13 @@ use crate::module::{self, Sight};
 use crate::state::{self, Guard, Handle, State};
 use crate::user_object;
 
-/// Why a job could not be done.
+/// The reason why a job failed.
 pub(crate) struct Failure {
     pub(crate) code: Code,
     pub(crate) text: String,
 }
 
-/// Runs one job to its end. A context that is broken does nothing any more but free memory.
+/// Runs one job to its end. A broken context does nothing any more, except free memory.
 pub(crate) fn execute(mut state: Guard<'_>, stream: Handle, job: Job) -> Guard<'_> {
     let context = state.streams.get(&stream).map_or(0, |stream| stream.context);
     for step in &job.steps {
@@ -61,14 +61,14 @@ fn advance<'a>(mut state: Guard<'a>, context: Handle, number: u64, step: &Step) 
     state
 }
 
-/// Notes that a kernel of a library begins. Gives the number of its run and its device.
+/// Records that a kernel of a library begins. Returns the number of its run and its device.
 fn library_run(state: &mut State, context: Handle, step: &Step) -> Option<(u64, usize)> {
     let Work::Kernel(launch) = &step.work else { return None };
     let device = state.contexts.get(&context).filter(|_| launch.library)?.device;
     Some((state.companions.begin(device, step.stamp.clone()), device))
 }
 
-/// Says in a record of a kernel of a library whose it is.
+/// Adds, to a record of a kernel of a library, the kernel's run.
 fn attributed(state: &State, mut record: Record, run: Option<(u64, usize)>) -> Record {
     let Some((run, device)) = run else { return record };
     record.library = Some(device);
@@ -92,7 +92,7 @@ fn forget(state: &mut State, number: u64, record: &Record) {
     checker::settle(&mut state.memory, record, &state.host, idle);
 }
 
-/// Looks whether what the job needs is there, and what a kernel will see.
+/// Checks that the memory of the job exists, and determines the memory that a kernel can access.
 fn prepare(state: &State, context: Handle, number: u64, step: &Step) -> Result<Sight, Failure> {
     let spans = if matches!(step.work, Work::Free { .. }) { &[] } else { &step.spans[..] };
     for span in spans {
@@ -112,15 +112,16 @@ fn prepare(state: &State, context: Handle, number: u64, step: &Step) -> Result<S
     })
 }
 
-/// Does the work. Gives what it used, where that is known only now.
+/// Does the work. Returns the memory it used, if that is known only now.
 fn perform(work: &Work, sight: Sight) -> Result<Vec<Span>, Failure> {
     match work {
-        // What records and waits for events is resolved when a graph is launched.
+        // Records and waits of events are resolved when a graph is launched.
         Work::Nothing | Work::Free { .. } | Work::Record(_) | Work::Await(_) => {}
         Work::Clock(time) => drop(time.set(Instant::now())),
         Work::Copy { to, from, bytes } => {
-            // SAFETY: `prepare` found both ranges in the map, or one is the caller's own memory, for which he vouches. What is in the map
-            // stays mapped while a job that was submitted before its end is not over. They may overlap.
+            // SAFETY: `prepare` found both ranges in the map, or one is the caller's own memory, which the caller
+            // guarantees. Memory in the map stays mapped while a job that was submitted before its end is not over.
+            // The ranges may overlap.
             unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
         }
         Work::Upload { to, from } => {
@@ -131,7 +132,8 @@ fn perform(work: &Work, sight: Sight) -> Result<Vec<Span>, Failure> {
         Work::Fill { to, element: [byte, ..], width: 1, count } => unsafe { std::ptr::write_bytes(*to as *mut u8, *byte, *count) },
         Work::Fill { to, element, width: 4, count } => {
             for at in 0..*count {
-                // SAFETY: as above, and the address is aligned (`fill`). One store, as a device makes it: the host may look at pinned memory meanwhile.
+                // SAFETY: as above, and the address is aligned (`fill`). One store, as on a device: the host may read
+                // pinned memory meanwhile.
                 unsafe { AtomicU32::from_ptr((*to as *mut u32).add(at)) }.store(u32::from_ne_bytes(*element), Ordering::Release);
             }
         }
@@ -142,7 +144,8 @@ fn perform(work: &Work, sight: Sight) -> Result<Vec<Span>, Failure> {
             }
         }
         Work::Call(function) => {
-            // SAFETY: the caller of `cuLaunchHostFunc` vouches that the function may be called so, once for each run.
+            // SAFETY: the caller of `cuLaunchHostFunc` guarantees that the function may be called like this, once for
+            // each run.
             call::host_function(|| unsafe { (function.function)(function.data) });
         }
         Work::Kernel(launch) => {
@@ -155,7 +158,7 @@ fn perform(work: &Work, sight: Sight) -> Result<Vec<Span>, Failure> {
     Ok(Vec::new())
 }
 
-/// A range a kernel used.
+/// Returns a span that a kernel used.
 pub(crate) fn touched(start: u64, end: u64, verb: Verb) -> Span {
     Span { start, bytes: end - start, verb, known: true }
 }

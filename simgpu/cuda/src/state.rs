@@ -1,4 +1,4 @@
-//! All that the driver knows, behind one lock. Nothing waits or runs jobs while holding it.
+//! The state of the driver, behind one lock. No thread waits or runs jobs while it holds the lock.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use crate::report::Reports;
 use crate::stream::Stream;
 use crate::user_object::UserObject;
 
-/// What the caller holds for an object. It points to nothing, so a wrong one is an error and not a crash.
+/// The caller's handle of an object. It is no pointer, so a wrong handle causes an error, not a crash.
 pub(crate) type Handle = usize;
 
 pub(crate) type Guard<'a> = MutexGuard<'a, State>;
@@ -47,7 +47,7 @@ pub(crate) struct State {
     pub(crate) faults: Faults,
     pub(crate) components: Components,
     pub(crate) companions: Companions,
-    /// What the host has waited for.
+    /// The jobs that the host has waited for.
     pub(crate) host: Clock,
     /// Jobs that were submitted and are not over, by their numbers.
     pub(crate) pending: BTreeSet<u64>,
@@ -62,13 +62,14 @@ pub(crate) fn lock() -> Guard<'static> {
 }
 
 impl State {
-    /// A handle that no object had before. They begin high, so that none is taken for one of the three special streams.
+    /// Returns a handle that no object had before. Handles begin high, so that none equals one of the three special
+    /// streams.
     pub(crate) fn handle(&mut self) -> Handle {
         self.handles += 1;
         0x5100_0000_0000 + self.handles * 16
     }
 
-    /// The number of the next thing that is submitted, on whichever stream.
+    /// Returns the number of the next submission, on any stream.
     pub(crate) fn next_number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
@@ -91,7 +92,7 @@ impl State {
         usize::try_from(ordinal).ok().filter(|&ordinal| ordinal < self.devices.len()).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// How much memory a device has, less what a test took away.
+    /// Returns the memory of a device, within the limit that a test has set.
     pub(crate) fn total(&self, device: usize) -> u64 {
         self.devices[device].limit.map_or(self.configuration.bytes, |limit| limit.min(self.configuration.bytes))
     }
@@ -112,17 +113,17 @@ impl State {
         Ok(start)
     }
 
-    /// The place in the order of what the host does itself, now.
+    /// Returns the stamp of an action of the host that happens now.
     pub(crate) fn host_stamp(&mut self) -> Stamp {
         self.components.tick(HOST, &mut self.host)
     }
 
-    /// Notes that memory is freed; [`State::release`] follows when the time has come.
+    /// Records that memory is freed; [`State::release`] follows later, when no earlier job needs it.
     pub(crate) fn free(&mut self, start: u64, freed: Freed) {
         checker::free(&mut self.memory, &mut self.reports, start, freed);
     }
 
-    /// Takes freed memory away.
+    /// Removes freed memory.
     pub(crate) fn release(&mut self, start: u64) {
         let Some(allocation) = self.memory.at(start) else { return };
         let (bytes, kind, device, name) = (allocation.bytes, allocation.kind, allocation.device, allocation.name());
@@ -132,7 +133,8 @@ impl State {
         if !self.memory.release(start) {
             self.reports.add(format!("{name}: somebody wrote behind its end"));
         }
-        // Kernels of libraries see what other devices have freed until it is released, whatever was submitted first.
+        // Kernels of libraries can access what other devices have freed until it is released, in any order of
+        // submission.
         if !self.companions.running() {
             let oldest = self.pending.first().copied().unwrap_or(u64::MAX);
             self.memory.tidy(oldest);
@@ -159,7 +161,7 @@ impl State {
         }
     }
 
-    /// The name of a stream, for reports.
+    /// Returns the name of a stream, for reports.
     pub(crate) fn stream_name(&self, stream: Handle) -> Arc<str> {
         self.streams.get(&stream).map_or_else(|| "a stream that is gone".into(), |stream| stream.name.clone())
     }

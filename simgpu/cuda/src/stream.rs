@@ -13,14 +13,15 @@ use crate::job::{Job, Ticket};
 use crate::run;
 use crate::state::{self, Guard, Handle, State};
 
-/// `CU_STREAM_NON_BLOCKING`: the legacy default stream and this one do not wait for each other.
+/// `CU_STREAM_NON_BLOCKING`: this stream and the legacy default stream do not wait for each other.
 pub(crate) const NON_BLOCKING: u32 = 1;
 /// The lowest and the highest priority; lower numbers go first.
 pub(crate) const PRIORITIES: (i32, i32) = (0, -5);
 
-/// How many jobs wait in a stream before whoever brings another one has to wait, too. NVIDIA says nothing; 1,024 launches are what was seen.
+/// The number of jobs that a stream's queue holds before a call that adds another has to wait. NVIDIA does not
+/// document it; 1,024 launches were observed.
 const ROOM: usize = 1024;
-/// How many calls found no room.
+/// The number of calls that found the queue full.
 static WAITS: AtomicU64 = AtomicU64::new(0);
 
 const LEGACY: usize = 1;
@@ -31,29 +32,29 @@ pub(crate) struct Stream {
     pub(crate) name: Arc<str>,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
-    /// Every context has it; nobody made it.
+    /// Whether every context has it without a call that makes it.
     pub(crate) implicit: bool,
     pub(crate) component: usize,
-    /// All that comes before the next job.
+    /// Everything that comes before the next job.
     pub(crate) clock: Clock,
     pub(crate) submitted: u64,
     pub(crate) completed: u64,
     pub(crate) queue: VecDeque<Job>,
-    /// Closed by a test: no job is begun.
+    /// Whether a test has closed the gate, so that no job is begun.
     pub(crate) gate: bool,
     pub(crate) destroyed: bool,
-    /// The capture that takes what is submitted here.
+    /// The capture that takes the work submitted here.
     pub(crate) capture: Option<Handle>,
-    /// What `cuStreamGetCaptureInfo` gave out last; the caller may look at it until it asks again.
+    /// The last result of `cuStreamGetCaptureInfo`; the caller may read it until its next query.
     pub(crate) nodes: Box<[Handle]>,
-    /// Rings when there is something new for the worker.
+    /// Notified when there is new work for the worker.
     bell: Arc<Condvar>,
-    /// Rings when a job is over.
+    /// Notified when a job is over.
     progress: Arc<Condvar>,
 }
 
 impl Stream {
-    /// After all that was submitted until now.
+    /// Returns the point after everything submitted so far.
     pub(crate) fn last(&self, handle: Handle) -> Ticket {
         Ticket { stream: handle, position: self.submitted }
     }
@@ -109,7 +110,7 @@ pub(crate) fn create(state: &mut State, context: Handle, flags: u32, priority: i
     Ok(handle)
 }
 
-/// No more comes; the worker ends when the queue is empty.
+/// Ends a stream: no more work comes, and the worker ends when the queue is empty.
 pub(crate) fn destroy(state: &mut State, handle: Handle) {
     if let Some(stream) = state.streams.get_mut(&handle) {
         stream.destroyed = true;
@@ -128,7 +129,7 @@ pub(crate) fn set_gate(state: &mut State, handle: Handle, closed: bool) {
 }
 
 impl State {
-    /// The stream a caller names: by its handle, or one of those that the current context has by itself.
+    /// Returns the stream a caller names: by its handle, or as one of the default streams of the current context.
     pub(crate) fn stream(&mut self, named: Handle) -> Outcome<Handle> {
         match named {
             0 | LEGACY => self.default_stream(),
@@ -168,14 +169,14 @@ impl State {
         self.streams.get(&ticket.stream).is_none_or(|stream| stream.completed >= ticket.position)
     }
 
-    /// The error that broke the context of a stream, if one did.
+    /// Returns the error that broke the context of a stream, if any.
     pub(crate) fn stream_health(&self, stream: Handle) -> Outcome {
         self.streams.get(&stream).map_or(Ok(()), |stream| self.healthy(stream.context))
     }
 }
 
-/// The state, once a stream has room for another job. Until then this thread keeps the context's lock, and so holds up all who need that. What the
-/// caller names wrongly is his to find out.
+/// Returns the state, once a stream's queue has a free place. Until then this thread holds the context's lock, and so
+/// blocks all calls that need it. If the caller names no valid stream, it does not wait; the caller finds the error.
 pub(crate) fn with_room(named: Handle) -> Guard<'static> {
     let lock = context_lock::take();
     let (mut state, mut waits) = (state::lock(), false);
@@ -194,13 +195,13 @@ pub(crate) fn with_room(named: Handle) -> Guard<'static> {
     state
 }
 
-/// How many calls have waited for room in the queue of a stream.
+/// Returns the number of calls that have waited for a free place in the queue of a stream.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_waits_for_room() -> u64 {
     WAITS.load(Ordering::SeqCst)
 }
 
-/// Waits until a stream has come to a point.
+/// Waits until a stream has reached a point.
 pub(crate) fn wait(mut state: Guard<'_>, ticket: Ticket) -> Guard<'_> {
     loop {
         match state.streams.get(&ticket.stream) {
@@ -213,7 +214,7 @@ pub(crate) fn wait(mut state: Guard<'_>, ticket: Ticket) -> Guard<'_> {
     }
 }
 
-/// Waits for all that was submitted to a stream; the host then knows it is over.
+/// Waits for everything submitted to a stream; the host then knows it is over.
 pub(crate) fn drain(state: Guard<'_>, handle: Handle) -> Guard<'_> {
     let Some(stream) = state.streams.get(&handle) else { return state };
     let (ticket, clock) = (stream.last(handle), stream.clock.clone());
@@ -222,7 +223,7 @@ pub(crate) fn drain(state: Guard<'_>, handle: Handle) -> Guard<'_> {
     state
 }
 
-/// As [`drain`], with the error that broke the context on the way.
+/// Does the same as [`drain`], and returns the error that broke the context, if any.
 pub(crate) fn synchronise(state: Guard<'_>, handle: Handle) -> (Guard<'_>, Outcome) {
     let context = state.streams.get(&handle).map_or(0, |stream| stream.context);
     let state = drain(state, handle);
@@ -230,7 +231,7 @@ pub(crate) fn synchronise(state: Guard<'_>, handle: Handle) -> (Guard<'_>, Outco
     (state, health)
 }
 
-/// Waits for all that was submitted to the streams of a context.
+/// Waits for everything submitted to the streams of a context.
 pub(crate) fn drain_all(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
     let streams: Vec<Handle> = state.streams.iter().filter(|(_, stream)| stream.context == context).map(|(&handle, _)| handle).collect();
     for handle in streams {
@@ -239,7 +240,8 @@ pub(crate) fn drain_all(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
     state
 }
 
-/// Waits until the streams of a context have run empty, which the host does not know of: where the manual promises no such wait.
+/// Waits until the streams of a context are empty, without a record for the host: for calls whose wait the manual does
+/// not promise.
 pub(crate) fn rest(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
     let last = |(&handle, stream): (&Handle, &Stream)| (stream.context == context).then(|| stream.last(handle));
     let tickets: Vec<Ticket> = state.streams.iter().filter_map(last).collect();
@@ -249,12 +251,12 @@ pub(crate) fn rest(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
     state
 }
 
-/// As [`drain_all`], with the error that broke the context on the way.
+/// Does the same as [`drain_all`], and returns the error that broke the context, if any.
 pub(crate) fn synchronise_all(state: Guard<'_>, context: Handle) -> Outcome {
     drain_all(state, context).healthy(context)
 }
 
-/// The thread of a stream.
+/// Runs the thread of a stream.
 fn work(handle: Handle) {
     let mut state = state::lock();
     while let Some(stream) = state.streams.get_mut(&handle) {
@@ -281,7 +283,7 @@ fn work(handle: Handle) {
     }
 }
 
-/// The context a stream belongs to, for callers that must have made it current.
+/// Checks that the context of a stream is current, for calls that require it.
 pub(crate) fn require_current(state: &State, handle: Handle) -> Outcome {
     let context = state.streams.get(&handle).ok_or(Code::INVALID_HANDLE)?.context;
     if context == context::raw_current() { Ok(()) } else { Err(Code::INVALID_HANDLE) }

@@ -1,4 +1,4 @@
-//! Puts work into streams, with its place in the order of all.
+//! Submits work to streams, with its position in the order of all.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::job::{Job, Span, Step, Task, Ticket, Work};
 use crate::memory::Freed;
 use crate::state::{Handle, State};
 
-/// What comes before the next job of `stream` besides its own jobs: all that the host has waited for, and what the legacy default
-/// stream and the blocking ones owe each other.
+/// Returns what comes before the next job of `stream` besides its own jobs: everything that the host has waited for,
+/// and the mutual waits of the legacy default stream and the blocking ones.
 fn order(state: &mut State, stream: Handle) -> Outcome<Vec<Ticket>> {
     let this = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
     let (context, blocking) = (this.context, this.blocking());
@@ -40,7 +40,7 @@ fn order(state: &mut State, stream: Handle) -> Outcome<Vec<Ticket>> {
     Ok(waits)
 }
 
-/// Memory that has to be known must be there in full.
+/// Checks that memory that has to be known exists in full.
 fn check(state: &mut State, task: &Task, stream: Handle) -> Outcome {
     for span in task.spans.iter().filter(|span| span.known) {
         let found = state.memory.at(span.start);
@@ -57,7 +57,8 @@ fn check(state: &mut State, task: &Task, stream: Handle) -> Outcome {
     Ok(())
 }
 
-/// Submits work to a stream, or adds it to the capture that the stream is part of. Gives what to wait for, unless it was captured.
+/// Submits work to a stream, or adds it to the capture that the stream is part of. Returns the ticket to wait for,
+/// unless it was captured.
 pub(crate) fn submit(state: &mut State, stream: Handle, task: Task) -> Outcome<Option<Ticket>> {
     check(state, &task, stream)?;
     if let Some(capture) = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?.capture {
@@ -71,7 +72,7 @@ pub(crate) fn submit(state: &mut State, stream: Handle, task: Task) -> Outcome<O
     Ok(Some(enqueue(state, stream, waits, vec![step], Vec::new())))
 }
 
-/// The place of the next job of a stream.
+/// Returns the stamp of the next job of a stream.
 fn tick(state: &mut State, stream: Handle) -> Stamp {
     let mut clock = Clock::default();
     let component = state.streams.get_mut(&stream).map_or(0, |stream| {
@@ -99,7 +100,7 @@ fn enqueue(state: &mut State, stream: Handle, waits: Vec<Ticket>, steps: Vec<Ste
     this.last(stream)
 }
 
-/// All later jobs of `stream` come after `ticket`, with all that is in `clock`.
+/// Makes all later jobs of `stream` come after `ticket`, with everything in `clock`.
 pub(crate) fn wait_for(state: &mut State, stream: Handle, ticket: Ticket, clock: &Clock, what: &str) -> Outcome {
     let mut waits = order(state, stream)?;
     if let Some(this) = state.streams.get_mut(&stream) {
@@ -112,15 +113,15 @@ pub(crate) fn wait_for(state: &mut State, stream: Handle, ticket: Ticket, clock:
     Ok(())
 }
 
-/// What a node of a graph becomes when the graph is launched: its task, the nodes before it, and the component it runs on.
+/// A node of a graph at a launch: its task, the nodes before it, and the component it runs on.
 pub(crate) struct Node<'a> {
     pub(crate) task: &'a Task,
     pub(crate) after: &'a [usize],
     pub(crate) component: usize,
 }
 
-/// Submits all nodes of a graph as one job, each with its own place in the order. The nodes come in an order that respects `after`. The
-/// job gives the user objects in `holds` back when it is over.
+/// Submits all nodes of a graph as one job, each with its own position in the order. The nodes come in an order that
+/// respects `after`. The job releases the user objects in `holds` when it is over.
 pub(crate) fn submit_graph<'a>(
     state: &mut State,
     stream: Handle,
@@ -159,13 +160,13 @@ pub(crate) fn submit_graph<'a>(
     Ok((enqueue(state, stream, waits, steps, holds), all))
 }
 
-/// Frees memory when its turn in the stream comes. What uses it must come before that, by stream order or by waiting.
+/// Frees memory in the order of the stream. Its uses must come before that, by stream order or by waiting.
 pub(crate) fn submit_free(state: &mut State, stream: Handle, start: u64, bytes: usize) -> Outcome {
     let task = Task { work: Work::Free { start }, what: "cuMemFreeAsync".into(), spans: vec![known(start, bytes, Verb::Write)] };
     submit(state, stream, task).map(drop)
 }
 
-/// A span the driver has to know.
+/// Returns a span that the driver has to know.
 pub(crate) fn known(start: u64, bytes: usize, verb: Verb) -> Span {
     Span { start, bytes: bytes as u64, verb, known: true }
 }

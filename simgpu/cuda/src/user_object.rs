@@ -1,4 +1,4 @@
-//! User objects: what a graph keeps alive for its owner, and gives back by calling a destructor when the last reference is gone.
+//! User objects: a graph keeps them alive for their owner, and calls a destructor when the last reference is released.
 
 use std::sync::{LazyLock, mpsc};
 
@@ -23,7 +23,7 @@ pub(crate) fn retain(state: &mut State, object: Handle, count: u32) -> Outcome {
     Ok(())
 }
 
-/// Gives references back. With the last one the destructor is called, on a thread of its own.
+/// Releases references. With the last one the destructor is called, on another thread.
 pub(crate) fn release(state: &mut State, object: Handle, count: u32) {
     let Some(found) = state.user_objects.get_mut(&object) else { return };
     found.references = found.references.saturating_sub(count.into());
@@ -34,17 +34,18 @@ pub(crate) fn release(state: &mut State, object: Handle, count: u32) {
     }
 }
 
-/// Hands a destructor to the one thread that runs them all, as the real driver does: whoever gave the last reference back does not wait.
+/// Passes a destructor to the one thread that runs them all, as the real driver does: the call that releases the last
+/// reference does not wait.
 fn destroy(destructor: HostFunction) {
     static QUEUE: LazyLock<mpsc::Sender<HostFunction>> = LazyLock::new(|| {
         let (sender, receiver) = mpsc::channel::<HostFunction>();
         let run = move || {
             for destructor in receiver {
-                // SAFETY: the caller of `cuUserObjectCreate` vouches that it may be called on another thread, once.
+                // SAFETY: the caller of `cuUserObjectCreate` guarantees that it may be called on another thread, once.
                 call::host_function(|| unsafe { (destructor.function)(destructor.data) });
             }
         };
-        // Without the thread the channel is closed, and the object stays for ever.
+        // Without the thread the channel is closed, and the object is never destroyed.
         let _ = std::thread::Builder::new().name("destructors of user objects".into()).spawn(run);
         sender
     });

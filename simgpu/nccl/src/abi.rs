@@ -1,16 +1,17 @@
-//! What NCCL's header says, written down a second time: an independent check of the bindings that are tested against this library.
+//! The declarations of NCCL's header, written a second time: an independent check of the bindings that are tested
+//! against this library.
 
 #![expect(unsafe_code, reason = "a configuration holds pointers that are never followed")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// A result code. Any number may be asked for by a planted fault, so this is no enum.
+/// A result code. A planted fault may use any number, so this is no enum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Code(pub c_int);
 
 impl Code {
-    /// The call did what it says.
+    /// The call succeeded.
     pub const SUCCESS: Code = Code(0);
     /// The driver refused something.
     pub const UNHANDLED_CUDA_ERROR: Code = Code(1);
@@ -30,12 +31,12 @@ impl Code {
     pub const TIMEOUT: Code = Code(8);
 }
 
-/// What a communicator is called by its user: a number that is never used twice, not an address.
+/// A communicator's handle: a number that is never used twice, not an address.
 pub type Handle = *mut c_void;
 /// A CUDA stream.
 pub type Stream = *mut c_void;
 
-/// What one rank makes and tells the others.
+/// The identifier that one rank makes and sends to the others.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct UniqueId {
@@ -43,14 +44,14 @@ pub struct UniqueId {
     pub internal: [u8; 128],
 }
 
-/// "Not set" in a field of a configuration that is a number.
+/// "Not set" in a numeric field of a configuration.
 pub const UNDEFINED: c_int = c_int::MIN;
-/// What every configuration has to carry.
+/// The magic number of every configuration.
 pub const CONFIG_MAGIC: c_uint = 0xcafe_beef;
-/// What every simulation record has to carry.
+/// The magic number of every simulation record.
 pub const SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 
-/// The configuration of a communicator as of 2.32.3. Callers may pass a shorter or a longer one: `size` says how much there is.
+/// The configuration of a communicator as of 2.32.3. Callers may pass a shorter or a longer one: `size` is its length.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[expect(missing_docs, reason = "the names are NCCL's")]
@@ -83,7 +84,7 @@ pub struct Config {
     pub nvls_host_mode: c_int,
 }
 
-/// What `ncclGroupSimulateEnd` fills in.
+/// The record that `ncclGroupSimulateEnd` fills in.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[expect(missing_docs, reason = "the names are NCCL's")]
@@ -94,7 +95,7 @@ pub struct SimInfo {
     pub estimated_time: f32,
 }
 
-/// What `ncclSetEncryption` is given, from 2.32.3.
+/// The argument of `ncclSetEncryption`, from 2.32.3.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[expect(missing_docs, reason = "the names are NCCL's")]
@@ -151,7 +152,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them, by number.
+    /// All types, by number.
     pub const ALL: [Kind; 12] = [
         Kind::I8,
         Kind::U8,
@@ -167,13 +168,13 @@ impl Kind {
         Kind::E5m2,
     ];
 
-    /// The type of a number, if there is one.
+    /// Returns the type with a number, if there is one.
     #[must_use]
     pub fn of(number: c_int) -> Option<Kind> {
         usize::try_from(number).ok().and_then(|number| Kind::ALL.get(number)).copied()
     }
 
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -197,7 +198,7 @@ impl Kind {
     }
 }
 
-// SAFETY: the strings a configuration points to are never looked at by this library, only handed back as numbers.
+// SAFETY: this library never reads the strings that a configuration points to; it only returns them as numbers.
 unsafe impl Send for Config {}
 // SAFETY: as above.
 unsafe impl Sync for Config {}

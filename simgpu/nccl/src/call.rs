@@ -1,4 +1,4 @@
-//! What all exported functions have in common: counting, planted failures, and turning outcomes into codes.
+//! The parts that all exported functions share: counting, planted failures, and turning outcomes into codes.
 
 use crate::abi::{Code, Handle};
 use crate::comm::{self, Comm};
@@ -17,7 +17,7 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome<Code>) -> 
     outcome(name, body).unwrap_or_else(|fault| fault.code).0
 }
 
-/// The same for functions whose failure makes the group around them fail.
+/// Does the same for functions whose failure makes the surrounding group fail.
 pub(crate) fn in_group(name: &'static str, body: impl FnOnce() -> Outcome<Code>) -> c_int {
     outcome(name, body).inspect_err(group::note).unwrap_or_else(|fault| fault.code).0
 }
@@ -41,14 +41,14 @@ fn outcome(name: &'static str, body: impl FnOnce() -> Outcome<Code>) -> Outcome<
     outcome.inspect_err(|fault| warn(&fault.text))
 }
 
-/// A communicator that is only asked something.
+/// Finds a communicator for a call that only queries it.
 pub(crate) fn asking(handle: Handle, name: &'static str) -> Outcome<(Arc<Comm>, Inside)> {
     let comm = comm::find(handle, name)?;
     let inside = Inside::asking(&comm, name);
     Ok((comm, inside))
 }
 
-/// A communicator that shall do something, and is ready for it.
+/// Finds a communicator for a call that uses it, and checks that it is ready.
 pub(crate) fn acting(handle: Handle, name: &'static str) -> Outcome<(Arc<Comm>, Inside)> {
     let comm = comm::find(handle, name)?;
     let inside = Inside::acting(&comm, name);

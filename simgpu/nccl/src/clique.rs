@@ -1,5 +1,5 @@
-//! The ranks of one communicator, and where they meet. It lives in the process that made the unique id: ranks there call it directly,
-//! those of other processes through a thread that stands in for them (see `hub`).
+//! The ranks of one communicator, and where they meet. A clique lives in the process that made the unique id. Ranks
+//! there call it directly; ranks of other processes are represented by a thread there (see `hub`).
 
 use crate::abi::Code;
 use crate::connection::Direction;
@@ -13,22 +13,22 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Told once, when the clique breaks.
+/// Called once, when the clique breaks.
 pub(crate) type Notify = Box<dyn Fn(&Fault) + Send + Sync>;
 
 /// How a rank left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Departure {
-    /// It aborted. As with NCCL the others are not told, and wait until they give up.
+    /// It aborted. As with NCCL, the others are not notified, and wait until they give up.
     Aborted = 0,
-    /// It destroyed its communicator, which it may only do when the others no longer need it.
+    /// It destroyed its communicator, which is allowed only when the others no longer need it.
     Destroyed = 1,
-    /// Its process is gone.
+    /// Its process has ended.
     Dead = 2,
 }
 
-/// A rank's work was stopped by its own abort or revocation: nothing was or will be written.
+/// The error of work that was stopped by the rank's own abort or revocation: nothing was or will be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stopped;
 
@@ -44,7 +44,7 @@ enum Presence {
 struct Seat {
     presence: Presence,
     notify: Option<Notify>,
-    /// How often this rank took part in a meeting of each name.
+    /// How often this rank has taken part in a meeting of each name.
     meetings: HashMap<String, u64>,
 }
 
@@ -58,7 +58,7 @@ struct State {
     rounds: Rounds,
     mail: Mail,
     meetings: HashMap<(String, u64), Meeting>,
-    /// The ends of directions for messages that are there, with the rank that each is of.
+    /// The connected ends of directions for messages, each with its rank.
     ends: HashSet<(Direction, usize)>,
     fault: Option<Fault>,
 }
@@ -69,14 +69,14 @@ pub(crate) struct Clique {
     pub(crate) errands: Errands,
 }
 
-/// Calls that are made for ranks of other processes, and not answered yet.
+/// Calls made for ranks of other processes that are not answered yet.
 #[derive(Default)]
 pub(crate) struct Errands {
     under_way: Mutex<usize>,
     fewer: Condvar,
 }
 
-/// One of them, until it is dropped.
+/// One of these calls, until it is dropped.
 pub(crate) struct Errand<'a>(&'a Errands);
 
 impl Errands {
@@ -85,7 +85,7 @@ impl Errands {
         Errand(self)
     }
 
-    /// Waits until all are answered, but not for long: some may wait for ranks that never come.
+    /// Waits a short time until all are answered: some may wait for ranks that never come.
     pub(crate) fn wait(&self) {
         let under_way = lock(&self.under_way);
         drop(self.fewer.wait_timeout_while(under_way, Duration::from_secs(1), |under_way| *under_way > 0));
@@ -111,7 +111,7 @@ impl Clique {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a rank's place.
+    /// Registers a rank in its place.
     pub(crate) fn sit(&self, rank: usize, size: usize, notify: Notify) -> Outcome<()> {
         let mut state = lock(&self.state);
         if state.seats.len() != size {
@@ -131,7 +131,7 @@ impl Clique {
         Ok(())
     }
 
-    /// Tells all `participants` something and waits for what each of them says. The result is in their order.
+    /// Sends `words` to all `participants` and waits for the words of each. The result is in their order.
     pub(crate) fn confer(&self, rank: usize, participants: &[usize], name: &str, words: Vec<u8>) -> Outcome<Vec<Vec<u8>>> {
         let mut state = lock(&self.state);
         let times = state.seats[rank].meetings.entry(name.to_owned()).or_insert(0);
@@ -180,7 +180,7 @@ impl Clique {
             if missing.is_empty() {
                 return Ok(());
             }
-            // Whoever has aborted says nothing.
+            // A rank that has aborted sends no notification.
             let is_known_to_be_gone = |peer: &&usize| match state.seats[**peer].presence {
                 Presence::Gone(Departure::Dead) => !control::deaths_are_silent(),
                 Presence::Gone(how) => how == Departure::Destroyed,
@@ -193,8 +193,8 @@ impl Clique {
         }
     }
 
-    /// Runs the operations of one launch, sends and receives at the same time. Waits for peers, and where the clique is broken until this
-    /// rank stops.
+    /// Runs the operations of one launch, sends and receives at the same time. Waits for peers; if the clique is
+    /// broken, waits until this rank stops.
     pub(crate) fn run(&self, rank: usize, operations: &[Operation]) -> Result<(), Stopped> {
         let mut state = lock(&self.state);
         let (point_to_point, collective): (Vec<&Operation>, Vec<&Operation>) =
@@ -248,7 +248,7 @@ impl Clique {
             if !state.active(rank) {
                 if let Some(round) = turn {
                     state.rounds.withdraw(round, rank);
-                    // The kernels of a process that is gone are gone with it.
+                    // The kernels of a process end with it.
                     let is_dead = matches!(state.seats[rank].presence, Presence::Gone(Departure::Dead));
                     if control::aborted_kernels_go_on() && !is_dead {
                         state.rounds.finish_without_work(round);
@@ -261,7 +261,8 @@ impl Clique {
         }
     }
 
-    /// Whether the peers that an operation needs are still there. Where one has destroyed its communicator, that breaks the clique.
+    /// Checks that the peers that an operation needs are still there. A peer that has destroyed its communicator
+    /// breaks the clique.
     fn admit(&self, state: &mut State, rank: usize, peers: std::ops::Range<usize>, operation: &Operation) -> bool {
         let destroyed = |peer: &usize| matches!(state.seats[*peer].presence, Presence::Gone(Departure::Destroyed));
         let Some(gone) = peers.into_iter().find(destroyed) else { return true };
@@ -290,7 +291,7 @@ impl Clique {
         self.changed.notify_all();
     }
 
-    /// Goes on after it was halted; a rank that is revoked may confer and nothing else.
+    /// Continues after a halt. A rank that is revoked may confer and nothing else.
     pub(crate) fn resume(&self, rank: usize, revoked: bool) {
         let mut state = lock(&self.state);
         if let Presence::Halted = state.seats[rank].presence {
@@ -298,7 +299,7 @@ impl Clique {
         }
     }
 
-    /// Stops this rank's work and its waiting for others.
+    /// Stops this rank's work and its waits for others.
     pub(crate) fn halt(&self, rank: usize) {
         let mut state = lock(&self.state);
         if !matches!(state.seats[rank].presence, Presence::Gone(_)) {
@@ -307,7 +308,7 @@ impl Clique {
         self.changed.notify_all();
     }
 
-    /// Gives up a rank's place and stops its work. Says whether no one is left.
+    /// Gives up a rank's place and stops its work. Returns whether no rank is left.
     pub(crate) fn leave(&self, rank: usize, how: Departure) -> bool {
         let mut state = lock(&self.state);
         if !matches!(state.seats[rank].presence, Presence::Gone(_)) {

@@ -17,7 +17,7 @@ use crate::report::{lock, report};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// What a caller passed, not looked at yet.
+/// The caller's arguments, not checked yet.
 struct Arguments {
     name: &'static str,
     verb: Verb,
@@ -37,7 +37,7 @@ fn run(arguments: &Arguments) -> c_int {
         let inside = Inside::acting(&comm, arguments.name);
         comm.check_open(arguments.name)?;
         comm.ensure_ready()?;
-        // As with NCCL a non-blocking communicator does not survive a wrong argument.
+        // As with NCCL, a non-blocking communicator does not survive a wrong argument.
         let call = check(&comm, arguments).inspect_err(|fault| comm.fail_unless_blocking(fault))?;
         drop(inside);
         group::add_call(&comm, arguments.stream as usize, arguments.name, call)
@@ -65,7 +65,7 @@ fn check(comm: &Arc<Comm>, arguments: &Arguments) -> Outcome<Call> {
     Ok(Call { operation: with_lost_tail(Operation { signature, input, output, scalar }, member.size), scalar_at, faults })
 }
 
-/// The fold, with the bits of its scalar or the place where they will be.
+/// Returns the fold, with the bits of its scalar or the address where they will be.
 fn fold_of(comm: &Comm, arguments: &Arguments, kind: Kind, member: &Member) -> Outcome<(Fold, u64, Option<usize>)> {
     let Arguments { name, verb, fold: number, .. } = *arguments;
     if !verb.reduces() {
@@ -91,7 +91,8 @@ fn fold_of(comm: &Comm, arguments: &Arguments, kind: Kind, member: &Member) -> O
     Ok(fold)
 }
 
-/// Whether a kernel would fault on the buffers. As with NCCL the call itself does not look at them, unless it is told to.
+/// Checks whether a kernel would fault on the buffers. As with NCCL, the call itself checks them only if configured
+/// to.
 fn check_buffers(comm: &Comm, arguments: &Arguments, input: Region, output: Region) -> Outcome<bool> {
     let Arguments { name, verb, stream, .. } = *arguments;
     let _there = comm.device.enter()?;
@@ -108,7 +109,7 @@ fn check_buffers(comm: &Comm, arguments: &Arguments, input: Region, output: Regi
     }
 }
 
-/// Reports buffers that overlap in another way than the one that NCCL calls in-place.
+/// Reports buffers that overlap in any way other than NCCL's in-place layout.
 fn check_overlap(name: &str, verb: Verb, member: &Member, input: Region, output: Region) {
     let apart = input.address + input.bytes <= output.address || output.address + output.bytes <= input.address;
     if apart || input.bytes == 0 || output.bytes == 0 {
@@ -144,7 +145,7 @@ macro_rules! collectives {
             config: *const CollConfig,
         ) -> c_int {
             let name = stringify!($with_config);
-            // SAFETY: a configuration that is not null is one.
+            // SAFETY: a configuration that is not null is valid.
             if let Err(fault) = unsafe { check_config(config, name) } {
                 return in_group(name, || Err(fault));
             }
@@ -228,7 +229,7 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut crate::abi::SimInfo) ->
     crate::call::call("ncclGroupSimulateEnd", || {
         let time = group::simulate_end()?;
         check_pointer(info, "ncclGroupSimulateEnd", "simInfo")?;
-        // SAFETY: a record that is not null is one, or as much of it as its first field says.
+        // SAFETY: a record that is not null is valid, at least as far as its first field states.
         let info = unsafe { &mut *info };
         if info.magic != crate::abi::SIM_INFO_MAGIC {
             return Err(Fault::argument("ncclSimInfo_t argument not initialized via NCCL_SIM_INFO_INITIALIZER"));

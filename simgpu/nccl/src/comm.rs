@@ -1,5 +1,5 @@
-//! A communicator: one rank's state, its life and its errors. As of 2.28.9 there are two sorts of errors: what a group of it ended with, which
-//! only one that does not block remembers, and what became of its connections, which nothing takes back.
+//! A communicator: one rank's state, its life and its errors. As of 2.28.9 there are two sorts of errors. The error of
+//! a group is remembered only by a communicator that does not block. The error of its connections is permanent.
 
 use crate::abi::{Code, Config, Handle, Kind};
 use crate::clique::{Departure, Notify};
@@ -13,7 +13,7 @@ use crate::report::{lock, report, warn};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 
-/// Who a communicator is among its peers.
+/// A communicator's place among its peers.
 pub(crate) struct Member {
     pub(crate) rank: usize,
     pub(crate) size: usize,
@@ -24,62 +24,62 @@ pub(crate) struct Comm {
     pub(crate) handle: usize,
     pub(crate) device: Device,
     pub(crate) config: Config,
-    /// Its own, or shared with its parent.
+    /// The abort flags: its own, or shared with its parent.
     pub(crate) flags: Arc<Flags>,
-    /// Known as soon as the rank has taken its place.
+    /// Set when the rank has taken its place.
     member: OnceLock<Member>,
     state: Mutex<State>,
     changed: Condvar,
-    /// The group that it is part of in the background.
+    /// The background group that it is part of.
     progress: Mutex<Option<Arc<Progress>>>,
     pub(crate) resources: Mutex<Resources>,
 }
 
 #[derive(Default)]
 struct State {
-    /// What a call or a group failed with. Revoking clears it.
+    /// The error of a call or a group. Revoking clears it.
     error: Option<Fault>,
-    /// What became of the connections to the peers. Nothing clears it.
+    /// The error of the connections to the peers. It is never cleared.
     broken: Option<Fault>,
     finalized: bool,
     revoked: bool,
-    /// Its operations were aborted in order to shrink it: what the ranks would do next has no order.
+    /// Its operations were aborted in order to shrink it: the ranks' next calls would have no common order.
     interrupted: bool,
     suspended: bool,
-    /// Making it failed: it can be finalized, destroyed and aborted.
+    /// Making it failed: it can only be finalized, destroyed and aborted.
     never_made: bool,
     /// The abort flags are raised: kernels end, and calls that wait for peers fail.
     halted: bool,
     /// Aborted or destroyed: the handle is dead.
     stopped: bool,
-    /// Launches that a stream has not begun, those of graphs apart.
+    /// Launches that a stream has not begun, without those of graphs.
     queued: usize,
     running: usize,
     /// Captured launches that live graphs hold.
     held: usize,
     /// Places taken for communicators that are being made from this one.
     unborn: Vec<Link>,
-    /// The flags of the child that is being made, where it has its own.
+    /// The flags of the child that is being made, if it has its own.
     child_flags: Option<Arc<Flags>>,
 }
 
-/// What a communicator owns that its user has to give back.
+/// The resources that a communicator owns and its user has to give back.
 #[derive(Default)]
 pub(crate) struct Resources {
-    /// Splits, shrinks and the like so far: the n-th one of each rank is the same.
+    /// The number of children made so far (splits, shrinks and so on): the n-th child is the same on each rank.
     pub(crate) children: usize,
-    /// Windows so far, with the same rule.
+    /// The number of windows so far, numbered in the same way.
     pub(crate) registered: usize,
     pub(crate) scalars: BTreeMap<i32, Scalar>,
     pub(crate) registrations: BTreeMap<usize, (usize, usize)>,
     pub(crate) windows: BTreeMap<usize, (usize, usize)>,
-    /// The stream of the last launch and an event behind it.
+    /// The stream of the last launch and an event recorded after it.
     pub(crate) order: Option<(usize, Event)>,
-    /// The connections that collectives use are there.
+    /// Whether the connections that collectives use exist.
     pub(crate) connected: bool,
-    /// Those that messages use.
+    /// The connected directions that messages use.
     pub(crate) directions: HashSet<Direction>,
-    /// An id made for growing that no one has used yet.
+    /// Whether an id made for growing is still unused.
     pub(crate) growing: bool,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Resources {
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar {
     pub(crate) kind: Kind,
-    /// The value, or where it will be when the collective runs.
+    /// The value, or the address where it will be when the collective runs.
     pub(crate) value: Result<u64, usize>,
 }
 
@@ -96,12 +96,12 @@ mod ending;
 static LIVE: Mutex<BTreeMap<usize, Arc<Comm>>> = Mutex::new(BTreeMap::new());
 static DEAD: Mutex<BTreeMap<usize, &'static str>> = Mutex::new(BTreeMap::new());
 
-/// The live communicators of this process.
+/// Returns the live communicators of this process.
 pub(crate) fn live() -> Vec<Arc<Comm>> {
     lock(&LIVE).values().cloned().collect()
 }
 
-/// The communicator of a handle.
+/// Returns the communicator of a handle.
 pub(crate) fn find(handle: Handle, name: &str) -> Outcome<Arc<Comm>> {
     if handle.is_null() {
         return Err(Fault::argument(format!("{name} : comm argument is NULL")));
@@ -115,13 +115,13 @@ pub(crate) fn find(handle: Handle, name: &str) -> Outcome<Arc<Comm>> {
 }
 
 impl Comm {
-    /// A communicator that has no place yet.
+    /// Makes a communicator that has no place yet.
     pub(crate) fn new(device: Device, config: Config) -> Arc<Comm> {
         Comm::with_flags(device, config, Arc::default())
     }
 
-    /// A communicator that is made from this one, and shares its abort flags or has its own, which are this one's to raise while it is
-    /// being made.
+    /// Makes a communicator from this one. It shares the abort flags of this one, or has its own, which this one may
+    /// raise while the child is being made.
     pub(crate) fn child(&self, config: Config, shares: bool) -> Arc<Comm> {
         let flags = if shares { self.flags.clone() } else { Arc::default() };
         lock(&self.state).child_flags = (!shares).then(|| flags.clone());
@@ -132,7 +132,7 @@ impl Comm {
         static ISSUED: Mutex<usize> = Mutex::new(0);
         let mut issued = lock(&ISSUED);
         *issued += 1;
-        // Far from any address, so that a user who follows the pointer crashes at once.
+        // An offset far from any address, so that a user who follows the pointer crashes at once.
         let handle = 0x10_0000_0000_0000 + *issued * 16;
         let state = Mutex::default();
         let (member, changed, progress, resources) = (OnceLock::new(), Condvar::new(), Mutex::default(), Mutex::default());
@@ -151,7 +151,7 @@ impl Comm {
         self.config.blocking != 0
     }
 
-    /// Told when the clique breaks.
+    /// Returns the function to call when the clique breaks.
     pub(crate) fn listener(self: &Arc<Self>) -> Notify {
         let comm: Weak<Comm> = Arc::downgrade(self);
         Box::new(move |fault| {
@@ -161,7 +161,7 @@ impl Comm {
         })
     }
 
-    /// Takes its place. Fails where it was aborted in the meantime.
+    /// Takes its place. Fails if it was aborted in the meantime.
     pub(crate) fn settle(&self, rank: usize, size: usize, link: Link) -> Outcome<()> {
         let over = {
             let state = lock(&self.state);
@@ -175,7 +175,7 @@ impl Comm {
         Ok(())
     }
 
-    /// Its place, once it has one.
+    /// Returns its place, once it has one.
     pub(crate) fn member(&self) -> Outcome<&Member> {
         self.member.get().ok_or_else(|| Fault::argument("Attempt to use communicator before the previous operation returned ncclSuccess"))
     }
@@ -192,7 +192,7 @@ impl Comm {
         Err(Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted while another was made from it"))
     }
 
-    /// The child is made: from now on it looks after itself.
+    /// Forgets a child that is complete: from now on it manages itself.
     pub(crate) fn child_born(&self, link: &Link) {
         let mut state = lock(&self.state);
         state.unborn.retain(|other| other.place != link.place);
@@ -210,14 +210,14 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// As with NCCL a call that fails is a blocking communicator's own affair, and the end of another.
+    /// Fails a communicator that does not block. As with NCCL, a failed call does not affect a blocking one.
     pub(crate) fn fail_unless_blocking(&self, fault: &Fault) {
         if !self.is_blocking() {
             self.fail(fault);
         }
     }
 
-    /// The peers cannot be reached any more.
+    /// Records that the peers cannot be reached any more.
     fn break_off(&self, fault: &Fault) {
         let mut state = lock(&self.state);
         if !state.stopped && !state.halted && state.broken.is_none() {
@@ -228,7 +228,8 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// What `ncclCommGetAsyncError` says. The poll that sees a group's success joins its thread; after a failure that is left to the abort.
+    /// Returns the result of `ncclCommGetAsyncError`. The poll that sees a group's success joins its thread; after a
+    /// failure the abort does that.
     pub(crate) fn poll(&self, counts: bool) -> Code {
         if let Some(error) = self.error() {
             return error.code;
@@ -255,22 +256,22 @@ impl Comm {
         state.error.clone().or_else(|| state.broken.clone())
     }
 
-    /// Whether a group of it goes on in the background, or nobody has seen its end.
+    /// Whether one of its groups runs in the background, or has ended and no poll has seen it.
     pub(crate) fn is_in_background(&self) -> bool {
         lock(&self.progress).is_some()
     }
 
-    /// Is in progress until a group ends.
+    /// Makes it in progress until a group ends.
     pub(crate) fn follow(&self, group: &Arc<Progress>) {
         *lock(&self.progress) = Some(group.clone());
     }
 
-    /// What every call but a few begins with.
+    /// Checks that the communicator is ready, at the beginning of almost every call.
     pub(crate) fn ensure_ready(&self) -> Outcome<()> {
         if lock(&self.state).suspended {
             return Err(Fault::usage("the communicator is suspended"));
         }
-        // As with NCCL what is called under raised flags goes ahead, and its kernels end at once.
+        // As with NCCL, a call under raised flags goes ahead, and its kernels end at once.
         if lock(&self.state).halted {
             return Ok(());
         }
@@ -281,7 +282,7 @@ impl Comm {
         }
     }
 
-    /// Whether collectives may still be called.
+    /// Checks that collectives may still be called.
     pub(crate) fn check_open(&self, name: &str) -> Outcome<()> {
         let state = lock(&self.state);
         if state.revoked {
@@ -301,7 +302,7 @@ impl Comm {
         Ok(())
     }
 
-    /// Making it has failed.
+    /// Records that making it has failed.
     pub(crate) fn never_made(&self) {
         lock(&self.state).never_made = true;
     }
@@ -333,24 +334,24 @@ impl Comm {
         lock(&self.state).queued += 1;
     }
 
-    /// A launch was not taken by its stream.
+    /// Records that the stream refused a launch.
     pub(crate) fn withdrawn(&self) {
         lock(&self.state).queued -= 1;
         self.changed.notify_all();
     }
 
-    /// A graph has captured a launch.
+    /// Records that a graph has captured a launch.
     pub(crate) fn hold(&self) {
         lock(&self.state).held += 1;
     }
 
-    /// That graph, and all that was made of it, is destroyed.
+    /// Records that this graph, with everything made from it, is destroyed.
     pub(crate) fn release(&self) {
         lock(&self.state).held -= 1;
         self.changed.notify_all();
     }
 
-    /// A stream begins a launch, which waits first where a fault was planted. Says whether it may go on.
+    /// Records that a stream begins a launch, which first waits if a fault was planted. Returns whether it may go on.
     pub(crate) fn begin(&self, captured: bool, hangs: bool) -> bool {
         let mut state = lock(&self.state);
         while hangs && !state.stopped && !state.revoked && !state.halted {
@@ -366,7 +367,7 @@ impl Comm {
         goes_on
     }
 
-    /// A stream is done with a launch.
+    /// Records that a stream has finished a launch.
     pub(crate) fn end(&self, captured: bool) {
         let mut state = lock(&self.state);
         state.running -= 1;
@@ -376,7 +377,7 @@ impl Comm {
     }
 }
 
-/// How many things of each sort are alive, for tests that look for leaks.
+/// Counts the live objects of each sort, for tests that look for leaks.
 pub(crate) fn census() -> HashMap<&'static str, usize> {
     let live = live();
     let count = |of: fn(&Resources) -> usize| live.iter().map(|comm| of(&lock(&comm.resources))).sum();

@@ -1,4 +1,4 @@
-//! The exported functions that make, ask and end communicators.
+//! The exported functions that make, query and end communicators.
 
 #![expect(unsafe_code, reason = "exported to C")]
 #![allow(clippy::missing_safety_doc, reason = "the contracts are NCCL's own")]
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
 }
 
 /// # Safety
-/// The target can be written to, unless it is null, and the configuration read, unless it is null.
+/// `target` is null or valid for writes; the configuration is null or valid for reads.
 unsafe fn init(
     target: *mut Handle,
     name: &'static str,
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
         if ids <= 0 || ids > nranks {
             return Err(Fault::argument(format!("improper usage of ncclCommInitRank: nId = {ids}, nranks={nranks}")));
         }
-        // SAFETY: there is at least one id; the rest is NCCL's contract.
+        // SAFETY: there is at least one id; NCCL's contract covers the rest.
         unsafe { init(comm, "ncclCommInitRankScalable", (rank, nranks), &*id, config) }
     })
 }
@@ -87,14 +87,14 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut Handle, ndev: c_int, device
         let count = usize::try_from(ndev).map_err(|_| Fault::argument(format!("Invalid device count requested : {ndev}")))?;
         let devices: Vec<c_int> = match devices.is_null() {
             true => (0..ndev).collect(),
-            // SAFETY: the caller passes as many devices as it says.
+            // SAFETY: the caller passes `count` devices.
             false => unsafe { std::slice::from_raw_parts(devices, count) }.to_vec(),
         };
         check_devices(&devices)?;
         let (id, config) = (hub::issue()?, config::unset(control::version() as u32));
         group::start();
         for (rank, &device) in devices.iter().enumerate() {
-            // SAFETY: the caller has room for as many communicators; the configuration is whole.
+            // SAFETY: the caller's array holds that many communicators; the configuration is whole.
             let begun = unsafe {
                 let config = config::read(&raw const config, control::version())?;
                 init::from_id(Target(comms.add(rank)), "ncclCommInitAll", &id, (rank, count), Device::primary(device)?, config)
@@ -111,14 +111,14 @@ fn check_devices(devices: &[c_int]) -> Outcome<()> {
         return Err(Fault::argument(format!("Invalid device {device} (totalnDev={total})")));
     }
     let repeated = devices.iter().enumerate().any(|(at, device)| devices[..at].contains(device));
-    // NCCL says nothing more here.
+    // NCCL gives no more detail here.
     if repeated && !init::may_share_device() { Err(Fault::usage("")) } else { Ok(()) }
 }
 
-/// The configuration of a child: its own, or its parent's.
+/// Returns the configuration of a child: its own, or its parent's.
 ///
 /// # Safety
-/// The configuration can be read, unless it is null.
+/// The configuration is null or valid for reads.
 unsafe fn child_config(parent: &Comm, config: *const Config) -> Outcome<Config> {
     if config.is_null() {
         return Ok(parent.config);
@@ -127,7 +127,8 @@ unsafe fn child_config(parent: &Comm, config: *const Config) -> Outcome<Config> 
     unsafe { config::read(config, control::version()) }
 }
 
-/// As NCCL does, splits of non-blocking communicators say that they succeeded: only the parent knows that they go on.
+/// Hides progress: as with NCCL, splits of non-blocking communicators return success, and only the parent is in
+/// progress.
 fn without_progress(code: Code) -> Code {
     if code == Code::IN_PROGRESS { Code::SUCCESS } else { code }
 }
@@ -170,7 +171,7 @@ pub unsafe extern "C" fn ncclCommShrink(
         if flags & !ABORT != 0 {
             return Err(Fault::argument(format!("ncclCommShrink : unknown flags {flags:#x}")));
         }
-        // SAFETY: the caller passes as many ranks as it says. As NCCL does, they are sorted where they are.
+        // SAFETY: the caller passes `count` ranks. They are sorted in place, as NCCL does.
         let excluded = unsafe { std::slice::from_raw_parts_mut(excluded, usize::try_from(count).unwrap_or(0)) };
         excluded.sort_unstable();
         if flags & ABORT != 0 {
@@ -219,7 +220,7 @@ pub unsafe extern "C" fn ncclCommGrow(
 ) -> c_int {
     in_group("ncclCommGrow", || {
         check_pointer(child, "ncclCommGrow", "newcomm")?;
-        // SAFETY: the pointer is not null; an id that is not null is one.
+        // SAFETY: the pointer is not null; an id that is not null is valid.
         let id = unsafe {
             child.write(null_mut());
             id.as_ref()
@@ -248,10 +249,10 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
         if comm.is_null() {
             return Ok(Code::SUCCESS);
         }
-        // Nothing is launched: the device is nobody's.
+        // Nothing is launched, so any device may be current.
         let (comm, inside) = asking(comm, "ncclCommFinalize")?;
         comm.ensure_ready()?;
-        // As with NCCL a communicator that does not block is over where it is finalized twice.
+        // As with NCCL, a communicator that does not block fails if it is finalized twice.
         comm.begin_finalize().inspect_err(|fault| comm.fail_unless_blocking(fault))?;
         drop(inside);
         let draining = comm.clone();
@@ -265,7 +266,7 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: Handle) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDestroy(comm: Handle) -> c_int {
-    // A failure is not one of the group around the call.
+    // A failure does not belong to the group around the call.
     call("ncclCommDestroy", || {
         if comm.is_null() {
             return Ok(Code::SUCCESS);
@@ -278,7 +279,7 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: Handle) -> c_int {
     })
 }
 
-/// Ends the call's group, in which what runs is waited for and the communicator freed. Never in the background.
+/// Ends the call's group, which waits for running work and frees the communicator. Never runs in the background.
 fn end(comm: Arc<Comm>, name: &'static str, how: Departure) -> Outcome<Code> {
     let ending = comm.clone();
     let work = move || {
@@ -339,7 +340,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(comm: Handle, error: *mut c_int) 
     })
 }
 
-/// Answers a question that only a communicator that is ready can answer.
+/// Answers a query that needs a communicator that is ready.
 fn ask(handle: Handle, name: &'static str, into: *mut c_int, answer: impl FnOnce(&Comm) -> Outcome<usize>) -> c_int {
     call(name, || {
         let (comm, _inside) = asking(handle, name)?;

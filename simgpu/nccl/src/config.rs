@@ -1,4 +1,4 @@
-//! Configurations: whatever length and version the caller has, as NCCL takes them.
+//! Configurations of any length and version, read as NCCL reads them.
 
 #![expect(unsafe_code, reason = "the caller's configuration may be shorter than ours")]
 
@@ -8,7 +8,7 @@ use std::mem::offset_of;
 use std::ptr::null;
 use std::sync::OnceLock;
 
-/// A configuration in which nothing is set.
+/// Returns a configuration in which nothing is set.
 #[must_use]
 pub fn unset(version: u32) -> Config {
     const U: i32 = UNDEFINED;
@@ -42,7 +42,8 @@ pub fn unset(version: u32) -> Config {
     }
 }
 
-/// Where each release's fields begin. A library reads none beyond its own, and none newer than what the caller says it was built with.
+/// The offset where each release's fields begin. A library reads none newer than itself, and none newer than the
+/// version that the caller states.
 const GROWTH: [(i32, usize); 12] = [
     (21400, offset_of!(Config, blocking)),
     (21700, offset_of!(Config, cga_cluster_size)),
@@ -58,15 +59,15 @@ const GROWTH: [(i32, usize); 12] = [
     (i32::MAX, size_of::<Config>()),
 ];
 
-/// Bytes of a configuration as a release knows it.
+/// Returns the bytes of a configuration as a release knows it.
 fn known(version: i32) -> usize {
     GROWTH.iter().find(|(since, _)| *since > version).map_or(size_of::<Config>(), |(_, offset)| *offset)
 }
 
-/// What the environment says, whatever a caller says. As with NCCL it is looked up once per process.
+/// Settings of the environment, which take precedence over a caller's. As with NCCL, they are read once per process.
 #[derive(Clone, Copy)]
 pub(crate) struct Environment {
-    /// Whether calls look at their buffers. They do not where nothing is said.
+    /// Whether calls check their buffers. The default is no.
     pub(crate) check_pointers: bool,
     blocking: Option<i32>,
     split_share: Option<i32>,
@@ -89,7 +90,7 @@ impl Environment {
 /// Reads a caller's configuration as NCCL of `version` does.
 ///
 /// # Safety
-/// `theirs` is null or points to a configuration that says its own size.
+/// `theirs` is null or points to a configuration that states its own size.
 pub(crate) unsafe fn read(theirs: *const Config, version: i32) -> Outcome<Config> {
     let mut ours = unset(version as u32);
     if theirs.is_null() {
@@ -100,14 +101,15 @@ pub(crate) unsafe fn read(theirs: *const Config, version: i32) -> Outcome<Config
     let readable = size.min(known(version));
     let mut copy = unset(0);
     copy.magic = 0;
-    // SAFETY: no more is read than the caller says there is, nor than there is room for.
+    // SAFETY: no more is read than the caller's size, nor than the copy can hold.
     unsafe { std::ptr::copy_nonoverlapping(theirs.cast::<u8>(), (&raw mut copy).cast::<u8>(), readable) };
     if copy.magic != CONFIG_MAGIC {
         return Err(Fault::argument("ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER"));
     }
     let trusted = readable.min(known(copy.version.min(i32::MAX as u32 - 1) as i32)).max(offset_of!(Config, blocking));
     let begin = offset_of!(Config, blocking);
-    // SAFETY: both are configurations; fields are copied whole, as `known` gives offsets of fields, and a cut one stays what it is.
+    // SAFETY: both are configurations. Fields are copied whole, because `known` returns offsets of fields; a field
+    // that is cut off keeps its value.
     unsafe {
         let (from, into) = ((&raw const copy).cast::<u8>(), (&raw mut ours).cast::<u8>());
         std::ptr::copy_nonoverlapping(from.add(begin), into.add(begin), trusted - begin);
@@ -132,7 +134,7 @@ fn check(config: Config) -> Outcome<Config> {
         return bad("cgaClusterSize", config.cga_cluster_size);
     }
     let (least, most) = (config.min_ctas, config.max_ctas);
-    // As with NCCL a minimum without a maximum is refused: "not set" is the smallest number.
+    // As with NCCL, a minimum without a maximum is refused: "not set" is the smallest number.
     if (set(least) && least <= 0) || (set(most) && most <= 0) || least > most {
         return Err(Fault::argument(format!("Invalid config min/max channels attribute value {least}/{most}")));
     }

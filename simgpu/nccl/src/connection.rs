@@ -1,11 +1,13 @@
-//! Connections between ranks, which are made inside the call that needs them first, and wait there for the other ranks.
+//! Connections between ranks. They are made inside the first call that needs them, which waits there for the other
+//! ranks.
 //!
-//! Messages are always connected so, from one rank to another and apart for each direction, whatever the communicator was told: its first send
-//! to a rank waits until that calls the receive. A group's connections are made by the distance between the ranks, all of one distance at a
-//! time, so that a group in which all send and receive is no circle. What NCCL makes of sends and receives itself (gather, scatter,
-//! all-to-all) connects as these do. Who waits is told nothing of a rank that aborts; its own abort frees it.
+//! Messages always connect in this way, from one rank to another and separately for each direction, whatever the
+//! configuration. The first send to a rank waits until that rank calls the receive. A group's connections are made in
+//! the order of the distance between the ranks, so that a group in which all ranks send and receive causes no circular
+//! wait. Calls that NCCL implements with sends and receives (gather, scatter, all-to-all) connect in the same way. A
+//! waiting rank is not notified of a rank that aborts; its own abort frees it.
 //!
-//! Collectives are connected when the communicator is made, or, where a test says so, in the first one.
+//! Collectives are connected when the communicator is made, or, if a test requests it, in the first collective.
 
 use crate::comm::{Comm, Member};
 use crate::control;
@@ -15,10 +17,11 @@ use crate::operation::{Signature, Verb};
 use crate::report::lock;
 use std::sync::Arc;
 
-/// Who sends, and who receives.
+/// The sending rank and the receiving rank.
 pub(crate) type Direction = (usize, usize);
 
-/// What has to be connected before the calls of one communicator can be launched. It waits for other ranks.
+/// Returns the task that connects what the calls of one communicator need before their launch. It waits for other
+/// ranks.
 pub(crate) fn connection(comm: &Arc<Comm>, entries: &[Entry]) -> Option<Task> {
     let joins_all =
         control::connects_lazily() && !lock(&comm.resources).connected && entries.iter().any(|entry| !is_messages(entry.verb()));
@@ -39,17 +42,17 @@ pub(crate) fn connection(comm: &Arc<Comm>, entries: &[Entry]) -> Option<Task> {
     Some(Task { comm: comm.clone(), name: entries[0].name, ends: false, work: Box::new(work) })
 }
 
-/// Whether a call needs a connection that is not there.
+/// Whether a call needs a connection that does not exist yet.
 pub(crate) fn needs_connection(comm: &Comm, signature: &Signature) -> bool {
     !new_directions(comm, signature).is_empty()
 }
 
-/// Whether NCCL does it by sends and receives.
+/// Whether NCCL implements the verb with sends and receives.
 fn is_messages(verb: Verb) -> bool {
     matches!(verb, Verb::Send | Verb::Recv | Verb::AlltoAll | Verb::Gather | Verb::Scatter)
 }
 
-/// The directions of this rank's that a call uses and no call has used before.
+/// Returns the directions of this rank that a call uses and no earlier call has used.
 fn new_directions(comm: &Comm, signature: &Signature) -> Vec<Direction> {
     let Ok(Member { rank, size, .. }) = comm.member() else { return Vec::new() };
     let (me, root) = (*rank, signature.root);
@@ -68,7 +71,7 @@ fn new_directions(comm: &Comm, signature: &Signature) -> Vec<Direction> {
     all.into_iter().filter(|(from, to)| from != to && !known.directions.contains(&(*from, *to))).collect()
 }
 
-/// Connects for messages, distance by distance, as all ranks do.
+/// Connects for messages, one distance after another, as all ranks do.
 fn connect(comm: &Comm, member: &Member, directions: &[Direction]) -> Outcome<()> {
     for distance in 1..member.size {
         let is_so_far = |(from, to): &&Direction| (to + member.size - from) % member.size == distance;

@@ -1,4 +1,4 @@
-//! What tests plant and count.
+//! Faults that tests plant, and calls that tests count.
 
 use crate::abi::Code;
 use crate::operation::Verb;
@@ -8,11 +8,11 @@ use std::sync::Mutex;
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// Calls of one function that shall fail.
+/// Planted failures of calls of one function.
 struct Planted {
-    /// Whose calls count; anyone's where it is `None`.
+    /// The thread whose calls count; `None` for any thread.
     thread: Option<ThreadId>,
-    /// How many calls go well before.
+    /// The number of calls that succeed before.
     before: u64,
     code: Code,
 }
@@ -21,28 +21,28 @@ struct Plan {
     version: i32,
     failures: HashMap<String, Vec<Planted>>,
     polls: HashMap<String, u32>,
-    /// Ranks that hang, each after so many launches.
+    /// Ranks that hang, each after this many launches.
     hangs: HashMap<usize, u64>,
     calls: HashMap<(&'static str, Option<ThreadId>), u64>,
     /// Bytes sent by verb and rank.
     sent: HashMap<(Verb, usize), u64>,
     linger: Duration,
-    /// Whether peers are told of a death.
+    /// Whether deaths are hidden from peers.
     silent: bool,
-    /// Whether a rank's abort has the calls of others end that it has begun.
+    /// Whether a rank's abort ends the calls that it has begun for other ranks.
     goes_on: bool,
     /// Whether the first collective of a communicator connects it.
     lazy: bool,
-    /// Whether windows are memory that all ranks see, so that not every memory can be one.
+    /// Whether windows are memory that all ranks map, which not every allocation can be.
     symmetric: bool,
 }
 
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
 
-/// What is reported where no test says otherwise: 2.32.3.
+/// The default version: 2.32.3.
 pub(crate) const NEWEST: i32 = 23203;
 
-/// How often making a communicator says that it is in progress where no test says otherwise.
+/// How often making a communicator reports "in progress" by default.
 const POLLS_TO_MAKE: u32 = 2;
 
 fn with<T>(act: impl FnOnce(&mut Plan) -> T) -> T {
@@ -61,7 +61,7 @@ fn with<T>(act: impl FnOnce(&mut Plan) -> T) -> T {
     }))
 }
 
-/// Counts a call, and says with which code it shall fail, if it shall.
+/// Counts a call, and returns the code with which it must fail, if any.
 pub(crate) fn enter(name: &'static str) -> Option<Code> {
     let thread = std::thread::current().id();
     with(|plan| {
@@ -79,18 +79,18 @@ pub(crate) fn enter(name: &'static str) -> Option<Code> {
     })
 }
 
-/// How long a call stays inside.
+/// Returns the extra time that a call stays inside.
 pub(crate) fn linger() -> Duration {
     with(|plan| plan.linger)
 }
 
-/// Lets the `nth` call from now (1 is the next) of a function fail.
+/// Makes the `nth` call of a function from now on (1 is the next) fail.
 pub(crate) fn fail(name: &str, nth: u64, code: Code, thread: Option<ThreadId>) {
     let planted = Planted { thread, before: nth.saturating_sub(1), code };
     with(|plan| plan.failures.entry(name.to_owned()).or_default().push(planted));
 }
 
-/// How often a communicator says that it is in progress after a call of a function.
+/// Returns how often a communicator reports "in progress" after a call of a function.
 pub(crate) fn polls(name: &str) -> u32 {
     const MAKING: [&str; 6] =
         ["ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclCommSplit", "ncclCommShrink", "ncclCommGrow", "ncclCommFinalize"];
@@ -113,7 +113,7 @@ pub(crate) fn hangs(rank: usize) -> bool {
     })
 }
 
-/// Lets a rank hang after so many launches, or no longer.
+/// Makes a rank hang after `after` launches; `None` ends that.
 pub(crate) fn set_hang(rank: usize, after: Option<u64>) {
     with(|plan| match after {
         Some(after) => plan.hangs.insert(rank, after),
@@ -133,7 +133,7 @@ pub(crate) fn set_linger(linger: Duration) {
     with(|plan| plan.linger = linger);
 }
 
-/// Whether the death of a process is told to nobody.
+/// Whether the death of a process is hidden from its peers.
 pub(crate) fn deaths_are_silent() -> bool {
     with(|plan| plan.silent)
 }
@@ -143,7 +143,7 @@ pub(crate) fn connects_lazily() -> bool {
     with(|plan| plan.lazy)
 }
 
-/// Whether windows are memory that all ranks see.
+/// Whether windows are memory that all ranks map.
 pub(crate) fn has_symmetric_memory() -> bool {
     with(|plan| plan.symmetric)
 }
@@ -156,7 +156,7 @@ pub(crate) fn connect_lazily() {
     with(|plan| plan.lazy = true);
 }
 
-/// Whether a rank's abort has the calls of others end that it has begun.
+/// Whether a rank's abort ends the calls that it has begun for other ranks.
 pub(crate) fn aborted_kernels_go_on() -> bool {
     with(|plan| plan.goes_on)
 }
@@ -169,7 +169,7 @@ pub(crate) fn silence_deaths() {
     with(|plan| plan.silent = true);
 }
 
-/// How often a function was called, by anyone or by one thread.
+/// Returns how often a function was called, by any thread or by one.
 pub(crate) fn calls(name: &str, thread: Option<ThreadId>) -> u64 {
     with(|plan| plan.calls.iter().filter(|((called, caller), _)| *called == name && *caller == thread).map(|(_, count)| count).sum())
 }
@@ -178,13 +178,13 @@ pub(crate) fn count_sent(verb: Verb, rank: usize, bytes: usize) {
     with(|plan| *plan.sent.entry((verb, rank)).or_default() += bytes as u64);
 }
 
-/// Bytes that ranks of this process sent; of one verb or all, by one rank or all.
+/// Returns the bytes that ranks of this process sent, by one verb or all, by one rank or all.
 pub(crate) fn sent(verb: Option<Verb>, rank: Option<usize>) -> u64 {
     let asked = |&(of, by): &(Verb, usize)| verb.is_none_or(|verb| verb == of) && rank.is_none_or(|rank| rank == by);
     with(|plan| plan.sent.iter().filter(|(key, _)| asked(key)).map(|(_, bytes)| bytes).sum())
 }
 
-/// Forgets all that was planted and counted; the version stays.
+/// Clears everything planted and counted; the version stays.
 pub(crate) fn reset() {
     let version = version();
     *lock(&PLAN) = None;

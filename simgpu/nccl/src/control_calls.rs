@@ -1,4 +1,4 @@
-//! The exported functions by which tests steer this library; `simgpu` wraps them.
+//! The exported functions with which tests control this library; `simgpu` wraps them.
 
 #![expect(unsafe_code, reason = "exported to C")]
 #![allow(clippy::missing_safety_doc, reason = "strings are null-terminated, buffers as long as their callers say")]
@@ -25,44 +25,47 @@ fn caller(anyone: c_int) -> Option<ThreadId> {
     (anyone == 0).then(|| std::thread::current().id())
 }
 
-/// Sets what `ncclGetVersion` says and what depends on it.
+/// Sets the result of `ncclGetVersion` and everything that depends on it.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_set_version(version: c_int) {
     control::set_version(version);
 }
 
-/// Lets the `nth` call of a function from now (1 is the next), by this thread or by anyone, fail with a code.
+/// Makes the `nth` call of a function from now on (1 is the next), by this thread or by any, fail with a code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_fail(function: *const c_char, nth: u64, code: c_int, anyone: c_int) {
     // SAFETY: promised by the caller.
     control::fail(&unsafe { text(function) }, nth, Code(code), caller(anyone));
 }
 
-/// After each call of a function, a non-blocking communicator says that many times that it is in progress.
+/// Makes a non-blocking communicator report `polls` times that it is in progress after each call of a function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_in_progress(function: *const c_char, polls: u32) {
     // SAFETY: promised by the caller.
     control::set_polls(&unsafe { text(function) }, polls);
 }
 
-/// Writes the key that this process encrypts with, without a zero, and says how long it is; nothing is written where there is no room.
+/// Writes the key that this process encrypts with, without a zero, and returns its length; writes nothing if it does
+/// not fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_encryption_key(into: *mut c_char, room: usize) -> usize {
     let key = other_calls::encryption_key();
     if key.len() <= room {
-        // SAFETY: there is room for so many bytes, as the caller says.
+        // SAFETY: the caller's buffer holds `room` bytes, which was checked to suffice.
         unsafe { std::ptr::copy_nonoverlapping(key.as_ptr().cast(), into, key.len()) };
     }
     key.len()
 }
 
-/// Launches of a rank hang, after `after` that go well, until the communicator is aborted. A negative number ends that for later ones.
+/// Makes launches of a rank hang, after `after` that succeed, until the communicator is aborted. A negative number
+/// ends that for later launches.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_hang(rank: usize, after: i64) {
     control::set_hang(rank, u64::try_from(after).ok());
 }
 
-/// A rank's process seems to die, as far as the communicators of this process go in which it has this rank. Says how many there were.
+/// Simulates the death of a rank's process, for the communicators of this process in which it has this rank. Returns
+/// how many there were.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_lose(rank: usize) -> usize {
     let lost: Vec<_> = comm::live().into_iter().filter(|comm| comm.member().is_ok_and(|member| member.rank == rank)).collect();
@@ -70,50 +73,51 @@ pub extern "C" fn simgpu_nccl_lose(rank: usize) -> usize {
     lost.len()
 }
 
-/// From now on nobody in this process hears of the death of another one, as between devices of one host.
+/// Hides the death of other processes from this process from now on, as between devices of one host.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_silence_deaths() {
     control::silence_deaths();
 }
 
-/// From now on a rank that aborts, or revokes, ends the collectives that it has begun for the others, too: with success, and nothing written.
+/// Lets a rank that aborts or revokes from now on end the collectives that it has begun for the others, too: they
+/// succeed, and nothing is written.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_let_aborted_kernels_go_on() {
     control::let_aborted_kernels_go_on();
 }
 
-/// From now on the first collective of a communicator waits, inside the call, until all ranks have come to connect.
+/// Lets the first collective of a communicator wait, inside the call, until all ranks have come to connect.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_connect_lazily() {
     control::connect_lazily();
 }
 
-/// Says whether the devices have symmetric memory.
+/// Sets whether the devices have symmetric memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_symmetric_memory(there: c_int) {
     control::set_symmetric_memory(there != 0);
 }
 
-/// Each call takes that much longer, so that calls which should not meet do.
+/// Makes each call take `microseconds` longer, so that calls which must not overlap do overlap.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_linger(microseconds: u64) {
     control::set_linger(Duration::from_micros(microseconds));
 }
 
-/// Forgets all that was planted and counted. Communicators stay.
+/// Clears everything planted and counted. Communicators stay alive.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_reset() {
     control::reset();
 }
 
-/// Hands every report so far to `sink`, with `data`, and forgets them.
+/// Passes every report so far to `sink`, with `data`, and forgets them.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_take_reports(sink: extern "C" fn(*mut c_void, *const u8, usize), data: *mut c_void) {
     report::take().iter().for_each(|text| sink(data, text.as_ptr(), text.len()));
 }
 
-/// How many things are alive: "communicators", "registrations", "windows", "operations", "allocations" or
-/// "threads", which nobody has joined.
+/// Counts live objects: "communicators", "registrations", "windows", "operations", "allocations" or "threads" (those
+/// that no call has joined).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_live(what: *const c_char) -> usize {
     // SAFETY: promised by the caller.
@@ -124,15 +128,15 @@ pub unsafe extern "C" fn simgpu_nccl_live(what: *const c_char) -> usize {
     }
 }
 
-/// How often a function was called, by this thread or by anyone.
+/// Returns how often a function was called, by this thread or by any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_calls(function: *const c_char, anyone: c_int) -> u64 {
     // SAFETY: promised by the caller.
     control::calls(&unsafe { text(function) }, caller(anyone))
 }
 
-/// Bytes sent by ranks of this process, as the plain algorithms would: by one verb ("AllReduce" …) or all of them (""), by one rank or all
-/// (negative).
+/// Returns the bytes sent by ranks of this process, as the plain algorithms would send them: by one verb ("AllReduce"
+/// …) or all of them (""), by one rank or all (negative).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_bytes_sent(verb: *const c_char, rank: c_int) -> u64 {
     // SAFETY: promised by the caller.
@@ -141,25 +145,25 @@ pub unsafe extern "C" fn simgpu_nccl_bytes_sent(verb: *const c_char, rank: c_int
     if known.is_none() && !verb.is_empty() { 0 } else { control::sent(known, usize::try_from(rank).ok()) }
 }
 
-/// How many threads this library has started for groups and for jobs beside each other.
+/// Returns how many threads this library has started for groups and for parallel jobs.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_threads_started() -> u64 {
     threads::started()
 }
 
-/// How many of these it has started in calls of this thread.
+/// Returns how many of these were started in calls of this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_threads_started_by_this_thread() -> u64 {
     threads::started_here()
 }
 
-/// How many groups this thread has open.
+/// Returns how many groups this thread has open.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_nccl_group_depth() -> usize {
     group::depth()
 }
 
-/// The configuration a communicator was made with, as this library read it. Says whether there is such a communicator.
+/// Writes the configuration of a communicator, as this library read it. Returns whether there is such a communicator.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_config(comm: Handle, config: *mut Config) -> c_int {
     let found = comm::live().into_iter().find(|live| live.handle == comm as usize);

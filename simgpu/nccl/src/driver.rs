@@ -1,4 +1,5 @@
-//! The driver calls this library makes, looked up in whatever `libcuda` the process has loaded: there is no other tie to it.
+//! The driver calls of this library, looked up in the `libcuda` that the process has loaded. There is no other
+//! dependency on it.
 
 #![expect(unsafe_code, reason = "driver calls")]
 #![expect(non_snake_case, reason = "the names are CUDA's")]
@@ -9,16 +10,16 @@ use crate::operation::Region;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-/// What a stream can be asked to call.
+/// A function that a stream can call on the host.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
 
-/// A buffer that a host function reads or writes, for a driver that checks who uses what.
+/// A buffer that a host function reads or writes, for a driver that checks accesses.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Access {
-    /// Where it begins.
+    /// Its address.
     pub(crate) address: u64,
-    /// How long it is.
+    /// Its length.
     pub(crate) bytes: u64,
     /// Whether it is written.
     pub(crate) write: u8,
@@ -32,7 +33,7 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
 
 fn library() -> Option<*mut c_void> {
     [c"libcuda.so", c"libcuda.so.1"].iter().find_map(|name| {
-        // SAFETY: nothing is loaded, so no initialiser runs.
+        // SAFETY: `RTLD_NOLOAD` loads nothing, so no initialiser runs.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
         (!library.is_null()).then_some(library)
     })
@@ -41,7 +42,7 @@ fn library() -> Option<*mut c_void> {
 macro_rules! driver {
     ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         /// # Safety
-        /// The driver's own rules.
+        /// The driver's own rules apply.
         unsafe fn $name($($argument: $type),*) -> Outcome<()> {
             let name = concat!(stringify!($name), "\0");
             let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
@@ -82,11 +83,11 @@ driver! {
     fn simgpu_launch_host_func_with_accesses(stream: Stream, function: HostFunction, data: *mut c_void, accesses: *const Access, count: usize);
 }
 
-/// The device of a context, and what has to be known of it.
+/// The device of a context, with the properties needed here.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device {
     pub(crate) ordinal: c_int,
-    /// The context all calls for this device are made in.
+    /// The context in which all calls for this device are made.
     context: usize,
     pub(crate) uuid: [u8; 16],
     /// Major compute capability.
@@ -94,7 +95,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The device of the current context; as CUDA's runtime does, device 0 where none is current.
+    /// Returns the device of the current context or, as CUDA's runtime does, device 0 if none is current.
     pub(crate) fn current() -> Outcome<Device> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the result has room in `context`.
@@ -108,10 +109,10 @@ impl Device {
         Device::of(context)
     }
 
-    /// A device by number, in its primary context.
+    /// Returns a device by number, in its primary context.
     pub(crate) fn primary(ordinal: c_int) -> Outcome<Device> {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the result has room in `context`. It is never released: communicators may outlive any one user of it.
+        // SAFETY: `context` receives the result. It is never released: communicators may outlive any one user of it.
         unsafe { cuDevicePrimaryCtxRetain(&raw mut context, ordinal)? };
         Device::of(context)
     }
@@ -132,7 +133,7 @@ impl Device {
     /// Makes this device's context current until the result is dropped.
     pub(crate) fn enter(&self) -> Outcome<Entered> {
         let mut before = std::ptr::null_mut();
-        // SAFETY: the result has room in `before`; the context lives as long as its user keeps it.
+        // SAFETY: `before` receives the result; the context lives as long as its user keeps it.
         unsafe {
             cuCtxGetCurrent(&raw mut before)?;
             cuCtxSetCurrent(self.context as *mut c_void)?;
@@ -140,7 +141,7 @@ impl Device {
         Ok(Entered(before))
     }
 
-    /// Whether the context runs nothing any more.
+    /// Whether the context no longer runs anything.
     pub(crate) fn is_broken(&self) -> bool {
         self.enter().and_then(|_there| Event::new()).is_err()
     }
@@ -148,7 +149,7 @@ impl Device {
     /// Checks that a stream belongs to this device.
     pub(crate) fn check_stream(&self, stream: Stream, name: &str) -> Outcome<()> {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the result has room in `context`; a bad stream is the driver's to notice.
+        // SAFETY: `context` receives the result; the driver detects a bad stream.
         unsafe { cuStreamGetCtx(stream, &raw mut context)? };
         let owner = if context as usize == self.context { *self } else { Device::of(context)? };
         if owner.ordinal == self.ordinal {
@@ -158,7 +159,7 @@ impl Device {
         Err(Fault::new(Code::UNHANDLED_CUDA_ERROR, format!("{name} : stream of device {theirs} given to a communicator of device {ours}")))
     }
 
-    /// Checks that a region is memory that this device can reach, all of it inside one allocation.
+    /// Checks that a region is memory that this device can reach, within one allocation.
     pub(crate) fn check_region(&self, region: Region, name: &str, which: &str) -> Outcome<()> {
         const MEMORY_TYPE: c_int = 2;
         const DEVICE_ORDINAL: c_int = 9;
@@ -189,7 +190,7 @@ impl Device {
 
 fn attribute<T: Default>(pointer: usize, attribute: c_int) -> Option<T> {
     let mut value = T::default();
-    // SAFETY: the types asked for here are those of the attributes.
+    // SAFETY: the callers use the types that belong to the attributes.
     unsafe { cuPointerGetAttribute((&raw mut value).cast(), attribute, pointer as u64) }.ok().map(|()| value)
 }
 
@@ -203,7 +204,7 @@ impl Drop for Entered {
     }
 }
 
-/// While it lives, a driver that counts who calls it takes this thread's calls for NCCL's own.
+/// A guard under which a driver that counts its callers attributes this thread's calls to NCCL.
 pub(crate) struct Inside(Option<extern "C" fn(c_int)>);
 
 impl Inside {
@@ -229,7 +230,7 @@ impl Drop for Inside {
     }
 }
 
-/// How many devices there are.
+/// Returns the number of devices.
 pub(crate) fn devices() -> Outcome<c_int> {
     let mut count = 0;
     // SAFETY: the result has room in `count`.
@@ -241,7 +242,7 @@ pub(crate) fn devices() -> Outcome<c_int> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Graph(usize);
 
-/// The graph that what is enqueued on a stream goes into, if it does.
+/// Returns the graph that captures a stream's work, if any.
 pub(crate) fn captured_by(stream: Stream) -> Outcome<Option<Graph>> {
     const ACTIVE: c_int = 1;
     let (mut status, mut id, mut graph, mut nodes, mut count) = (0, 0, 0, std::ptr::null(), 0);
@@ -251,7 +252,7 @@ pub(crate) fn captured_by(stream: Stream) -> Outcome<Option<Graph>> {
 }
 
 impl Graph {
-    /// Has a function called, with a number, once the graph and all that was made of it are destroyed.
+    /// Registers a function to be called, with a number, when the graph and everything made from it are destroyed.
     pub(crate) fn on_destruction(self, function: HostFunction, data: usize) -> Outcome<()> {
         const NOBODY_WAITS: c_uint = 1;
         const MOVE: c_uint = 1;
@@ -264,7 +265,7 @@ impl Graph {
     }
 }
 
-/// Device memory in the current context.
+/// Allocates device memory in the current context.
 pub(crate) fn allocate(bytes: usize) -> Outcome<u64> {
     let mut pointer = 0;
     // SAFETY: the result has room in `pointer`.
@@ -272,16 +273,16 @@ pub(crate) fn allocate(bytes: usize) -> Outcome<u64> {
     Ok(pointer)
 }
 
-/// Gives back device memory.
+/// Frees device memory.
 pub(crate) fn free(pointer: u64) -> Outcome<()> {
     // SAFETY: the driver checks the pointer.
     unsafe { cuMemFree_v2(pointer) }
 }
 
-/// Whether memory is of `cuMemCreate`: that of pools and of `cuMemAlloc` has no handle that could be retained.
+/// Whether memory comes from `cuMemCreate`: memory of pools and of `cuMemAlloc` has no handle to retain.
 pub(crate) fn has_allocation_handle(region: Region) -> bool {
     let mut handle = 0;
-    // SAFETY: the result has room in `handle`, which is given back.
+    // SAFETY: `handle` receives the result, and is released.
     unsafe { cuMemRetainAllocationHandle(&raw mut handle, region.address as u64).and_then(|()| cuMemRelease(handle)) }.is_ok()
 }
 
@@ -298,7 +299,7 @@ impl Event {
         Ok(Event(event as usize))
     }
 
-    /// Makes `later` wait for what is on `earlier` now.
+    /// Makes `later` wait for the work that `earlier` has now.
     pub(crate) fn order(&self, earlier: Stream, later: Stream) -> Outcome<()> {
         self.record(earlier)?;
         self.await_on(later)
@@ -322,7 +323,7 @@ impl Drop for Event {
     }
 }
 
-/// Enqueues a host function that touches these regions.
+/// Enqueues a host function that accesses these regions.
 pub(crate) fn launch(stream: Stream, function: HostFunction, data: usize, accesses: &[Access]) -> Outcome<()> {
     let data = data as *mut c_void;
     if symbol(c"simgpu_launch_host_func_with_accesses").is_some() {

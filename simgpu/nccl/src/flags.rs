@@ -1,5 +1,6 @@
-//! Abort flags, as of 2.28.9: a communicator's own, or those of its parent where that was configured to share (`splitShare`,
-//! `shrinkShare`). Who aborts raises them for all that hold them: kernels end, and calls that wait inside the library fail.
+//! Abort flags, as of 2.28.9: a communicator's own, or those of its parent if it was configured to share
+//! (`splitShare`, `shrinkShare`). An abort raises them for all communicators that hold them: kernels end, and calls
+//! that wait inside the library fail.
 
 use crate::comm::Comm;
 use crate::report::lock;
@@ -15,7 +16,7 @@ struct State {
 }
 
 impl Flags {
-    /// Adds a communicator, which halts when the flags are raised. Halts it at once where they are.
+    /// Adds a communicator, which halts when the flags are raised, or at once if they are raised already.
     pub(crate) fn hold(&self, comm: &Arc<Comm>) {
         let raised = {
             let mut state = lock(&self.0);
@@ -28,7 +29,7 @@ impl Flags {
         }
     }
 
-    /// Halts all that hold the flags, and whoever comes to hold them later.
+    /// Halts all communicators that hold the flags now or later.
     pub(crate) fn raise(&self) {
         lock(&self.0).raised = true;
         self.holders().iter().for_each(|comm| comm.halt());
@@ -39,7 +40,8 @@ impl Flags {
         self.holders().iter().for_each(|comm| comm.resume());
     }
 
-    /// Waits until the streams are past all launches of those that hold the flags, who share one stream of the device.
+    /// Waits until the streams have passed all launches of the communicators that hold the flags, which share one
+    /// stream of the device.
     pub(crate) fn await_launches(&self) {
         self.holders().iter().for_each(|comm| comm.await_launches());
     }

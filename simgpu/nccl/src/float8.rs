@@ -1,6 +1,6 @@
 //! The two 8-bit floats. Values beyond the largest finite one saturate, as in NVIDIA's conversions.
 
-/// Exponent and mantissa widths and the exponent's bias.
+/// The width of the mantissa, the bias of the exponent and the largest value.
 #[derive(Clone, Copy)]
 pub(crate) struct Format {
     mantissa: u32,
@@ -13,7 +13,7 @@ pub(crate) const E4M3: Format = Format { mantissa: 3, bias: 7, largest: 0x7e };
 /// 1-5-2: like a short `f16`.
 pub(crate) const E5M2: Format = Format { mantissa: 2, bias: 15, largest: 0x7b };
 
-/// The value of eight bits. Exact.
+/// Decodes eight bits, exactly.
 pub(crate) fn decode(format: Format, bits: u8) -> f32 {
     let Format { mantissa, bias, largest } = format;
     let magnitude = bits & 0x7f;
@@ -27,7 +27,7 @@ pub(crate) fn decode(format: Format, bits: u8) -> f32 {
     sign * steps * unit(exponent.max(1) - bias - mantissa as i32)
 }
 
-/// The nearest eight bits, ties to even; what is too large becomes the largest finite value.
+/// Encodes as the nearest eight bits, ties to even; a value that is too large becomes the largest finite value.
 pub(crate) fn encode(format: Format, value: f32) -> u8 {
     let Format { mantissa, bias, largest } = format;
     let bits = value.to_bits();
@@ -39,7 +39,7 @@ pub(crate) fn encode(format: Format, value: f32) -> u8 {
     // The step between two neighbours at this size; values below the normal range all share the smallest one.
     let step = exponent.max(1 - bias) - mantissa as i32;
     let steps = (value.abs() * f32::from_bits(((127 - step) as u32) << 23)).round_ties_even();
-    // Carries of the mantissa into the exponent come out right by themselves.
+    // Carries from the mantissa into the exponent are correct without further steps.
     let encoded = steps as i64 + (i64::from(exponent.max(1 - bias) + bias - 1) << mantissa);
     sign | encoded.min(i64::from(largest)) as u8
 }
@@ -48,7 +48,7 @@ pub(crate) fn encode(format: Format, value: f32) -> u8 {
 mod tests {
     use super::*;
 
-    /// By search through all values: the nearest, ties to the even code.
+    /// Finds the nearest value by searching through all, ties to the even code.
     fn nearest(format: Format, value: f32) -> u8 {
         let sign = if value.is_sign_negative() { 0x80 } else { 0 };
         let largest = f64::from(decode(format, format.largest));

@@ -1,12 +1,13 @@
-//! NCCL's arithmetic, one element after another: integers wrap, floats are rounded to their type after every step, a NaN loses against a
-//! number in minimum and maximum, and an average of floats multiplies each contribution by the rounded reciprocal before the sum.
+//! NCCL's arithmetic, one element after another. Integers wrap. Floats are rounded to their type after every step. In
+//! minimum and maximum a number takes precedence over a NaN. An average of floats multiplies each contribution by the
+//! rounded reciprocal before the sum.
 
 use crate::abi::Kind;
 use crate::float8::{E4M3, E5M2, decode, encode};
 use crate::operation::Fold;
 use half::{bf16, f16};
 
-/// An element as NCCL computes with it.
+/// An element, as NCCL computes with it.
 trait Number: Copy {
     fn read(bytes: &[u8]) -> Self;
     fn write(self, bytes: &mut [u8]);
@@ -14,9 +15,9 @@ trait Number: Copy {
     fn multiply(self, other: Self) -> Self;
     fn largest(self, other: Self) -> Self;
     fn smallest(self, other: Self) -> Self;
-    /// What contributions to an average are multiplied by before the sum: floats only.
+    /// The factor of each contribution to an average, before the sum: floats only.
     fn reciprocal(ranks: usize) -> Option<Self>;
-    /// What the sum of an average is divided by at the end: integers only.
+    /// Divides the sum of an average at the end: integers only.
     fn divide(self, ranks: usize) -> Self;
 }
 
@@ -83,7 +84,7 @@ macro_rules! float {
             }
             fn largest(self, other: Self) -> Self {
                 let (a, b) = (self.widen(), other.widen());
-                // Of two zeros the positive one is larger.
+                // Of two zeros, the positive one is larger.
                 if b.is_nan() || a > b || (a == b && a.is_sign_positive()) { self } else { other }
             }
             fn smallest(self, other: Self) -> Self {
@@ -100,12 +101,12 @@ macro_rules! float {
     )*};
 }
 
-/// The four or eight bytes of a chunk.
+/// Returns the four or eight bytes of a chunk.
 fn whole<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().expect("chunks have the size of the type")
 }
 
-// 8-bit floats are computed with in 16 bits and then shortened.
+// 8-bit floats are computed in 16 bits and then shortened.
 float!(
     f32, f32, Float32, |bytes| f32::from_ne_bytes(whole(bytes)), |value| value.to_ne_bytes(), |exact| exact, |element| element;
     f64, f64, Float64, |bytes| f64::from_ne_bytes(whole(bytes)), |value| value.to_ne_bytes(), |exact| exact, |element| element;
@@ -115,13 +116,13 @@ float!(
     u8, f32, Float8E5M2, |bytes| bytes[0], |value| [value], |exact| encode(E5M2, f16::from_f32(exact).to_f32()), |element| decode(E5M2, element)
 );
 
-/// One rank's elements, and the bits of its scalar where the fold is `PreMulSum`.
+/// One rank's elements, and the bits of its scalar if the fold is `PreMulSum`.
 pub(crate) struct Contribution<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) scalar: u64,
 }
 
-/// Folds what all ranks brought, in the order of the ranks. All have the same length.
+/// Folds the contributions of all ranks, in the order of the ranks. All have the same length.
 pub(crate) fn fold(kind: Kind, fold: Fold, contributions: &[Contribution<'_>]) -> Vec<u8> {
     match kind {
         Kind::I8 => fold_as::<i8>(fold, contributions),

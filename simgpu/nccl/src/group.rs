@@ -1,9 +1,10 @@
-//! Groups: calls between `ncclGroupStart` and `ncclGroupEnd` of one thread happen together, at the end. A call outside of a group is a
-//! group of its own.
+//! Groups: calls between `ncclGroupStart` and `ncclGroupEnd` of one thread are executed together, at the end. A call
+//! outside of a group forms its own group.
 //!
-//! As in 2.28.9 the group of a blocking communicator, and whatever destroys or aborts, runs on the calling thread. That of another runs
-//! on a thread of its own (`progress`): from 2.23.4 on every one, before only those that make, end or connect communicators. Work for
-//! several communicators that waits for peers runs on as many threads.
+//! As in 2.28.9, the group of a blocking communicator, and any call that destroys or aborts, runs on the calling
+//! thread. Groups of other communicators run on their own thread (`progress`): from 2.23.4 on all of them, before that
+//! only those that make, end or connect communicators. Work for several communicators that waits for peers runs on as
+//! many threads.
 
 use crate::abi::Code;
 use crate::comm::Comm;
@@ -20,19 +21,20 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// From here on every group of a communicator that does not block has a thread.
+/// From this version on, every group of a communicator that does not block has a thread.
 const THREAD_FOR_EVERY_GROUP: i32 = 22304;
-/// From here on destroying begins a group, which a failure leaves open.
+/// From this version on, destroying begins a group, which a failure leaves open.
 const GROUPS_OF_DESTROY: i32 = 22403;
-/// From here on a group that goes on is memory of its own.
+/// From this version on, a background group has its own memory.
 const GROUPS_ON_THE_HEAP: i32 = 22703;
 
-/// Something that waits for peers or for the device: making, splitting or ending a communicator.
+/// Work that waits for peers or for the device: making, splitting or ending a communicator.
 pub(crate) struct Task {
-    /// Which communicator says that it is in progress.
+    /// The communicator that reports that it is in progress.
     pub(crate) comm: Arc<Comm>,
     pub(crate) name: &'static str,
-    /// It destroys or aborts the communicator, and so is done when the call returns, whatever the configuration says.
+    /// Whether it destroys or aborts the communicator, and so is done when the call returns, whatever the
+    /// configuration.
     pub(crate) ends: bool,
     pub(crate) work: Box<dyn FnOnce() -> Outcome<()> + Send>,
 }
@@ -57,7 +59,7 @@ impl Entry {
 #[derive(Default)]
 struct Group {
     depth: usize,
-    /// Of these, how many a failed destroy has left open.
+    /// How many of these a failed destroy has left open.
     left_open: usize,
     error: Option<Fault>,
     tasks: Vec<Task>,
@@ -69,7 +71,7 @@ impl Group {
         self.tasks.iter().map(|task| &task.comm).chain(self.entries.iter().map(|entry| &entry.comm))
     }
 
-    /// Whether the group runs on the calling thread; `None` where there is nothing to run.
+    /// Whether the group runs on the calling thread; `None` if there is nothing to run.
     fn blocks(&self) -> Outcome<Option<bool>> {
         let lasting = self.tasks.iter().filter(|task| !task.ends).map(|task| &task.comm);
         let mut modes = lasting.chain(self.entries.iter().map(|entry| &entry.comm)).map(|comm| comm.is_blocking());
@@ -80,7 +82,7 @@ impl Group {
         Ok(if self.tasks.iter().any(|task| task.ends) { Some(true) } else { first })
     }
 
-    /// A failure is every communicator's that does not block.
+    /// Fails every communicator that does not block.
     fn fail(comms: &[Arc<Comm>], fault: &Fault) {
         comms.iter().for_each(|comm| comm.fail_unless_blocking(fault));
     }
@@ -110,7 +112,8 @@ pub(crate) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// A destroy has failed: the group that it began stays open, and later calls of its thread wait in it without a word.
+/// Records a failed destroy: the group that it began stays open, and later calls of its thread are silently queued in
+/// it.
 pub(crate) fn leave_open() {
     if control::version() < GROUPS_OF_DESTROY {
         return;
@@ -121,7 +124,7 @@ pub(crate) fn leave_open() {
     });
 }
 
-/// An error of a call inside of a group makes the whole group fail.
+/// Records an error of a call inside a group, which makes the whole group fail.
 pub(crate) fn note(fault: &Fault) {
     GROUP.with_borrow_mut(|group| {
         if group.depth > 0 {
@@ -130,7 +133,7 @@ pub(crate) fn note(fault: &Fault) {
     });
 }
 
-/// Adds something that waits for peers.
+/// Adds work that waits for peers.
 pub(crate) fn add_task(task: Task) -> Outcome<Code> {
     start();
     GROUP.with_borrow_mut(|group| group.tasks.push(task));
@@ -144,14 +147,14 @@ pub(crate) fn add_call(comm: &Arc<Comm>, stream: usize, name: &'static str, call
     end("")
 }
 
-/// The time that `ncclGroupSimulateEnd` makes up: bytes at 100 GB/s and 5 µs, or none where there is nothing to do.
+/// Returns the time that `ncclGroupSimulateEnd` invents: bytes at 100 GB/s plus 5 µs, or nothing if there is no work.
 pub(crate) fn simulate_end() -> Outcome<f32> {
     let group = close("ncclGroupSimulateEnd")?;
     let bytes: usize = group.entries.iter().map(|entry| entry.call.operation.input.bytes + entry.call.operation.output.bytes).sum();
     Ok(if group.entries.is_empty() { -1.0 } else { 5.0 + bytes as f32 / 1e5 })
 }
 
-/// Ends a group; the outermost end does the work. `name` is empty at the end of a call that is a group of its own.
+/// Ends a group; the outermost end does the work. `name` is empty at the end of a call that forms its own group.
 pub(crate) fn end(name: &'static str) -> Outcome<Code> {
     if depth() > 1 {
         GROUP.with_borrow_mut(|group| group.depth -= 1);
@@ -198,7 +201,7 @@ fn finish_here(tasks: Vec<Task>, entries: Vec<Entry>) -> Outcome<()> {
     launch_all(entries, Inside::acting)
 }
 
-/// Runs a group on a thread of its own, where NCCL does.
+/// Runs a group on its own thread, if NCCL does so.
 fn finish_beside(tasks: Vec<Task>, entries: Vec<Entry>, name: &'static str) -> Outcome<Code> {
     let polls_to_launch = entries.iter().map(|entry| entry.name).chain([name]).map(control::polls).max().unwrap_or(0);
     let polls = tasks.iter().map(|task| control::polls(task.name)).max().unwrap_or(0).max(polls_to_launch);
@@ -222,7 +225,7 @@ fn finish_beside(tasks: Vec<Task>, entries: Vec<Entry>, name: &'static str) -> O
     Ok(Code::IN_PROGRESS)
 }
 
-/// Runs what waits for peers on this thread where there is one thing, else each on a thread of its own.
+/// Runs a single task that waits for peers on this thread, and several tasks each on their own thread.
 fn run_tasks(mut tasks: Vec<Task>) -> Outcome<()> {
     if tasks.len() <= 1 {
         return tasks.pop().map_or(Ok(()), |task| (task.work)());
@@ -254,7 +257,8 @@ fn by_comm(entries: Vec<Entry>) -> Vec<(Arc<Comm>, Vec<Entry>)> {
     split
 }
 
-/// Launches. Whoever does is inside the library: on the communicator too where that is the caller.
+/// Launches the calls. `enter` marks the launching thread as inside the library, and inside the communicator too if it
+/// is the calling thread.
 fn launch_all(entries: Vec<Entry>, enter: fn(&Comm, &'static str) -> Inside) -> Outcome<()> {
     let split = by_comm(entries);
     split.iter().try_for_each(|(comm, entries)| check_self(comm, entries))?;
@@ -272,7 +276,7 @@ fn launch_all(entries: Vec<Entry>, enter: fn(&Comm, &'static str) -> Inside) -> 
     Ok(())
 }
 
-/// A rank that sends to itself has to receive as much in the same group.
+/// Checks that a rank that sends to itself receives as much in the same group.
 fn check_self(comm: &Comm, entries: &[Entry]) -> Outcome<()> {
     let rank = comm.member()?.rank;
     let mut balance: HashMap<Verb, usize> = HashMap::new();

@@ -1,4 +1,4 @@
-//! The cliques of this process, and the door through which ranks of other processes come to them.
+//! The cliques of this process, and the socket through which ranks of other processes reach them.
 
 #![expect(unsafe_code, reason = "device memory is read and written by its address")]
 
@@ -14,7 +14,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// What frames to a hub begin with.
+/// The first words of frames to a hub.
 pub(crate) mod request {
     pub(crate) const SIT: u64 = 0;
     pub(crate) const CONFER: u64 = 1;
@@ -25,27 +25,27 @@ pub(crate) mod request {
     pub(crate) const CONNECT: u64 = 6;
 }
 
-/// What frames from a hub begin with.
+/// The first words of frames from a hub.
 pub(crate) mod answer {
     pub(crate) const DONE: u64 = 0;
     pub(crate) const FAILED: u64 = 1;
     pub(crate) const BROKEN: u64 = 2;
-    /// The process ends in order: who still needs it has lost it, the others need not care.
+    /// The process exits normally: a peer that still needs it has lost it, the others can ignore that.
     pub(crate) const GOODBYE: u64 = 3;
 }
 
 const MAGIC: &[u8; 8] = b"simNCCL1";
 
-/// Where a clique is: which process holds it, and what it is called there.
+/// The location of a clique: the process that holds it, and the name it has there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Names the process: its number and something random.
+    /// Identifies the process: its number and random bytes.
     pub(crate) hub: [u8; 16],
     pub(crate) name: String,
 }
 
 impl Place {
-    /// What a unique id says.
+    /// Reads the place in a unique id.
     pub(crate) fn of(id: &UniqueId) -> Outcome<Place> {
         let words = id.internal.as_chunks::<8>().0;
         if words[0] != *MAGIC {
@@ -56,7 +56,7 @@ impl Place {
         Ok(Place { hub, name: format!("id {}", u64::from_le_bytes(words[3])) })
     }
 
-    /// The address of the hub's door.
+    /// Returns the address of the hub's socket.
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
         let name: String = self.hub.iter().map(|byte| format!("{byte:02x}")).collect();
         SocketAddr::from_abstract_name(format!("simulated-nccl-{name}"))
@@ -66,7 +66,7 @@ impl Place {
 struct Hub {
     name: [u8; 16],
     cliques: Mutex<HashMap<String, Arc<Clique>>>,
-    /// Cliques that were and are no more. A unique id is good for one communicator.
+    /// Names of cliques that have ended. A unique id serves one communicator.
     spent: Mutex<HashSet<String>>,
     issued: Mutex<u64>,
     callers: Mutex<Vec<Arc<Mutex<UnixStream>>>>,
@@ -83,7 +83,7 @@ fn hub() -> &'static Hub {
     })
 }
 
-/// Makes a unique id. The first one opens this process's door.
+/// Makes a unique id. The first one opens this process's socket.
 pub(crate) fn issue() -> Outcome<UniqueId> {
     static DOOR: OnceLock<Result<(), String>> = OnceLock::new();
     let open = || open_door().map_err(|error| error.to_string());
@@ -120,7 +120,7 @@ pub(crate) fn is_here(place: &Place) -> bool {
     HUB.get().is_some_and(|hub| hub.name == place.hub)
 }
 
-/// Takes a seat in a clique of this process, which the first to come founds.
+/// Registers a rank in a clique of this process; the first rank creates the clique.
 pub(crate) fn sit(name: &str, rank: usize, size: usize, notify: Notify) -> Outcome<Arc<Clique>> {
     let hub = hub();
     if lock(&hub.spent).contains(name) {
@@ -133,7 +133,7 @@ pub(crate) fn sit(name: &str, rank: usize, size: usize, notify: Notify) -> Outco
     Ok(clique)
 }
 
-/// Gives up a seat in a clique of this process.
+/// Gives up a rank's place in a clique of this process.
 pub(crate) fn leave(name: &str, clique: &Clique, rank: usize, how: Departure) {
     if clique.leave(rank, how) {
         lock(&hub().cliques).remove(name);
@@ -141,7 +141,7 @@ pub(crate) fn leave(name: &str, clique: &Clique, rank: usize, how: Departure) {
     }
 }
 
-/// Stands in for a rank of another process.
+/// Represents a rank of another process.
 fn attend(caller: &UnixStream) {
     let Ok(writer) = caller.try_clone() else { return };
     let writer = Arc::new(Mutex::new(writer));
@@ -157,7 +157,7 @@ fn attend(caller: &UnixStream) {
                 how = if parser.number() == Some(0) { Departure::Aborted } else { Departure::Destroyed };
                 break;
             }
-            // These wait for others, so they may not hold up what comes after them.
+            // These wait for others, so they must not delay later requests.
             Some(_) => {
                 let (clique, writer) = (clique.clone(), writer.clone());
                 std::thread::spawn(move || serve(&clique, rank, &frame, &writer));
@@ -199,7 +199,7 @@ fn reply(writer: &Mutex<UnixStream>, ticket: u64, blobs: Outcome<Vec<Vec<u8>>>) 
         Ok(blobs) => Frame::default().number(answer::DONE).number(ticket).list(&blobs, |frame, blob| frame.bytes(blob)),
         Err(fault) => put_fault(Frame::default().number(answer::FAILED).number(ticket), &fault),
     };
-    // A caller that is gone needs no answer.
+    // A caller that has ended needs no answer.
     let _ = frame.send(&*lock(writer));
 }
 
@@ -228,10 +228,10 @@ fn run(clique: &Clique, rank: usize, parser: &mut Parser<'_>) -> Option<Outcome<
     })
 }
 
-/// Writes down an operation with the bytes it reads.
+/// Encodes an operation with the bytes it reads.
 ///
 /// # Safety
-/// Its input must be live memory that no one writes to during the call.
+/// Its input must be live memory that no thread writes to during the call.
 pub(crate) unsafe fn put_operation(frame: Frame, operation: &Operation) -> Frame {
     let Signature { verb, count, kind, fold, root } = operation.signature;
     let numbers = [verb as u64, count as u64, kind as u64, fold as u64, root as u64, operation.scalar, operation.output.bytes as u64];

@@ -1,5 +1,5 @@
-//! How communicators are made: from a unique id, or from another communicator. A child is its parent's work, and blocks by its own
-//! configuration, as in all releases that split.
+//! Makes communicators: from a unique id, or from another communicator. The work for a child belongs to its parent;
+//! the child blocks by its own configuration, as in all releases that split.
 
 use crate::abi::{Code, Config, UniqueId};
 use crate::comm::Comm;
@@ -13,18 +13,18 @@ use crate::report::{lock, report};
 use crate::wire::{Frame, Parser};
 use std::sync::{Arc, OnceLock};
 
-/// Where the handle of a new communicator goes.
+/// The variable that receives the handle of a new communicator.
 #[derive(Clone, Copy)]
 pub(crate) struct Target(pub(crate) *mut crate::abi::Handle);
 
-// SAFETY: NCCL's rule is the same: the variable has to live until the call is complete, and only the thread of the group writes to it, which whoever ends
-// the call early waits for.
+// SAFETY: NCCL has the same rule: the variable has to live until the call is complete. Only the thread of the group
+// writes to it, and a caller that ends the call early waits for that thread.
 #[expect(unsafe_code, reason = "the caller's variable is written when the call is complete, by the thread that completes it")]
 unsafe impl Send for Target {}
 
 impl Target {
     /// # Safety
-    /// The caller's variable must still be there.
+    /// The caller's variable must still exist.
     #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
     pub(crate) unsafe fn set(self, comm: &Arc<Comm>) {
         // SAFETY: promised by the caller.
@@ -32,7 +32,7 @@ impl Target {
     }
 }
 
-/// What a rank tells its peers when it joins.
+/// The data that a rank sends to its peers when it joins.
 struct Introduction {
     version: i32,
     host: String,
@@ -42,7 +42,7 @@ struct Introduction {
 }
 
 fn host() -> &'static str {
-    // As with NCCL it is looked up once per process.
+    // As with NCCL, it is read once per process.
     static HOST: OnceLock<String> = OnceLock::new();
     HOST.get_or_init(|| std::env::var("NCCL_HOSTID").unwrap_or_default())
 }
@@ -65,7 +65,7 @@ fn meet(words: &[u8]) -> Option<Introduction> {
     Some(Introduction { version, host, uuid, device, shares_device: shares != 0 })
 }
 
-/// Waits for all ranks and checks that they fit together; all come to the same conclusion.
+/// Waits for all ranks and checks that they are compatible; all come to the same result.
 fn greet(link: &Link, size: usize, device: &Device) -> Outcome<()> {
     let everyone: Vec<usize> = (0..size).collect();
     let heard = link.confer(&everyone, "hello", introduce(device))?;
@@ -79,7 +79,7 @@ fn greet(link: &Link, size: usize, device: &Device) -> Outcome<()> {
     check_devices(&ranks, link.rank)
 }
 
-/// Fails a rank that shares its device, and with it the others: those learn only that peers are gone.
+/// Fails a rank that shares its device; the others then fail too, and learn only that peers are lost.
 fn check_devices(ranks: &[Introduction], me: usize) -> Outcome<()> {
     let same = |a: &Introduction, b: &Introduction| a.uuid == b.uuid && a.host == b.host && !(a.shares_device && b.shares_device);
     let twin = |of: usize| (0..ranks.len()).find(|&other| other != of && same(&ranks[of], &ranks[other]));
@@ -97,14 +97,14 @@ fn check_devices(ranks: &[Introduction], me: usize) -> Outcome<()> {
     }
 }
 
-/// A new member: opens the way to the clique, takes the place and meets the others.
+/// Joins a clique: opens the link to it, takes the rank's place and meets the others.
 fn join(comm: &Arc<Comm>, place: Place, rank: usize, size: usize) -> Outcome<()> {
     let link = Link::open(place, rank, size, comm.listener())?;
     comm.settle(rank, size, link.clone())?;
     greet(&link, size, &comm.device)
 }
 
-/// What has to be true of a rank and a number of ranks.
+/// Checks a rank and a number of ranks.
 pub(crate) fn check_rank(rank: i32, size: i32) -> Outcome<(usize, usize)> {
     match (usize::try_from(rank), usize::try_from(size)) {
         (Ok(rank), Ok(size)) if rank < size => Ok((rank, size)),
@@ -112,10 +112,10 @@ pub(crate) fn check_rank(rank: i32, size: i32) -> Outcome<(usize, usize)> {
     }
 }
 
-/// Joins the communicator of a unique id. The handle is valid at once, the communicator is not.
+/// Joins the communicator of a unique id. The handle is valid at once, the communicator only later.
 ///
 /// # Safety
-/// The target can be written to.
+/// The target is valid for writes.
 #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
 pub(crate) unsafe fn from_id(
     target: Target,
@@ -134,15 +134,15 @@ pub(crate) unsafe fn from_id(
     group::add_task(Task { comm, name, ends: false, work: Box::new(work) })
 }
 
-/// The number of a child: the n-th one is the same on all ranks.
+/// Returns the number of a child: the n-th child is the same on all ranks.
 fn next_child(parent: &Comm) -> usize {
     let mut resources = lock(&parent.resources);
     resources.children += 1;
     resources.children
 }
 
-/// A communicator made from a parent, on the parent's hub. As with NCCL the handle is there in the end even where making it failed: what can
-/// be done with it then is to abort it.
+/// Makes a communicator from a parent, on the parent's hub. As with NCCL, the handle exists in the end even if making
+/// it failed; it can then only be aborted.
 fn bear(parent: &Arc<Comm>, child: Arc<Comm>, place: Place, rank: usize, size: usize, target: Target) -> Outcome<()> {
     let outcome = connect_child(parent, &child, place, rank, size);
     if outcome.is_err() {
@@ -152,7 +152,7 @@ fn bear(parent: &Arc<Comm>, child: Arc<Comm>, place: Place, rank: usize, size: u
     outcome
 }
 
-/// Hands out a child that could not be made.
+/// Returns to the caller a child that could not be made.
 fn lose(child: Option<&Arc<Comm>>, target: Target) {
     if let Some(child) = child {
         child.never_made();
@@ -162,8 +162,8 @@ fn lose(child: Option<&Arc<Comm>>, target: Target) {
 
 fn hand_out(child: &Arc<Comm>, target: Target) {
     #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
-    // SAFETY: the call is complete only when its job ends, and an abort of the parent waits for that, so the caller still keeps the
-    // variable.
+    // SAFETY: the call is complete only when its job ends, and an abort of the parent waits for that, so the caller
+    // still keeps the variable.
     unsafe {
         target.set(child);
     }
@@ -179,8 +179,8 @@ fn connect_child(parent: &Arc<Comm>, child: &Arc<Comm>, place: Place, rank: usiz
     Ok(())
 }
 
-/// Splits a communicator by colour; ranks are ordered by key. Ranks of no colour take part and get no child. The work is the parent's, and
-/// so is its progress, whatever the child's configuration says.
+/// Splits a communicator by colour; ranks are ordered by key. Ranks without a colour take part and get no child. The
+/// work and its progress belong to the parent, whatever the child's configuration.
 pub(crate) fn by_split(parent: &Arc<Comm>, (color, key): (i32, i32), target: Target, child: Option<Arc<Comm>>) -> Outcome<Code> {
     let meeting = format!("split {}", next_child(parent));
     let splitting = parent.clone();
@@ -226,10 +226,11 @@ pub(crate) fn by_shrink(parent: &Arc<Comm>, excluded: &[usize], target: Target, 
     group::add_task(Task { comm: parent.clone(), name: "ncclCommShrink", ends: false, work: Box::new(work) })
 }
 
-/// Makes a larger communicator of which the parent's ranks are the first. The new handle is valid at once, and says when it is ready.
+/// Makes a larger communicator that begins with the parent's ranks. The new handle is valid at once, and reports when
+/// it is ready.
 ///
 /// # Safety
-/// The target can be written to.
+/// The target is valid for writes.
 #[expect(unsafe_code, reason = "the caller's variable is written by its address")]
 pub(crate) unsafe fn by_growth(parent: &Arc<Comm>, size: usize, id: Option<UniqueId>, target: Target, config: Config) -> Outcome<Code> {
     let meeting = format!("grow {}", next_child(parent));

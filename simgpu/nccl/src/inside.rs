@@ -1,5 +1,6 @@
-//! Who is inside the library: NCCL wants one thread at a time per communicator, and per device. From 2.26 on it calls the latter "host
-//! threads racing to launch", where it notices. A launch that goes on in the background is as much inside as a call.
+//! Tracks the threads inside the library: NCCL allows one at a time per communicator, and per device. From 2.26 on it
+//! reports the latter as "host threads racing to launch", if it notices. A launch that runs in the background counts
+//! like a call.
 
 use crate::comm::Comm;
 use crate::control;
@@ -17,27 +18,27 @@ enum Place {
 struct Visit {
     thread: ThreadId,
     name: &'static str,
-    /// Calls of one thread may contain each other.
+    /// Calls of one thread may be nested.
     depth: usize,
 }
 
 static VISITS: Mutex<Option<HashMap<Place, Visit>>> = Mutex::new(None);
 
-/// A thread is inside until this is dropped.
+/// A guard that marks a thread as inside until it is dropped.
 pub(crate) struct Inside(Vec<Place>);
 
 impl Inside {
-    /// A call that only asks something of a communicator.
+    /// Enters for a call that only queries a communicator.
     pub(crate) fn asking(comm: &Comm, name: &'static str) -> Inside {
         Inside::enter(&[Place::Communicator(comm.handle)], name)
     }
 
-    /// A call that makes a communicator or its device do something.
+    /// Enters for a call that makes a communicator or its device do something.
     pub(crate) fn acting(comm: &Comm, name: &'static str) -> Inside {
         Inside::enter(&[Place::Communicator(comm.handle), Place::Device(comm.device.ordinal)], name)
     }
 
-    /// A launch, for whichever communicator: NCCL calls two at a time on one device host threads racing.
+    /// Enters for a launch on any communicator: NCCL reports two at a time on one device as racing host threads.
     pub(crate) fn launching(comm: &Comm, name: &'static str) -> Inside {
         Inside::enter(&[Place::Device(comm.device.ordinal)], name)
     }
@@ -58,14 +59,14 @@ impl Inside {
         let inside = Inside(entered.copied().collect());
         let outermost = places.iter().all(|place| visits[place].depth == 1);
         drop(guard);
-        // Where a test wants calls to meet.
+        // A test may want calls to overlap.
         if outermost {
             std::thread::sleep(control::linger());
         }
         inside
     }
 
-    /// Notes an abort while another thread is inside on the same communicator.
+    /// Records an abort while another thread is inside the same communicator.
     pub(crate) fn aborting(comm: &Comm) {
         let visits = lock(&VISITS);
         let visit = visits.as_ref().and_then(|visits| visits.get(&Place::Communicator(comm.handle)));

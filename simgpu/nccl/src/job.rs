@@ -1,5 +1,5 @@
-//! Launches: what a stream is asked to call, and what it finds when it does. A captured launch is held by its graph, through a user object,
-//! as of 2.11.
+//! Launches: what a stream calls, and what that call runs. A captured launch is held by its graph, through a user
+//! object, as of 2.11.
 
 #![expect(unsafe_code, reason = "device memory is read and written by its address")]
 
@@ -15,27 +15,28 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-/// An operation whose scalar may be known only when it runs.
+/// An operation whose scalar may be unknown until it runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
-    /// Where the scalar of `PreMulSum` is, if it is on the device.
+    /// The address of the scalar of `PreMulSum`, if it is on the device.
     pub(crate) scalar_at: Option<usize>,
-    /// The buffers are no memory of the device. Such a kernel does nothing, and never meets its peers.
+    /// Whether the buffers are not device memory. Such a kernel does nothing and never meets its peers.
     pub(crate) faults: bool,
 }
 
 struct Job {
     comm: Arc<Comm>,
     calls: Vec<Call>,
-    /// Part of a graph: it runs as often as the graph does, and is kept for as long as the graph lives.
+    /// Whether it is part of a graph: it runs at each launch of the graph, and is kept as long as the graph lives.
     captured: bool,
 }
 
 static JOBS: Mutex<Option<HashMap<usize, Arc<Job>>>> = Mutex::new(None);
 static ISSUED: Mutex<usize> = Mutex::new(0);
 
-/// Puts the calls of one communicator on a stream, as one launch. Where the group used other streams too, they wait for it and it for them.
+/// Enqueues the calls of one communicator on a stream, as one launch. If the group used more streams, they wait for it
+/// and it waits for them.
 pub(crate) fn launch(comm: &Arc<Comm>, streams: &[usize], calls: Vec<Call>) -> Outcome<()> {
     let _there = comm.device.enter()?;
     let stream = streams[0] as Stream;
@@ -67,7 +68,7 @@ pub(crate) fn launch(comm: &Arc<Comm>, streams: &[usize], calls: Vec<Call>) -> O
     mark(comm, stream, captured)
 }
 
-/// Launches of one communicator run in the order of their calls, on whichever streams.
+/// Orders the launches of one communicator like their calls, on any streams.
 fn follow(comm: &Comm, stream: Stream, captured: bool) -> Outcome<()> {
     match &lock(&comm.resources).order {
         Some((last, event)) if *last != stream as usize && !captured => event.await_on(stream),
@@ -111,7 +112,7 @@ fn forget(number: usize) -> Option<Arc<Job>> {
     lock(&JOBS).get_or_insert_default().remove(&number)
 }
 
-/// The graph of a captured launch is gone: its communicator may go too.
+/// Forgets a captured launch whose graph is destroyed: its communicator may end too.
 extern "C" fn release(data: *mut c_void) {
     if let Some(job) = forget(data as usize) {
         job.comm.release();
@@ -154,19 +155,19 @@ impl Call {
     fn resolve(&self) -> Operation {
         let Some(address) = self.scalar_at else { return self.operation };
         let kind = self.operation.signature.kind;
-        // SAFETY: the user promised a scalar of this type there, for as long as collectives that use it run.
+        // SAFETY: the user promised a scalar of this type at this address, for as long as collectives that use it run.
         Operation { scalar: scalar_bits(kind, unsafe { bytes(Region { address, bytes: kind.size() }) }), ..self.operation }
     }
 }
 
-/// The bits of a scalar, at the beginning of the word as in memory.
+/// Returns the bits of a scalar, at the beginning of the word as in memory.
 pub(crate) fn scalar_bits(kind: Kind, value: &[u8]) -> u64 {
     let mut bits = [0; 8];
     bits[..kind.size()].copy_from_slice(&value[..kind.size()]);
     u64::from_ne_bytes(bits)
 }
 
-/// The operation that NCCL before 2.29.7 runs where one rank is alone and averages: it drops the end of what it should write.
+/// Returns the operation that NCCL before 2.29.7 runs if a single rank averages: it drops the end of the output.
 pub(crate) fn with_lost_tail(operation: Operation, size: usize) -> Operation {
     let affected = size == 1 && operation.signature.fold == Fold::Avg && operation.signature.verb.reduces();
     if !affected || !(22705..22907).contains(&control::version()) {

@@ -1,4 +1,4 @@
-//! A rank's way to its clique: a call where the clique is in this process, a socket where it is in another.
+//! A rank's connection to its clique: direct calls if the clique is in this process, a socket if it is in another.
 
 #![expect(unsafe_code, reason = "device memory is read and written by its address")]
 
@@ -40,15 +40,15 @@ struct Remote {
 #[derive(Default)]
 struct RemoteState {
     issued: u64,
-    /// What was asked, and the answer once it is there.
+    /// The open requests, each with its answer once it has arrived.
     asked: HashMap<u64, Option<Outcome<Vec<Vec<u8>>>>>,
     revoked: bool,
     left: bool,
-    /// The abort flags are raised.
+    /// Whether the abort flags are raised.
     halted: bool,
-    /// The process that holds the clique is gone.
+    /// Whether the process that holds the clique is lost.
     lost: bool,
-    /// It said so before, which matters only to those who still need it.
+    /// Whether that process announced its end, which matters only to ranks that still need it.
     goodbye: bool,
 }
 
@@ -74,7 +74,7 @@ impl Link {
         Ok(Link { place, rank, way: Way::Away(remote) })
     }
 
-    /// Tells all `participants` something and waits for what each of them says.
+    /// Sends `words` to all `participants` and waits for the words of each.
     pub(crate) fn confer(&self, participants: &[usize], name: &str, words: Vec<u8>) -> Outcome<Vec<Vec<u8>>> {
         match &self.way {
             Way::Here(clique) => clique.confer(self.rank, participants, name, words),
@@ -102,7 +102,7 @@ impl Link {
     /// Runs the operations of one launch; see [`Clique::run`].
     ///
     /// # Safety
-    /// All regions must be live memory until this returns, which no one else touches.
+    /// All regions must be live memory until this returns, and no other thread may access them.
     pub(crate) unsafe fn run(&self, operations: &[Operation]) -> Result<(), Stopped> {
         match &self.way {
             Way::Here(clique) => clique.run(self.rank, operations),
@@ -112,7 +112,7 @@ impl Link {
                 let ticket = remote.ask(request::RUN, put);
                 let outputs = remote.wait(ticket, |state| state.left || state.halted || state.revoked)?.map_err(|_| Stopped)?;
                 for (operation, output) in operations.iter().zip(&outputs) {
-                    // SAFETY: promised by the caller; the output is memory of our own.
+                    // SAFETY: promised by the caller; the output is this function's own memory.
                     unsafe { fill(operation.output, output) };
                 }
                 Ok(())
@@ -120,7 +120,7 @@ impl Link {
         }
     }
 
-    /// Goes on after it was halted; a rank that is revoked may confer and nothing else.
+    /// Continues after a halt. A rank that is revoked may confer and nothing else.
     pub(crate) fn resume(&self, revoked: bool) {
         match &self.way {
             Way::Here(clique) => clique.resume(self.rank, revoked),
@@ -134,7 +134,7 @@ impl Link {
         }
     }
 
-    /// Stops this rank's work and its waiting for others; the place is kept.
+    /// Stops this rank's work and its waits for others; the place is kept.
     pub(crate) fn halt(&self) {
         match &self.way {
             Way::Here(clique) => clique.halt(self.rank),
@@ -150,7 +150,7 @@ impl Link {
     pub(crate) fn leave(&self, how: Departure) {
         match &self.way {
             Way::Here(clique) => {
-                // This process may end next, and other processes have to get what the clique did for them.
+                // This process may end next, and other processes have to get the results of the clique.
                 if how == Departure::Destroyed {
                     clique.errands.wait();
                 }
@@ -181,7 +181,7 @@ fn parse_answer(frame: &[u8]) -> Option<(u64, Outcome<Vec<Vec<u8>>>)> {
 impl Remote {
     fn send(&self, frame: &Frame) {
         let _turn = lock(&self.writer);
-        // Where the hub is gone the listener says so.
+        // If the hub is lost, the receiving thread reports it.
         let _ = frame.send(&self.socket);
     }
 
@@ -201,7 +201,7 @@ impl Remote {
         ticket
     }
 
-    /// Waits for an answer, unless `stop` says that none is wanted any more.
+    /// Waits for an answer until `stop` returns true.
     fn wait(&self, ticket: u64, stop: impl Fn(&RemoteState) -> bool) -> Result<Outcome<Vec<Vec<u8>>>, Stopped> {
         let mut state = lock(&self.state);
         loop {
@@ -216,7 +216,8 @@ impl Remote {
         }
     }
 
-    /// What ranks have answered each other, unless this one is aborted or the place where they meet is gone.
+    /// Returns the ranks' answers to each other, unless this rank is aborted or the process that holds the clique is
+    /// lost.
     fn answer(&self, ticket: u64) -> Outcome<Vec<Vec<u8>>> {
         let is_over = |state: &RemoteState| state.left || state.halted || state.lost && !control::deaths_are_silent();
         self.wait(ticket, is_over).unwrap_or_else(|Stopped| {

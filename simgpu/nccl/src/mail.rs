@@ -21,15 +21,15 @@ struct Lane {
 pub(crate) struct Mail {
     issued: u64,
     open: HashSet<u64>,
-    /// By sender and receiver.
+    /// The lanes, by sender and receiver.
     lanes: HashMap<(usize, usize), Lane>,
 }
 
 impl Mail {
-    /// Posts one side of a transfer; whoever comes second moves the bytes.
+    /// Posts one side of a transfer; the second side to come moves the bytes.
     ///
     /// # Errors
-    /// Where the two sides differ in size.
+    /// If the two sides differ in size.
     pub(crate) fn post(&mut self, rank: usize, operation: &Operation) -> Result<u64, String> {
         self.issued += 1;
         let post = Post { ticket: self.issued, operation: *operation };
@@ -48,8 +48,8 @@ impl Mail {
             let (sent, received) = (from.bytes, into.bytes);
             return Err(format!("rank {} sends {sent} bytes to rank {}, which receives {received}", pair.0, pair.1));
         }
-        // SAFETY: both sides were checked when the calls were made, and both ranks wait, under the lock that is held now, until their
-        // tickets are closed or withdrawn.
+        // SAFETY: both sides were checked when the calls were made, and both ranks wait, under the lock that is held
+        // now, until their tickets are closed or withdrawn.
         unsafe { copy(from, into) };
         self.open.remove(&other.ticket);
         Ok(post.ticket)
@@ -59,7 +59,7 @@ impl Mail {
         self.open.contains(&ticket)
     }
 
-    /// Takes back what is still open.
+    /// Withdraws transfers that are still open.
     pub(crate) fn withdraw(&mut self, tickets: &[u64]) {
         for lane in self.lanes.values_mut() {
             lane.sends.retain(|post| !tickets.contains(&post.ticket));
@@ -68,7 +68,7 @@ impl Mail {
         self.open.retain(|ticket| !tickets.contains(ticket));
     }
 
-    /// Who waits for a rank, in words.
+    /// Describes the rank that waits for another rank.
     pub(crate) fn waiting_for(&self, rank: usize) -> Option<String> {
         self.lanes.iter().find_map(|(&(from, to), lane)| {
             let waits_to_send = to == rank && from != rank && !lane.sends.is_empty();

@@ -1,8 +1,8 @@
-//! One call's worth of communication, as a rank brings it to its clique.
+//! One call's communication, as a rank passes it to its clique.
 
 use crate::abi::Kind;
 
-/// What is done with the bytes.
+/// The operation on the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Verb {
@@ -19,7 +19,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// All of them, by number.
+    /// All verbs, by number.
     pub(crate) const ALL: [Verb; 10] = [
         Verb::AllReduce,
         Verb::Reduce,
@@ -45,7 +45,7 @@ impl Verb {
         matches!(self, Verb::Send | Verb::Recv)
     }
 
-    /// Elements that rank `rank` of `size` reads, given the count of the call.
+    /// Returns the elements that rank `rank` of `size` reads, for the count of the call.
     #[must_use]
     pub(crate) fn reads(self, rank: usize, root: usize, size: usize, count: usize) -> usize {
         match self {
@@ -57,7 +57,7 @@ impl Verb {
         }
     }
 
-    /// Elements that rank `rank` of `size` writes, given the count of the call.
+    /// Returns the elements that rank `rank` of `size` writes, for the count of the call.
     #[must_use]
     pub(crate) fn writes(self, rank: usize, root: usize, size: usize, count: usize) -> usize {
         match self {
@@ -69,8 +69,8 @@ impl Verb {
         }
     }
 
-    /// Bytes that rank `rank` of `size` sends, by the plain algorithms that performance is counted with: rings for reductions, gathers and
-    /// broadcasts, direct sends for the rest. `bytes` is those of the count of the call.
+    /// Returns the bytes that rank `rank` of `size` sends by the plain algorithms used to compute bandwidth: rings for
+    /// reductions, gathers and broadcasts, direct sends for the rest. `bytes` is the size of the call's count.
     #[must_use]
     pub(crate) fn sends(self, rank: usize, root: usize, size: usize, bytes: usize) -> usize {
         let others = size - 1;
@@ -86,7 +86,7 @@ impl Verb {
     }
 }
 
-/// How elements are folded.
+/// The operator that folds elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Fold {
@@ -95,27 +95,27 @@ pub(crate) enum Fold {
     Max = 2,
     Min = 3,
     Avg = 4,
-    /// Each rank multiplies by a scalar of its own before the sum.
+    /// Each rank multiplies by its own scalar before the sum.
     PreMulSum = 5,
 }
 
 impl Fold {
-    /// All of them, by number.
+    /// All folds, by number.
     pub(crate) const ALL: [Fold; 6] = [Fold::Sum, Fold::Prod, Fold::Max, Fold::Min, Fold::Avg, Fold::PreMulSum];
 }
 
-/// What all ranks have to agree about.
+/// The part of a call on which all ranks have to agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
-    /// What is done.
+    /// The operation.
     pub(crate) verb: Verb,
-    /// Elements, as in the call.
+    /// The elements, as in the call.
     pub(crate) count: usize,
-    /// Their type.
+    /// The element type.
     pub(crate) kind: Kind,
-    /// How they are folded; `Sum` where nothing is.
+    /// The fold; `Sum` if nothing is folded.
     pub(crate) fold: Fold,
-    /// The root, or the peer of a send or receive; 0 where there is none.
+    /// The root, or the peer of a send or receive; 0 if there is none.
     pub(crate) root: usize,
 }
 
@@ -130,23 +130,23 @@ impl std::fmt::Display for Signature {
     }
 }
 
-/// Bytes of device memory, which is memory of this process.
+/// A range of device memory, which is memory of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// Where they begin.
+    /// Its address.
     pub(crate) address: usize,
-    /// How many there are.
+    /// Its length.
     pub(crate) bytes: usize,
 }
 
 /// One call of one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
-    /// What the others have to agree with.
+    /// The part that has to match the other ranks.
     pub signature: Signature,
-    /// What is read.
+    /// The input.
     pub(crate) input: Region,
-    /// What is written; may be shorter than the result, whose end is then dropped.
+    /// The output; may be shorter than the result, whose end is then dropped.
     pub(crate) output: Region,
     /// The bits of the scalar of `PreMulSum`.
     pub(crate) scalar: u64,

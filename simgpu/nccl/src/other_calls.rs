@@ -52,12 +52,12 @@ pub extern "C" fn ncclGetLastError(_comm: Handle) -> *const c_char {
     report::last().as_ptr()
 }
 
-/// The key of this process, where one was set.
+/// The key of this process, if one was set.
 static ENCRYPTION_KEY: Mutex<String> = Mutex::new(String::new());
-/// The fewest bytes of a key; NCCL has such a bound, too.
+/// The smallest number of bytes of a key; NCCL has such a bound, too.
 const LEAST_KEY: usize = 32;
 
-/// The key that this process encrypts with; empty where there is none.
+/// Returns the key that this process encrypts with, or an empty text if there is none.
 pub(crate) fn encryption_key() -> String {
     lock(&ENCRYPTION_KEY).clone()
 }
@@ -66,7 +66,7 @@ pub(crate) fn encryption_key() -> String {
 pub unsafe extern "C" fn ncclSetEncryption(config: *const EncryptionConfig) -> c_int {
     call("ncclSetEncryption", || {
         check_pointer(config, "ncclSetEncryption", "config")?;
-        // SAFETY: the pointer is not null, and what it points to is what the header says.
+        // SAFETY: the pointer is not null, and points to what the header declares.
         let config = unsafe { config.read() };
         if config.magic != CONFIG_MAGIC || config.size != size_of::<EncryptionConfig>() {
             return Err(Fault::argument("ncclSetEncryption: config not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER"));
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn ncclSetEncryption(config: *const EncryptionConfig) -> c
         let key = match config.mode {
             0 => String::new(),
             1 if config.psk.is_null() => return Err(Fault::argument("ncclSetEncryption: NCCL_ENCRYPTION_MODE_PSK requires config->psk")),
-            // SAFETY: the pointer is not null, and a string by the header.
+            // SAFETY: the pointer is not null, and the header declares it a string.
             1 => unsafe { CStr::from_ptr(config.psk) }.to_string_lossy().into_owned(),
             mode => return Err(Fault::argument(format!("ncclSetEncryption: config->mode={mode} is not a supported encryption mode"))),
         };
@@ -86,11 +86,11 @@ pub unsafe extern "C" fn ncclSetEncryption(config: *const EncryptionConfig) -> c
     })
 }
 
-/// What was handed out, and what it really is: the address is rounded up to a page, as windows need it.
+/// The addresses handed out, each with the real allocation: the address is rounded up to a page, as windows require.
 static MEMORY: Mutex<BTreeMap<usize, (u64, usize)>> = Mutex::new(BTreeMap::new());
 const PAGE: usize = 4096;
 
-/// How many allocations of `ncclMemAlloc` are alive.
+/// Returns the number of live allocations of `ncclMemAlloc`.
 pub(crate) fn allocations() -> usize {
     lock(&MEMORY).len()
 }
@@ -162,14 +162,15 @@ pub unsafe extern "C" fn ncclCommDeregister(comm: Handle, handle: *mut c_void) -
     })
 }
 
-/// Where the handle of a window goes.
+/// The variable that receives the handle of a window.
 struct WindowTarget(*mut *mut c_void);
-// SAFETY: NCCL's rule is the same: the variable has to live until the call is complete, and only the group's thread writes to it, which an abort waits for.
+// SAFETY: NCCL has the same rule: the variable has to live until the call is complete, and only the group's thread
+// writes to it, which an abort waits for.
 unsafe impl Send for WindowTarget {}
 
 impl WindowTarget {
     /// # Safety
-    /// The caller's variable must still be there.
+    /// The caller's variable must still exist.
     unsafe fn set(self, token: usize) -> Outcome<()> {
         // SAFETY: promised by the caller.
         unsafe { self.0.write(token as *mut c_void) };
@@ -201,12 +202,13 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
         // SAFETY: the call is complete only when this ends, so the caller still keeps the variable.
         let work = move || unsafe { target.set(register_window(&registering, region)?) };
         let code = group::add_task(Task { comm, name: "ncclCommWindowRegister", ends: false, work: Box::new(work) })?;
-        // As with splits the call itself does not say that it goes on.
+        // As with splits, the call itself does not report that it is in progress.
         Ok(if code == Code::IN_PROGRESS { Code::SUCCESS } else { code })
     })
 }
 
-/// Registers a window with all ranks. What one of them cannot register fails there, after which the others wait for it until they abort.
+/// Registers a window with all ranks. A rank that cannot register it fails; the others then wait for it until they
+/// abort.
 fn register_window(comm: &Comm, region: Region) -> Outcome<usize> {
     let _there = comm.device.enter()?;
     let member = comm.member()?;
@@ -277,7 +279,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     comm: Handle,
 ) -> c_int {
     call("ncclRedOpCreatePreMulSum", || {
-        // Numbers of one communicator mean nothing to another.
+        // The numbers of one communicator are unknown to another.
         static ISSUED: AtomicI32 = AtomicI32::new(5);
         let (comm, _inside) = acting(comm, "ncclRedOpCreatePreMulSum")?;
         check_pointer(op, "ncclRedOpCreatePreMulSum", "op")?;

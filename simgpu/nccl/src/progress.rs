@@ -1,5 +1,5 @@
-//! A group that goes on in the background, as of 2.23.4: a thread of its own, which the first poll that sees its end joins. Up to 2.26 it
-//! lives in the local storage of the thread that called.
+//! A group that runs in the background, as of 2.23.4: on its own thread, which the first poll that sees its end joins.
+//! Up to 2.26 the group lives in the local storage of the calling thread.
 
 use crate::abi::Code;
 use crate::fault::{Fault, Outcome};
@@ -15,14 +15,14 @@ pub(crate) struct Progress {
 }
 
 struct State {
-    /// How many polls are still answered with "in progress", whatever has happened.
+    /// The number of polls still to be answered with "in progress", in any case.
     polls: u32,
     abandoned: bool,
     outcome: Option<Outcome<()>>,
 }
 
 impl Progress {
-    /// Begins work on a thread of its own.
+    /// Begins work on its own thread.
     pub(crate) fn start(polls: u32, work: impl FnOnce(&Progress) -> Outcome<()> + Send + 'static) -> Outcome<Arc<Progress>> {
         let state = State { polls, abandoned: false, outcome: None };
         let progress = Arc::new(Progress { state: Mutex::new(state), changed: Condvar::new(), thread: Mutex::default() });
@@ -38,7 +38,8 @@ impl Progress {
         Ok(progress)
     }
 
-    /// Waits until so many polls were answered as a test wanted. Fails where the communicator is aborted in the meantime.
+    /// Waits until the number of polls that a test set is answered. Fails if the communicator is aborted in the
+    /// meantime.
     pub(crate) fn await_polls(&self) -> Outcome<()> {
         let mut state = lock(&self.state);
         while state.polls > 0 && !state.abandoned {
@@ -47,7 +48,7 @@ impl Progress {
         if state.abandoned { Err(Fault::new(Code::INTERNAL_ERROR, "the communicator was aborted")) } else { Ok(()) }
     }
 
-    /// How it ended, if it has.
+    /// Returns the group's outcome, if it has ended.
     pub(crate) fn poll(&self, counts: bool) -> Option<Outcome<()>> {
         let mut state = lock(&self.state);
         if state.polls == 0 {
@@ -58,7 +59,7 @@ impl Progress {
         None
     }
 
-    /// Joins the thread, unless that was done.
+    /// Joins the thread, unless it is joined already.
     pub(crate) fn join(&self) {
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
@@ -66,7 +67,7 @@ impl Progress {
         }
     }
 
-    /// Ends its waiting for polls, and joins it.
+    /// Ends its wait for polls, and joins it.
     pub(crate) fn abandon(&self) {
         lock(&self.state).abandoned = true;
         self.changed.notify_all();
@@ -78,7 +79,7 @@ impl Progress {
     }
 }
 
-/// What a thread's local storage holds of its last group in the background.
+/// The last background group in a thread's local storage.
 struct Last(Weak<Progress>);
 
 impl Last {
@@ -99,12 +100,13 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-/// Where groups live in the local storage of their threads: a thread begins one, and may not while its last is not joined.
+/// Begins a group in the local storage of its thread, which is not allowed while the thread's last group is not
+/// joined.
 pub(crate) fn occupy_local_storage(progress: Option<&Arc<Progress>>) {
     LAST.with_borrow_mut(|last| {
         if last.as_ref().is_some_and(Last::is_alive) {
             report("a thread began a group before its last one was joined: up to 2.26 both live in one place of its local storage");
-            // Its end is not worth a second report.
+            // Its end needs no second report.
             std::mem::forget(last.take());
         }
         if let Some(progress) = progress {

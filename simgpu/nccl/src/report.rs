@@ -1,16 +1,17 @@
-//! What the simulation saw its users do wrong, and the text of the last error.
+//! The misuses that the simulation has found, and the text of the last error.
 
 use std::ffi::CString;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks, whether or not a thread panicked while it held the lock: tests go on after a failed assertion.
+/// Locks a mutex even if a thread panicked while it held the lock: tests go on after a failed assertion.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 static REPORTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Notes that a rule was broken. The same words are noted once: every rank of a communicator may notice the same thing.
+/// Records that a rule was broken. Equal texts are recorded once, because every rank of a communicator may notice the
+/// same fault.
 pub(crate) fn report(text: impl Into<String>) {
     let text = text.into();
     let mut reports = lock(&REPORTS);
@@ -20,21 +21,21 @@ pub(crate) fn report(text: impl Into<String>) {
     }
 }
 
-/// Hands over what was reported so far and forgets it.
+/// Returns the reports so far and forgets them.
 pub(crate) fn take() -> Vec<String> {
     std::mem::take(&mut lock(&REPORTS))
 }
 
 static LAST: Mutex<Option<&'static std::ffi::CStr>> = Mutex::new(None);
 
-/// Sets the text of the last error of this process. As with NCCL nothing ever clears it.
+/// Sets the text of the last error of this process. As with NCCL, it is never cleared.
 pub(crate) fn warn(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    // Leaked: callers keep the pointer for as long as they like.
+    // Leaked: callers may keep the pointer for any time.
     *lock(&LAST) = Some(Box::leak(text.into_boxed_c_str()));
 }
 
-/// The text of the last error of this process, empty before the first.
+/// Returns the text of the last error of this process, empty before the first.
 pub(crate) fn last() -> &'static std::ffi::CStr {
     lock(&LAST).unwrap_or(c"")
 }

@@ -1,4 +1,4 @@
-//! Collectives in the making: each rank's n-th one is the same as every other rank's n-th.
+//! Collectives that have begun: each rank's n-th collective matches every other rank's n-th.
 
 #![expect(unsafe_code, reason = "device memory is read and written by its address")]
 
@@ -13,7 +13,7 @@ struct Round {
 }
 
 pub(crate) struct Rounds {
-    /// How many collectives each rank has begun.
+    /// The number of collectives that each rank has begun.
     begun: Vec<u64>,
     open: HashMap<u64, Round>,
 }
@@ -23,10 +23,11 @@ impl Rounds {
         Rounds { begun: vec![0; size], open: HashMap::new() }
     }
 
-    /// Brings a rank's part to its next collective and gives its number; the last rank to come does the work.
+    /// Adds a rank's part to its next collective and returns the number of that; the last rank to arrive does the
+    /// work.
     ///
     /// # Errors
-    /// What the ranks do not agree about.
+    /// The ranks' disagreement.
     pub(crate) fn arrive(&mut self, rank: usize, operation: &Operation) -> Result<u64, String> {
         let size = self.begun.len();
         let number = self.begun[rank];
@@ -41,15 +42,15 @@ impl Rounds {
         }
         round.brought[rank] = Some(*operation);
         if let Some(operations) = round.brought.iter().copied().collect::<Option<Vec<_>>>().filter(|_| !round.finished) {
-            // SAFETY: each rank's regions were checked when the call was made, and each rank waits, under the lock that is held now, until
-            // the round is finished or it has withdrawn its part.
+            // SAFETY: each rank's regions were checked when the call was made, and each rank waits, under the lock
+            // that is held now, until the round is finished or it has withdrawn its part.
             unsafe { perform(&operations) };
             round.finished = true;
         }
         Ok(number)
     }
 
-    /// Whether a round is finished; a rank that hears so has left it.
+    /// Returns whether a round is finished; if so, the rank has left it.
     pub(crate) fn leave_finished(&mut self, number: u64) -> bool {
         let size = self.begun.len();
         let Some(round) = self.open.get_mut(&number).filter(|round| round.finished) else { return false };
@@ -60,21 +61,22 @@ impl Rounds {
         true
     }
 
-    /// Takes back what a rank has brought to a round that is not finished.
+    /// Withdraws a rank's part from a round that is not finished.
     pub(crate) fn withdraw(&mut self, number: u64, rank: usize) {
         if let Some(round) = self.open.get_mut(&number) {
             round.brought[rank] = None;
         }
     }
 
-    /// Finishes a round without the work: as a kernel that goes on without waiting once it is aborted, and so has others go on.
+    /// Finishes a round without the work, as a kernel does that goes on without waiting once it is aborted, and so
+    /// releases the others.
     pub(crate) fn finish_without_work(&mut self, number: u64) {
         if let Some(round) = self.open.get_mut(&number) {
             round.finished = true;
         }
     }
 
-    /// Who waits for a rank, in words.
+    /// Describes the rank that waits for another rank.
     pub(crate) fn waiting_for(&self, rank: usize) -> Option<String> {
         let unfinished = self.open.values().filter(|round| !round.finished && round.brought[rank].is_none());
         let mut waiting = unfinished.flat_map(|round| round.brought.iter().enumerate());

@@ -1,4 +1,4 @@
-//! What this library exports under NCCL's names, and the release that brought each: an older one must seem not to have it.
+//! The names that this library exports, and the release that introduced each: an older release must not offer it.
 
 /// Names with version codes, oldest first.
 pub const SYMBOLS: [(&str, i32); 54] = [

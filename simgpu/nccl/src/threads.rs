@@ -1,5 +1,5 @@
-//! The threads that NCCL would start too, counted: those of groups that go on in the background, and of jobs that run beside each other.
-//! What the simulation itself needs (see `hub`) is not among them.
+//! Counts the threads that NCCL would start too: those of background groups, and of jobs that run in parallel. Threads
+//! that only the simulation needs (see `hub`) are not counted.
 
 use crate::abi::Code;
 use crate::fault::{Fault, Outcome};
@@ -15,17 +15,17 @@ thread_local! {
     static STARTED_HERE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How many were started in calls of this thread.
+/// Returns the number of threads started in calls of this thread.
 pub(crate) fn started_here() -> u64 {
     STARTED_HERE.get()
 }
 
-/// How many were started so far.
+/// Returns the number of threads started so far.
 pub(crate) fn started() -> u64 {
     STARTED.load(Ordering::SeqCst)
 }
 
-/// How many nobody has joined yet.
+/// Returns the number of threads that no call has joined yet.
 pub(crate) fn unjoined() -> usize {
     started().saturating_sub(JOINED.load(Ordering::SeqCst)) as usize
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-/// Longer frames are no frames.
+/// The length limit: longer frames are refused.
 const LONGEST: u32 = 1 << 30;
 
 /// A frame under construction.
@@ -25,7 +25,7 @@ impl Frame {
         items.iter().fold(self.number(items.len() as u64), put)
     }
 
-    /// The bytes alone, where something else keeps the length.
+    /// Returns the bytes alone, for a caller that records the length elsewhere.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.0
     }
@@ -38,7 +38,7 @@ impl Frame {
     }
 }
 
-/// The next frame.
+/// Receives the next frame.
 pub(crate) fn receive(mut from: impl Read) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
@@ -51,7 +51,7 @@ pub(crate) fn receive(mut from: impl Read) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Takes a frame apart. `None` where it is too short.
+/// Reads the parts of a frame. Each read returns `None` if the frame is too short.
 pub(crate) struct Parser<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Parser<'a> {

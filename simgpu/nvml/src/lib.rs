@@ -1,6 +1,7 @@
-//! A management library for the simulated devices: what NCCL asks of the real one.
+//! A management library for the simulated devices, with the functions that NCCL uses.
 //!
-//! It knows what the simulated driver says of its devices. There is no NVLink, no fabric and no confidential computing anywhere.
+//! It returns what the simulated driver knows of its devices. There is no NVLink, no fabric and no confidential
+//! computing.
 
 #![allow(unsafe_code, reason = "a library of C functions")]
 #![allow(non_snake_case, reason = "the names are NVML's")]
@@ -24,10 +25,10 @@ impl Code {
 
 type Outcome<T = ()> = Result<T, Code>;
 
-/// The number of a device and one: a handle is not null.
+/// The number of a device plus one: a handle is not null.
 type Device = usize;
 
-/// How often it was initialised and not shut down again.
+/// The number of initialisations without a shutdown.
 static USERS: AtomicUsize = AtomicUsize::new(0);
 
 fn code(outcome: Outcome) -> u32 {
@@ -41,41 +42,41 @@ fn initialise() -> Outcome {
     Ok(())
 }
 
-/// How many devices there are; an error before it was initialised.
+/// Returns the number of devices, or an error before the initialisation.
 fn count() -> Outcome<c_int> {
     if USERS.load(Ordering::Relaxed) == 0 {
         return Err(Code::UNINITIALIZED);
     }
     let mut count = 0;
-    // SAFETY: the place is on the stack here.
+    // SAFETY: the variable is on the stack here.
     unsafe { driver::cuDeviceGetCount(&raw mut count) }.map_err(|_| Code::DRIVER_NOT_LOADED)?;
     Ok(count)
 }
 
-/// The number of a device by its handle.
+/// Returns the number of a device from its handle.
 fn ordinal(device: Device) -> Outcome<c_int> {
     let ordinal = device.checked_sub(1).and_then(|ordinal| c_int::try_from(ordinal).ok());
     ordinal.filter(|&ordinal| count().is_ok_and(|count| ordinal < count)).ok_or(count().err().unwrap_or(Code::INVALID_ARGUMENT))
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result to the caller's pointer.
 ///
 /// # Safety
 ///
-/// `place` is null or may be written.
+/// `place` is null or valid for writes.
 unsafe fn put<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
-    // SAFETY: it is not null, and the caller vouches that it may be written then.
+    // SAFETY: it is not null, so the caller guarantees that it is valid for writes.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// A device's number on the bus, such as `0000:01:00.0`.
+/// Returns a device's bus id, such as `0000:01:00.0`.
 fn bus_id(ordinal: c_int) -> Outcome<CString> {
     let mut known = [0u8; 32];
-    // SAFETY: there is room for 32 bytes.
+    // SAFETY: the buffer holds 32 bytes.
     unsafe { driver::cuDeviceGetPCIBusId(known.as_mut_ptr().cast(), 32, ordinal) }.map_err(|_| Code::DRIVER_NOT_LOADED)?;
     Ok(CStr::from_bytes_until_nul(&known).unwrap_or_default().to_owned())
 }
@@ -87,14 +88,14 @@ struct PciInfo {
     domain: c_uint,
     bus: c_uint,
     device: c_uint,
-    /// NVIDIA's vendor in its lower half, with no device of theirs above it.
+    /// NVIDIA's vendor id in the lower half, with no device id above it.
     identity: c_uint,
     subsystem: c_uint,
     long: [u8; 32],
 }
 
 impl PciInfo {
-    /// That of the device with this number on the bus.
+    /// Returns the information of the device with this bus id.
     fn of(text: &CStr) -> Outcome<PciInfo> {
         let text = text.to_str().map_err(|_| Code::NOT_FOUND)?;
         let mut parts = text.split([':', '.']).map(|part| c_uint::from_str_radix(part, 16));
@@ -111,7 +112,7 @@ impl PciInfo {
     }
 }
 
-/// The device with this number on the bus. The real library takes a domain of eight digits as well as one of four.
+/// Returns the device with this bus id. The real library takes a domain of eight digits as well as one of four.
 fn by_bus_id(text: &CStr) -> Outcome<Device> {
     let text = text.to_bytes();
     let short = if text.len() == 16 && text.starts_with(b"0000") { &text[4..] } else { text };
@@ -135,13 +136,14 @@ struct FieldValue {
     value: u64,
 }
 
-/// `NVML_P2P_CAPS_INDEX_READ`, `…_WRITE` and `…_PCI`, which devices can do for each other; NVLink is 2 and atomics 3, which they cannot.
+/// `NVML_P2P_CAPS_INDEX_READ`, `…_WRITE` and `…_PCI`, which devices support for each other; NVLink is 2 and atomics 3,
+/// which they do not.
 const PEERS_CAN: [c_uint; 3] = [0, 1, 4];
 const PEERS_CAN_MOST: c_uint = 4;
 /// `NVML_P2P_STATUS_NOT_SUPPORTED`.
 const PEERS_CANNOT: c_uint = 5;
 
-/// Makes C functions out of bodies that give an [`Outcome`], each under all the names that programs look for.
+/// Makes C functions from bodies that return an [`Outcome`], each under all the names that programs look for.
 macro_rules! management {
     ($(fn [$($name:ident)+] $arguments:tt $body:block)*) => {
         $(management!(@each [$($name)+] $arguments $body);)*
@@ -152,7 +154,7 @@ macro_rules! management {
     (@one $name:ident ($($argument:ident: $kind:ty),* $(,)?) $body:block) => {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
-            // SAFETY: as for the real library, the caller vouches for the pointers it hands over; each is checked for null.
+            // SAFETY: as for the real library, the caller guarantees its pointers; each is checked for null.
             #[allow(unused_unsafe, reason = "some take no pointers")]
             let body = || -> Outcome { unsafe { $body } };
             code(body())
@@ -231,7 +233,7 @@ management! {
         if index > PEERS_CAN_MOST {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // A device can do all of it for itself; NCCL asks for every pair, this one too.
+        // A device supports everything for itself; NCCL queries every pair, this one too.
         let mut can = c_int::from(device == peer);
         if device != peer {
             driver::cuDeviceCanAccessPeer(&raw mut can, device, peer).map_err(|_| Code::DRIVER_NOT_LOADED)?;
@@ -239,7 +241,7 @@ management! {
         put(place, if can != 0 && PEERS_CAN.contains(&index) { 0 } else { PEERS_CANNOT })
     }
 
-    // No field is known; each says so for itself.
+    // No field is known; each entry reports that.
     fn [nvmlDeviceGetFieldValues](device: Device, count: c_int, values: *mut FieldValue) {
         ordinal(device)?;
         if values.is_null() || count < 0 {
@@ -261,14 +263,14 @@ management! {
         Err(Code::NOT_SUPPORTED)
     }
 
-    // Environment, feature and mode: none of them is on.
+    // Environment, feature and mode: all are off.
     fn [nvmlSystemGetConfComputeState](place: *mut [c_uint; 3]) {
         count()?;
         put(place, [0; 3])
     }
 }
 
-/// What a code means, in words.
+/// Returns the description of a code.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(code: u32) -> *const c_char {
     let text = match code {

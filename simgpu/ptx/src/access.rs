@@ -9,7 +9,7 @@ use crate::types::Space;
 use crate::wide;
 
 impl Machine<'_> {
-    /// Space and address of an access, after the check of its alignment.
+    /// Returns the space and the address of an access, after checking its alignment.
     #[inline(always)]
     fn place(access: &Access, slots: &[u64], bytes: u32, write: bool) -> Result<(Space, u64), FaultKind> {
         let address = slots[access.base as usize].wrapping_add_signed(access.offset);
@@ -25,7 +25,7 @@ impl Machine<'_> {
         if matches!(space, Space::Global | Space::Const) {
             let at = self.global.reach(access.id, address, bytes, true, false)?;
             let &[slot] = &access.slots[..] else {
-                // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+                // SAFETY: `reach` returned a pointer to `bytes` bytes; the address is aligned, and so is the host's.
                 unsafe { load_vector(access, slots, at) };
                 return Ok(());
             };
@@ -56,7 +56,7 @@ impl Machine<'_> {
         if space == Space::Global {
             let at = self.global.reach(access.id, address, bytes, false, true)?;
             let &[slot] = &access.slots[..] else {
-                // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+                // SAFETY: `reach` returned a pointer to `bytes` bytes; the address is aligned, and so is the host's.
                 unsafe { store_vector(access, slots, at) };
                 return Ok(());
             };
@@ -79,7 +79,7 @@ impl Machine<'_> {
         let (b, c) = (slots[atomic.b as usize], slots[atomic.c as usize]);
         let old = if space == Space::Global {
             let at = self.global.reach(access.id, address, access.bytes, true, true)?;
-            // SAFETY: `reach` returned a place with `bytes` bytes; the address is aligned, and so is the host's.
+            // SAFETY: `reach` returned a pointer to `bytes` bytes; the address is aligned, and so is the host's.
             unsafe { memory::update(at, access.bytes, atomic.run, b, c) }
         } else {
             let element = inside_mut(&mut self.shared, local, space, address, access.bytes)?;
@@ -97,7 +97,7 @@ impl Machine<'_> {
 /// Reads several elements at once, 32 bytes in two halves.
 ///
 /// # Safety
-/// `at` is valid for all of them, and aligned to as many bytes, up to 16.
+/// `at` is valid for all of them, and aligned to their total size, up to 16.
 #[inline(never)]
 unsafe fn load_vector(access: &Access, slots: &mut [u64], at: *mut u8) {
     let bytes = access.bytes as usize * access.slots.len();
@@ -113,7 +113,7 @@ unsafe fn load_vector(access: &Access, slots: &mut [u64], at: *mut u8) {
     }
 }
 
-/// Takes up to 16 bytes apart.
+/// Splits up to 16 bytes into elements.
 #[inline(always)]
 fn unpack(access: &Access, slots: &mut [u64], targets: &[Option<Slot>], words: [u64; 2]) {
     let mut put = |target: Option<Slot>, value: u64| {
@@ -152,7 +152,7 @@ unsafe fn store_vector(access: &Access, slots: &[u64], at: *mut u8) {
     }
 }
 
-/// Puts up to 16 bytes together.
+/// Combines elements into up to 16 bytes.
 #[inline(always)]
 fn pack(access: &Access, slots: &[u64], sources: &[Option<Slot>]) -> [u64; 2] {
     let get = |source: Option<Slot>| source.map_or(0, |source| slots[source as usize] & ones(access));
@@ -167,14 +167,14 @@ fn pack(access: &Access, slots: &[u64], sources: &[Option<Slot>]) -> [u64; 2] {
     }
 }
 
-/// Where an element of a vector lies in two words of 64 bits: the word, and the bit in it.
+/// Returns the position of an element of a vector in two words of 64 bits: the word, and the bit in it.
 #[inline(always)]
 fn bits(access: &Access, number: usize) -> (usize, usize) {
     let bit = 8 * access.bytes as usize * number;
     ((bit / 64) & 1, bit % 64)
 }
 
-/// The bits of an element.
+/// Returns a mask of the bits of an element.
 #[inline(always)]
 fn ones(access: &Access) -> u64 {
     u64::MAX >> (64 - 8 * access.bytes)

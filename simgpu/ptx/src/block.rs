@@ -1,14 +1,14 @@
-//! The threads of a block: their turns, and the barriers at which they wait for one another.
+//! The threads of a block: their turns, and the barriers at which they wait for each other.
 
 use crate::fault::{Fault, FaultKind, FaultPlace};
 use crate::machine::{Machine, State, Thread};
 use crate::program::{Barrier, Reduction};
 use crate::warp;
 
-/// Steps of a block before the next one has its turn.
+/// The steps in one turn of a block.
 const TURN: u64 = 1 << 20;
 
-/// Barriers of a block.
+/// The number of barriers of a block.
 const BARRIERS: usize = 16;
 
 pub(crate) struct Block {
@@ -16,18 +16,18 @@ pub(crate) struct Block {
     index: [u32; 3],
     /// Its shared memory, while another block runs.
     shared: Vec<u8>,
-    /// Who came to barriers that say for how many they wait.
+    /// Threads at barriers that wait for a stated number of threads.
     arrived: [Arrived; BARRIERS],
 }
 
-/// Threads that came to a barrier since it was last open.
+/// Threads that have come to a barrier since it last opened.
 #[derive(Clone, Copy, Default)]
 struct Arrived {
-    /// All of them.
+    /// The number of these threads.
     all: u64,
-    /// For how many the first one waits.
+    /// The number of threads that the first one waits for.
     count: u64,
-    /// Those that did not wait.
+    /// The number of these threads that did not wait.
     passed: u64,
 }
 
@@ -39,7 +39,7 @@ impl Block {
         block
     }
 
-    /// Sends the threads of a block that has ended into another one.
+    /// Reuses the threads of a block that has ended for another block.
     pub(crate) fn begin(&mut self, machine: &mut Machine<'_>, index: [u32; 3]) {
         (self.index, self.arrived) = (index, [Arrived::default(); BARRIERS]);
         self.shared.fill(0xA5);
@@ -47,7 +47,7 @@ impl Block {
         self.threads.iter_mut().for_each(|thread| machine.restart(thread));
     }
 
-    /// Runs the block until it has ended, or has had its turn; tells whether it has ended.
+    /// Runs the block until it has ended or its turn is over. Returns whether it has ended.
     pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> Result<bool, Fault> {
         machine.current = self.index;
         std::mem::swap(&mut self.shared, &mut machine.shared);
@@ -80,7 +80,7 @@ impl Block {
         }
     }
 
-    /// Gives every ready thread of a warp its turn, and again as long as they meet and have not had their share.
+    /// Runs every ready thread of a warp, and repeats that as long as they meet and their share of steps lasts.
     fn run_warp(&mut self, machine: &mut Machine<'_>, first: usize) -> Result<(), Fault> {
         let last = (first + 32).min(self.threads.len());
         let until = machine.steps.saturating_add(machine.limits.turn.saturating_mul(32));
@@ -105,7 +105,7 @@ impl Block {
         warp::meet(machine.program, warp, stuck).map_err(|(lane, kind)| fault(machine, &self.threads[first + lane], kind))
     }
 
-    /// Lets threads meet that wait without a mask, since nobody else can come any more.
+    /// Lets threads that wait without a mask meet, since no other thread can come any more.
     fn unstick(&mut self, machine: &Machine<'_>) -> Result<bool, Fault> {
         let mut met = false;
         for first in (0..self.threads.len()).step_by(32) {
@@ -119,13 +119,14 @@ impl Block {
         machine.program.function(thread.function).barriers.get(site as usize)
     }
 
-    /// The barrier's number and the threads it waits for, where the instruction says how many.
+    /// Returns the barrier's number, and the number of threads it waits for if the instruction states one.
     fn claim(machine: &Machine<'_>, thread: &Thread) -> Option<(u64, Option<u64>)> {
         let site = Self::site(machine, thread)?;
         Some((thread.slot(site.id) & 0xffff_ffff, site.count.map(|count| thread.slot(count) & 0xffff_ffff)))
     }
 
-    /// A thread came to a barrier: checks its operands, and opens the barrier if it only waited for this one.
+    /// Handles the arrival of a thread at a barrier: checks its operands, and opens the barrier if only this thread
+    /// was missing.
     fn arrive(&mut self, machine: &Machine<'_>, number: usize) -> Result<(), Fault> {
         let thread = &self.threads[number];
         let Some((id, count)) = Self::claim(machine, thread) else { return Ok(()) };
@@ -147,7 +148,7 @@ impl Block {
         if passes {
             self.threads[number].resume();
         }
-        // Who waits is looked at once for a whole barrier, and where something is wrong.
+        // The waiting threads are compared once per barrier, and if something is wrong.
         if all < count && first == count {
             return Ok(());
         }
@@ -168,7 +169,7 @@ impl Block {
         (0..self.threads.len()).filter(waits).collect()
     }
 
-    /// Opens the barrier at which all threads wait that have not ended.
+    /// Opens the barrier if all threads that have not ended wait there.
     fn release_full(&mut self, machine: &Machine<'_>) -> Result<bool, Fault> {
         let live: Vec<usize> = (0..self.threads.len()).filter(|&number| self.threads[number].state != State::Done).collect();
         let Some((id, None)) = Self::claim(machine, &self.threads[live[0]]) else { return Ok(false) };

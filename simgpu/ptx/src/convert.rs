@@ -6,12 +6,12 @@ use crate::integer::{Int, instance};
 use crate::program::Alu;
 use crate::types::Type;
 
-/// What a conversion does beyond its two types.
+/// The parts of a conversion.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conversion {
     pub(crate) from: Type,
     pub(crate) to: Type,
-    /// How a float is narrowed.
+    /// The rounding when a float is narrowed.
     pub(crate) round: Round,
     /// Whether a float becomes a whole number, rounded by `round`.
     pub(crate) whole: bool,
@@ -19,7 +19,7 @@ pub(crate) struct Conversion {
     pub(crate) flush: bool,
 }
 
-/// Types by number, for conversions that travel in an operand.
+/// Types by number, for conversions that are passed in an operand.
 const TYPES: [Type; 14] = [
     Type::U(8),
     Type::U(16),
@@ -43,7 +43,7 @@ fn code(kind: Type) -> Option<u64> {
 }
 
 impl Conversion {
-    /// The second operand of `convert`; `None` for types that no conversion knows.
+    /// Returns the second operand of `convert`; `None` for types that no conversion supports.
     pub(crate) fn packed(self) -> Option<u64> {
         let flags = u64::from(self.whole) | u64::from(self.saturate) << 1 | u64::from(self.flush) << 2;
         Some(code(self.from)? | code(self.to)? << 8 | (self.round as u64) << 16 | flags << 24)
@@ -55,7 +55,7 @@ impl Conversion {
         Self { from: kind(0), to: kind(8), round: Round::of((bits >> 16) as u8), whole: flag(24), saturate: flag(25), flush: flag(26) }
     }
 
-    /// Conversions between integers, which every kernel is full of, need no look at the types.
+    /// Returns a function for conversions between integers, which are frequent and need no check of the types.
     pub(crate) fn between_integers(self) -> Option<Alu> {
         if self.saturate {
             return None;
@@ -105,7 +105,8 @@ fn whole(value: f64, round: Round) -> f64 {
     }
 }
 
-/// Values beyond the range become its ends. NaN becomes zero, or the middle of the range where 64 bits take part.
+/// Converts to an integer. Values beyond the range become its ends. NaN becomes zero, or the middle of the range if
+/// either type has 64 bits.
 fn to_integer(how: Conversion, from: Format, a: u64) -> u64 {
     let a = if how.flush && how.from == Type::F32 { from.flush(a) } else { a };
     let value = from.widen(a);

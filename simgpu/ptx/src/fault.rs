@@ -1,15 +1,15 @@
-//! What went wrong, where in the text and in the grid.
+//! Errors and faults, with their place in the text and in the grid.
 
 use std::fmt;
 
-/// The text could not be decoded.
+/// The error of a text that could not be decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseError {
-    /// Which of the texts that were linked, from 0.
+    /// The index of the text among those that were linked, from 0.
     pub text: usize,
     /// The line of the text, from 1.
     pub line: u32,
-    /// What is wrong with it.
+    /// A description of the error.
     pub message: String,
 }
 
@@ -18,7 +18,7 @@ impl ParseError {
         Self { text: 0, line, message: message.into() }
     }
 
-    /// The same error, in another text.
+    /// Moves the error to another text.
     pub(crate) fn of(self, text: usize) -> Self {
         Self { text, ..self }
     }
@@ -32,7 +32,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// The text of a line, in words: nothing for the first one, which is mostly the only one.
+/// The name of a text in messages: empty for the first one, which is usually the only one.
 struct Which(usize);
 
 impl fmt::Display for Which {
@@ -41,21 +41,21 @@ impl fmt::Display for Which {
     }
 }
 
-/// Why a launch stopped. Memory may have been written before it did.
+/// The reason why a launch stopped. It may have written memory before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// The kernel's name.
     pub kernel: String,
-    /// What happened.
+    /// The kind of the fault.
     pub kind: FaultKind,
-    /// Where it happened; `None` where the launch itself was wrong.
+    /// The place of the fault; `None` if the launch itself was wrong.
     pub place: Option<FaultPlace>,
 }
 
 /// The instruction and the thread of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultPlace {
-    /// Which of the texts that were linked, from 0.
+    /// The index of the text among those that were linked, from 0.
     pub text: usize,
     /// The line of the PTX text, from 1.
     pub line: u32,
@@ -65,7 +65,7 @@ pub struct FaultPlace {
     pub block: [u32; 3],
 }
 
-/// What happened.
+/// The kind of a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -77,9 +77,9 @@ pub enum FaultKind {
         address: u64,
         /// Its size.
         bytes: u32,
-        /// Whether it would have written.
+        /// Whether it is a write.
         write: bool,
-        /// Start and size of the allocation that is nearest, of global memory, or of the whole other space.
+        /// Start and size of the nearest allocation of global memory, or of the whole other space.
         nearest: Option<(u64, u64)>,
     },
     /// An address that is not a multiple of the access's size.
@@ -88,14 +88,14 @@ pub enum FaultKind {
         address: u64,
         /// Its size.
         bytes: u32,
-        /// Whether it would have written.
+        /// Whether it is a write.
         write: bool,
     },
-    /// The grid, the block or the shared memory is too large, empty, or not what the kernel was made for.
+    /// The grid, the block or the shared memory is too large, empty, or does not match the kernel.
     Launch(String),
     /// The parameters are missing or short.
     Parameters {
-        /// Bytes that the kernel takes.
+        /// Bytes that the kernel needs.
         needed: usize,
         /// Bytes that were given.
         given: usize,
@@ -108,9 +108,9 @@ pub enum FaultKind {
     Divergence(String),
     /// The kernel gave up: `trap`, or a failed assertion.
     Trap,
-    /// A call through a pointer that leads to no function, or to one of another form than the call.
+    /// A call through a pointer to no function, or to a function of another prototype.
     Call(String),
-    /// Something that only shows at run time and is not supported.
+    /// An unsupported operation that shows only at run time.
     Unsupported(String),
 }
 

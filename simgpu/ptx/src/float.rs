@@ -1,8 +1,8 @@
 //! Floating-point instructions: pure functions of up to three raw operands.
 //!
-//! Results that are not a number are the one NaN that the hardware writes: `0x7fffffff` for `f32`, `0x7fff` for the two
-//! 16-bit formats, and for `f64` the quiet one without payload, `0x7ff8000000000000`. `neg` and `abs` only touch the sign.
-//! Approximate instructions give the correctly rounded result; hardware may differ within the error that PTX documents.
+//! A NaN result is the one that the hardware writes: `0x7fffffff` for `f32`, `0x7fff` for the two 16-bit formats, and
+//! for `f64` the quiet one without payload, `0x7ff8000000000000`. `neg` and `abs` change only the sign. Approximate
+//! instructions return the correctly rounded result; hardware may differ within the error that PTX documents.
 
 use crate::format::{self, BF16, F16, F32, Format, Round};
 use crate::program::Alu;
@@ -25,7 +25,7 @@ fn put64(value: f64) -> u64 {
     if value.is_nan() { 0x7ff8_0000_0000_0000 } else { value.to_bits() }
 }
 
-/// What an operation does in each format. Those of 16 bits are calculated in `f64` and rounded once.
+/// An operation in each format. Those of 16 bits are calculated in `f64` and rounded once.
 struct Family {
     single: Alu,
     double: Alu,
@@ -60,7 +60,7 @@ fn fma_to_odd(a: f64, b: f64, c: f64) -> f64 {
     format::sum_to_odd(a * b, c)
 }
 
-/// Operations that round to the nearest.
+/// Returns an operation that rounds to the nearest.
 pub(crate) fn nearest(name: &str, kind: Type) -> Option<Alu> {
     match name {
         "add" => family!(|a: f32, b: f32, _| a + b, |a: f64, b: f64, _| a + b, |a, b, _| format::sum_to_odd(a, b)),
@@ -83,7 +83,7 @@ pub(crate) fn nearest(name: &str, kind: Type) -> Option<Alu> {
     .of(kind)
 }
 
-/// The smaller one; a NaN loses against a number, and -0 is smaller than +0.
+/// Returns the smaller number; a number takes precedence over a NaN, and -0 is smaller than +0.
 fn minimum(a: f64, b: f64) -> f64 {
     if a.is_nan() {
         b
@@ -100,7 +100,7 @@ fn or_nan(a: f64, b: f64, pick: fn(f64, f64) -> f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { pick(a, b) }
 }
 
-/// Single-precision operations with a rounding direction.
+/// Returns a single-precision operation with a rounding direction.
 pub(crate) fn directed(name: &str, round: Round) -> Option<Alu> {
     macro_rules! each {
         ($function:ident) => {
@@ -127,7 +127,7 @@ pub(crate) fn directed(name: &str, round: Round) -> Option<Alu> {
 fn wide(slot: u64) -> f64 {
     f64::from(get32(slot))
 }
-/// An exact zero that is a difference takes its sign from the direction.
+/// Rounds a sum; the sign of an exact zero that is a difference depends on the direction.
 fn rounded<const R: u8>(sum: f64, a: f64, b: f64) -> u64 {
     let zero = sum == 0.0 && a.is_sign_negative() != b.is_sign_negative();
     F32.narrow(if zero && R == Round::Down as u8 { -0.0 } else { sum }, Round::of(R))
@@ -159,11 +159,11 @@ fn sqrt_directed<const R: u8>(a: u64, _: u64, _: u64) -> u64 {
     F32.narrow(format::to_odd(root, (-root).mul_add(root, a)), Round::of(R))
 }
 
-/// Approximate instructions, rounded correctly here.
+/// Returns an approximate instruction, which is rounded correctly here.
 pub(crate) fn approximate(name: &str, kind: Type) -> Option<Alu> {
     let single = |function: Alu| (kind == Type::F32).then_some(function);
     match (name, kind) {
-        // These two look at the upper half of the operand alone, and write the upper half of the result.
+        // These two read only the upper half of the operand, and write only the upper half of the result.
         ("rsqrt", Type::F64) => Some(|a, _, _| put64(1.0 / get64(a >> 32 << 32).sqrt()) >> 32 << 32),
         ("rcp", Type::F64) => Some(|a, _, _| put64(1.0 / get64(a >> 32 << 32)) >> 32 << 32),
         ("tanh", Type::F16) => Some(|a, _, _| F16.narrow(F16.widen(a).tanh(), Round::Nearest)),
@@ -181,7 +181,7 @@ pub(crate) fn approximate(name: &str, kind: Type) -> Option<Alu> {
     }
 }
 
-/// Operations that only touch the sign: the bit that changes.
+/// Returns an operation that changes only the sign bit.
 pub(crate) fn sign(name: &str, kind: Type) -> Option<Alu> {
     Some(match (name, kind.bits()) {
         ("neg", 16) => |a, _, _| (a ^ 0x8000) & 0xffff,
@@ -196,7 +196,7 @@ pub(crate) fn sign(name: &str, kind: Type) -> Option<Alu> {
     })
 }
 
-/// Subnormal numbers become zeros (`.ftz`).
+/// Returns a function that turns subnormal numbers into zeros (`.ftz`).
 pub(crate) fn flush(kind: Type) -> Option<Alu> {
     Some(match kind {
         Type::F32 => |a, _, _| F32.flush(a & 0xffff_ffff),
@@ -206,7 +206,7 @@ pub(crate) fn flush(kind: Type) -> Option<Alu> {
     })
 }
 
-/// To the range from 0 to 1; NaN becomes 0 (`.sat`).
+/// Returns a function that clamps to the range from 0 to 1; NaN becomes 0 (`.sat`).
 pub(crate) fn saturate(kind: Type) -> Option<Alu> {
     fn in_format(format: Format, bits: u64) -> u64 {
         format.narrow(clamp_unit(format.widen(bits)), Round::Nearest)
@@ -220,12 +220,12 @@ pub(crate) fn saturate(kind: Type) -> Option<Alu> {
     })
 }
 
-/// To the range from +0 to 1; NaN becomes +0.
+/// Clamps to the range from +0 to 1; NaN becomes +0.
 pub(crate) fn clamp_unit(value: f64) -> f64 {
     if value > 0.0 { value.min(1.0) } else { 0.0 }
 }
 
-/// Negative numbers become zero, NaN stays (`.relu`).
+/// Returns a function that turns negative numbers into zero and keeps NaN (`.relu`).
 pub(crate) fn relu(kind: Type) -> Option<Alu> {
     fn in_format(format: Format, bits: u64) -> u64 {
         format.narrow(or_nan(format.widen(bits), 0.0, maximum), Round::Nearest)
@@ -241,7 +241,7 @@ fn unordered(a: f64, b: f64) -> bool {
     a.is_nan() || b.is_nan()
 }
 
-/// The comparison of two floats that a suffix names; the ones ending in `u` hold for NaN.
+/// Returns the comparison of two floats that a suffix names; names that end in `u` are true for NaN.
 pub(crate) fn compare(kind: Type, name: &str) -> Option<Alu> {
     macro_rules! test {
         ($holds:expr) => {
@@ -274,7 +274,7 @@ pub(crate) fn compare(kind: Type, name: &str) -> Option<Alu> {
     Some(test)
 }
 
-/// The property that `testp` names.
+/// Returns the property that `testp` names.
 pub(crate) fn property(kind: Type, name: &str) -> Option<Alu> {
     macro_rules! test {
         ($method:ident) => {

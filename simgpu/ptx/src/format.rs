@@ -2,7 +2,7 @@
 
 use crate::types::Type;
 
-/// How a result that does not fit is rounded.
+/// The rounding of a result that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Round {
@@ -50,7 +50,7 @@ pub(crate) struct Format {
     fraction: u32,
     /// The largest finite value, without sign.
     largest: u64,
-    /// What an overflow becomes.
+    /// The result of an overflow.
     overflow: u64,
     nan: u64,
 }
@@ -60,7 +60,7 @@ pub(crate) const BF16: Format = Format { exponent: 8, fraction: 7, largest: 0x7f
 pub(crate) const F32: Format = Format { exponent: 8, fraction: 23, largest: 0x7f7f_ffff, overflow: 0x7f80_0000, nan: 0x7fff_ffff };
 pub(crate) const F64: Format =
     Format { exponent: 11, fraction: 52, largest: 0x7fef_ffff_ffff_ffff, overflow: 0x7ff0_0000_0000_0000, nan: 0x7ff8_0000_0000_0000 };
-/// The two formats of eight bits, both as conversions with `.satfinite` see them.
+/// The two formats of eight bits, both in the form of conversions with `.satfinite`.
 pub(crate) const E4M3: Format = Format { exponent: 4, fraction: 3, largest: 0x7e, overflow: 0x7e, nan: 0x7f };
 pub(crate) const E5M2: Format = Format { exponent: 5, fraction: 2, largest: 0x7b, overflow: 0x7b, nan: 0x7f };
 
@@ -85,7 +85,7 @@ impl Format {
         (1 << (self.exponent - 1)) - 1
     }
 
-    /// The value of a bit pattern, exactly.
+    /// Returns the value of a bit pattern, exactly.
     #[inline]
     pub(crate) fn widen(self, bits: u64) -> f64 {
         let magnitude = bits & ((1 << (self.bits() - 1)) - 1);
@@ -108,7 +108,7 @@ impl Format {
         f64::from_bits(sign | wide)
     }
 
-    /// The value in this format, rounded once.
+    /// Converts a value to this format, rounded once.
     #[inline]
     pub(crate) fn narrow(self, value: f64, round: Round) -> u64 {
         let negative = value.is_sign_negative();
@@ -126,7 +126,7 @@ impl Format {
         magnitude | u64::from(negative) << (self.bits() - 1)
     }
 
-    /// `±significand · 2^exponent`, rounded once.
+    /// Returns `±significand · 2^exponent`, rounded once.
     pub(crate) fn round(self, negative: bool, significand: u64, exponent: i32, round: Round) -> u64 {
         if significand == 0 {
             return self.signed(0, negative);
@@ -162,28 +162,28 @@ impl Format {
         if away { self.overflow } else { self.largest }
     }
 
-    /// Subnormal numbers become zeros with their sign.
+    /// Turns subnormal numbers into zeros with their sign.
     pub(crate) fn flush(self, bits: u64) -> u64 {
         let exponent = bits >> self.fraction & ((1 << self.exponent) - 1);
         if exponent == 0 { bits & 1 << (self.bits() - 1) } else { bits }
     }
 }
 
-/// A power of two that an `f64` holds as a normal number.
+/// Returns a power of two that an `f64` holds as a normal number.
 fn exp2(power: i32) -> f64 {
     f64::from_bits(((power + 1023) as u64) << 52)
 }
 
-/// A sum to be rounded again: of the two neighbours of an inexact one, the one with the odd last bit.
+/// Returns a sum that is to be rounded again: if it is inexact, the neighbour whose last bit is odd.
 ///
-/// Rounding that to a format with at least two bits less equals rounding the exact sum.
+/// Rounding it to a format with at least two bits less equals rounding the exact sum.
 pub(crate) fn sum_to_odd(a: f64, b: f64) -> f64 {
     let sum = a + b;
     let virtual_b = sum - a;
     to_odd(sum, (a - (sum - virtual_b)) + (b - virtual_b))
 }
 
-/// `value`, whose exact counterpart is `value + error`, as the odd one of the two neighbours.
+/// Returns the odd one of the two neighbours of `value + error`, where `value` is the rounded result.
 pub(crate) fn to_odd(value: f64, error: f64) -> f64 {
     let bits = value.to_bits();
     if !value.is_finite() || error == 0.0 || error.is_nan() || bits & 1 == 1 {

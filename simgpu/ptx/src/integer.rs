@@ -1,6 +1,6 @@
 //! Integer instructions: pure functions of up to three raw operands.
 //!
-//! A value of N bits lies in the low bits of a slot; the bits above it are zero on the way out and ignored on the way in.
+//! A value of N bits lies in the low bits of a slot; the higher bits are zero in results and ignored in operands.
 
 use crate::program::Alu;
 use crate::types::Type;
@@ -12,7 +12,7 @@ pub(crate) trait Int: Copy + Ord {
     fn get(slot: u64) -> Self;
     fn put(self) -> u64;
     fn wide(self) -> i128;
-    /// The low bits of a wide value.
+    /// Returns the low bits of a wide value.
     fn cut(value: i128) -> Self;
     fn clamped(value: i128) -> Self;
     fn add(self, other: Self) -> Self;
@@ -46,7 +46,7 @@ macro_rules! int {
 }
 int! { u8, u8, false; u16, u16, false; u32, u32, false; u64, u64, false; i8, u8, true; i16, u16, true; i32, u32, true; i64, u64, true; }
 
-/// The instance of a generic function for a type, `None` for floats and predicates.
+/// Returns the instance of a generic function for a type, `None` for floats and predicates.
 macro_rules! instance {
     ($kind:expr, $($function:ident)::+) => {
         match $kind {
@@ -83,7 +83,7 @@ pub(crate) fn sub_sat<T: Int>(a: u64, b: u64, _: u64) -> u64 {
     T::clamped(T::get(a).wide() - T::get(b).wide()).put()
 }
 
-/// The full product; that of two `u64` does not fit an `i128`, but its bits do.
+/// Returns the full product; that of two `u64` does not fit an `i128`, but its bits do.
 fn product<T: Int>(a: u64, b: u64) -> i128 {
     T::get(a).wide().wrapping_mul(T::get(b).wide())
 }
@@ -106,7 +106,7 @@ pub(crate) fn mad_wide<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     twice::<T>(product::<T>(a, b).wrapping_add(c as i128))
 }
 
-/// The low 24 bits, with sign where the type has one.
+/// Returns the low 24 bits, sign-extended if the type is signed.
 fn low24<T: Int>(a: u64) -> i128 {
     if T::SIGNED { i128::from((a as i32) << 8 >> 8) } else { i128::from(a as u32 & 0xff_ffff) }
 }
@@ -117,12 +117,12 @@ pub(crate) fn mul24_high<T: Int>(a: u64, b: u64, _: u64) -> u64 {
     T::cut((low24::<T>(a) * low24::<T>(b)) >> 16).put()
 }
 
-/// Division by zero gives all ones, as the hardware does; the one signed overflow wraps.
+/// Divides. Division by zero returns all ones, as the hardware does; the one signed overflow wraps.
 pub(crate) fn div<T: Int>(a: u64, b: u64, _: u64) -> u64 {
     let (a, b) = (T::get(a).wide(), T::get(b).wide());
     T::cut(if b == 0 { -1 } else { a / b }).put()
 }
-/// The remainder by zero is the dividend.
+/// Returns the remainder; modulo zero it is the dividend.
 pub(crate) fn rem<T: Int>(a: u64, b: u64, _: u64) -> u64 {
     let (a, b) = (T::get(a).wide(), T::get(b).wide());
     T::cut(if b == 0 { a } else { a % b }).put()
@@ -158,7 +158,7 @@ pub(crate) fn not<T: Int>(a: u64, _: u64, _: u64) -> u64 {
 pub(crate) fn cnot<T: Int>(a: u64, _: u64, _: u64) -> u64 {
     u64::from(T::get(a).put() == 0)
 }
-/// Shifts take their amount as a `u32`; what is shifted beyond the width is lost, not taken modulo it.
+/// Shifts. The amount is a `u32`; an amount beyond the width shifts all bits out and is not reduced modulo the width.
 pub(crate) fn shl<T: Int>(a: u64, b: u64, _: u64) -> u64 {
     let amount = b as u32;
     if amount >= T::BITS { 0 } else { T::get(a << amount).put() }
@@ -166,7 +166,7 @@ pub(crate) fn shl<T: Int>(a: u64, b: u64, _: u64) -> u64 {
 pub(crate) fn shr<T: Int>(a: u64, b: u64, _: u64) -> u64 {
     T::cut(T::get(a).wide() >> (b as u32).min(T::BITS)).put()
 }
-/// Funnel shifts of `b:a`; the amount is `c`, clamped at 32 or taken modulo 32.
+/// Joins `b:a` for a funnel shift; the amount is `c`, clamped at 32 or taken modulo 32.
 fn funnel(a: u64, b: u64) -> u64 {
     (b & 0xffff_ffff) << 32 | a & 0xffff_ffff
 }
@@ -192,7 +192,7 @@ pub(crate) fn clz<T: Int>(a: u64, _: u64, _: u64) -> u64 {
 pub(crate) fn brev<T: Int>(a: u64, _: u64, _: u64) -> u64 {
     a.reverse_bits() >> (64 - T::BITS)
 }
-/// The place of the highest bit that differs from the sign, all ones where there is none.
+/// Returns the position of the highest bit that differs from the sign, or all ones if there is none.
 pub(crate) fn bfind<T: Int>(a: u64, _: u64, _: u64) -> u64 {
     let a = T::get(a);
     let bits = if a.wide() < 0 { T::cut(!a.wide()) } else { a }.put();
@@ -204,7 +204,7 @@ pub(crate) fn bfind_shift<T: Int>(a: u64, _: u64, _: u64) -> u64 {
         place => u64::from(T::BITS - 1) - place,
     }
 }
-/// The field of `c` bits from bit `b` on; signed ones repeat their highest bit.
+/// Returns the field of `c` bits from bit `b` on; signed fields are sign-extended.
 pub(crate) fn bfe<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     let (position, length) = ((b & 0xff) as u32, (c & 0xff) as u32);
     if length == 0 {
@@ -218,7 +218,7 @@ pub(crate) fn bfe<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     let mask = if kept >= 64 { u64::MAX } else { (1 << kept) - 1 };
     T::get(if sign { field & mask | !mask } else { field & mask }).put()
 }
-/// Puts `a` into `b` at the bits that `c` names: position in its low byte, length in the next one.
+/// Inserts `a` into `b` at the bits that `c` names: position in its low byte, length in the next one.
 pub(crate) fn bfi<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     let (position, length) = ((c & 0xff) as u32, (c >> 8 & 0xff) as u32);
     if position >= T::BITS || length == 0 {
@@ -227,16 +227,16 @@ pub(crate) fn bfi<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     let mask = if length >= 64 { u64::MAX } else { (1 << length) - 1 } << position;
     T::get(b & !mask | a << position & mask).put()
 }
-/// Position and length of `bfi` in one operand.
+/// Packs position and length of `bfi` into one operand.
 pub(crate) fn bfi_field(a: u64, b: u64, _: u64) -> u64 {
     a & 0xff | (b & 0xff) << 8
 }
 
-/// `b` and `c` of `lop3` in one operand.
+/// Packs `b` and `c` of `lop3` into one operand.
 pub(crate) fn join32(a: u64, b: u64, _: u64) -> u64 {
     a & 0xffff_ffff | b << 32
 }
-/// Any function of three bits; `b` holds two operands, `c` the table.
+/// Computes any function of three bits; `b` holds two operands, `c` the table.
 pub(crate) fn lop3(a: u64, b: u64, c: u64) -> u64 {
     let (x, y, z) = (a as u32, b as u32, (b >> 32) as u32);
     let mut result = 0;
@@ -253,11 +253,11 @@ fn byte(a: u64, b: u64, selector: u64) -> u64 {
     let value = funnel(a, b) >> (8 * (selector & 7)) & 0xff;
     if selector & 8 == 0 { value } else { (value >> 7) * 0xff }
 }
-/// Four bytes picked from `b:a` by the nibbles of `c`; the high bit of a nibble spreads the sign.
+/// Picks four bytes from `b:a` by the nibbles of `c`; the high bit of a nibble replicates the sign.
 pub(crate) fn prmt(a: u64, b: u64, c: u64) -> u64 {
     (0..4).map(|place| byte(a, b, c >> (4 * place) & 15) << (8 * place)).sum()
 }
-/// The modes of `prmt` that take their four places from the low two bits of `c`.
+/// Returns the modes of `prmt` that take their four positions from the low two bits of `c`.
 pub(crate) fn prmt_mode(mode: &str) -> Option<Alu> {
     fn picked(a: u64, b: u64, places: [u64; 4]) -> u64 {
         places.iter().enumerate().map(|(to, &from)| byte(a, b, from & 7) << (8 * to)).sum()
@@ -273,7 +273,7 @@ pub(crate) fn prmt_mode(mode: &str) -> Option<Alu> {
     })
 }
 
-/// Dot product of four bytes each, added to `c`.
+/// Returns the dot product of four bytes each, added to `c`.
 pub(crate) fn dp4a<const A: bool, const B: bool>(a: u64, b: u64, c: u64) -> u64 {
     let byte = |value: u64, place: u32, signed: bool| {
         let byte = (value >> (8 * place)) as u8;
@@ -283,7 +283,7 @@ pub(crate) fn dp4a<const A: bool, const B: bool>(a: u64, b: u64, c: u64) -> u64 
     u64::from((c as u32).wrapping_add(sum as u32))
 }
 
-/// The carry out of `a + b + c`.
+/// Returns the carry out of `a + b + c`.
 pub(crate) fn carry<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     let sum = u128::from(T::get(a).put()) + u128::from(T::get(b).put()) + u128::from(c & 1);
     (sum >> T::BITS) as u64 & 1
@@ -291,7 +291,7 @@ pub(crate) fn carry<T: Int>(a: u64, b: u64, c: u64) -> u64 {
 pub(crate) fn add_carry<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     T::get(a.wrapping_add(b).wrapping_add(c & 1)).put()
 }
-/// The borrow out of `a - b - c`.
+/// Returns the borrow out of `a - b - c`.
 pub(crate) fn borrow<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     u64::from(u128::from(T::get(a).put()) < u128::from(T::get(b).put()) + u128::from(c & 1))
 }
@@ -299,23 +299,23 @@ pub(crate) fn sub_borrow<T: Int>(a: u64, b: u64, c: u64) -> u64 {
     T::get(a.wrapping_sub(b).wrapping_sub(c & 1)).put()
 }
 
-/// `c ? a : b`.
+/// Returns `c ? a : b`.
 pub(crate) fn select(a: u64, b: u64, c: u64) -> u64 {
     if c & 1 == 1 { a } else { b }
 }
-/// Sign of the integer `c` picks: `c >= 0 ? a : b`.
+/// Selects by the sign of the integer `c`: `c >= 0 ? a : b`.
 pub(crate) fn select_sign(a: u64, b: u64, c: u64) -> u64 {
     if c as i32 >= 0 { a } else { b }
 }
-/// Bits `b..` of `a`, as many as `T` has: one element of a packed register.
+/// Returns the bits of `a` from bit `b` on, as many as `T` has: one element of a packed register.
 pub(crate) fn field<T: Int>(a: u64, b: u64, _: u64) -> u64 {
     T::get(a >> b).put()
 }
-/// `a` with `b` above its `c` bits.
+/// Returns `a` with `b` above its low `c` bits.
 pub(crate) fn pack(a: u64, b: u64, c: u64) -> u64 {
     a & ((1 << c) - 1) | b << c
 }
-/// The comparison of two integers that a suffix names.
+/// Returns the comparison of two integers that a suffix names.
 pub(crate) fn compare(kind: Type, name: &str) -> Option<Alu> {
     fn eq<T: Int>(a: u64, b: u64, _: u64) -> u64 {
         u64::from(T::get(a) == T::get(b))

@@ -1,4 +1,4 @@
-//! Launches: the checks before, and all blocks in order.
+//! Launches: the checks beforehand, and the run of all blocks in order.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,36 +9,37 @@ use crate::machine::Machine;
 use crate::memory::{Global, Memory, Touched};
 use crate::program::Kernel;
 
-/// How large a launch is.
+/// The size of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// Blocks.
+    /// The number of blocks.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// The number of threads of a block.
     pub block: [u32; 3],
     /// Bytes of shared memory beyond what the kernel declares.
     pub dynamic_shared_bytes: u32,
 }
 
-/// Instructions that one thread may run before it counts as endless: some seconds' worth.
+/// Instructions that one thread may run before it counts as endless: some seconds of work.
 pub const INSTRUCTIONS_PER_THREAD: u64 = 1 << 30;
 
-/// Instructions of a launch in which no block ended, before one more block begins beside those that are under way: they
-/// may wait for it.
+/// Instructions of a launch in which no block ended, before one more block begins beside the running ones: they may
+/// wait for it.
 const BEFORE_ONE_MORE: u64 = 1 << 20;
 
-/// How long a launch may go on, and how its threads and blocks take turns.
+/// The time limit of a launch, and how its threads and blocks take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Instructions that one thread may run before it counts as endless.
     pub instructions: u64,
-    /// How long a launch may last in any case: no thread counts as endless before, since it may wait for what another
-    /// process writes. Where this is zero, and no thread has come to a wait or to its end for as many instructions as one
-    /// may run, the next thread runs on to its limit, so that a launch that never ends is found as soon as a single thread.
+    /// The time a launch may always take: before that no thread counts as endless, since it may wait for data that
+    /// another process writes. If it is zero, a launch is stopped sooner. Once no thread has reached a wait or its end
+    /// for as many instructions as one thread may run, the next thread runs on to its limit. So an endless launch is
+    /// found as fast as an endless thread.
     pub patience: Duration,
-    /// Instructions of a thread before the next one has its turn.
+    /// Instructions in one turn of a thread.
     pub turn: u64,
-    /// Blocks that may be under way at once. More than one only are while none of them ends.
+    /// Blocks that may run at once. More than one run only while none of them ends.
     pub blocks: usize,
 }
 
@@ -55,12 +56,12 @@ const MOST_SHARED: usize = 227 << 10;
 /// address of the module's variables, 0 if it has none. Costs about ten nanoseconds per instruction and thread.
 ///
 /// # Errors
-/// The launch does not fit the kernel or any GPU, or a thread did what it must not do; the fault names both.
+/// The launch does not fit the kernel or any GPU, or a thread did something that is not allowed; the fault names both.
 pub fn launch(kernel: &Kernel, launch: &Launch, parameters: &[u8], globals: u64, memory: &dyn Memory) -> Result<Touched, Fault> {
     launch_within(&Limits::default(), kernel, launch, parameters, globals, memory)
 }
 
-/// Like [`launch()`], with other limits.
+/// Runs a kernel like [`launch()`], with other limits.
 ///
 /// # Errors
 /// As for [`launch()`].
@@ -99,7 +100,7 @@ pub fn launch_within(
     Ok(machine.global.touched())
 }
 
-/// Runs all blocks: one after another, and several in turns where they do not end.
+/// Runs all blocks: one after another, or several in turns if they do not end.
 fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> Result<(), Fault> {
     let mut blocks: Vec<Block> = left.next().map(|index| Block::new(machine, index)).into_iter().collect();
     let mut mark = 0;
@@ -118,7 +119,7 @@ fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> R
             }
         }
         if !ended {
-            // Threads may wait for what another stream, another process or the host writes.
+            // Threads may wait for data that another stream, another process or the host writes.
             std::thread::yield_now();
         }
         if machine.steps - mark >= BEFORE_ONE_MORE && blocks.len() < machine.limits.blocks {

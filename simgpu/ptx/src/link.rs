@@ -1,4 +1,4 @@
-//! Linking: the names of several texts become places of one program.
+//! Linking: resolves the names of several texts to places of one program.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -10,15 +10,15 @@ use crate::program::{Definition, Program, Relocation, Shared, Target};
 use crate::syntax::{Address, FunctionText, Linkage, Source, Variable};
 use crate::types::Space;
 
-/// Programs have no more variables; buffers are allocated.
+/// The limit for the variables of a program; buffers are allocated.
 const MOST_GLOBALS: usize = 1 << 28;
 
-/// Functions that no text defines: the driver brings them. Only the first one can be called here.
+/// Functions that no text defines, because the driver provides them. Only the first one can be called here.
 const OF_THE_DRIVER: [&str; 4] = ["__assertfail", "vprintf", "malloc", "free"];
 
 type Linked<T> = Result<T, ParseError>;
 
-/// What a text calls by name.
+/// The names that a text uses.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     pub(crate) variables: HashMap<Box<str>, (Place, Space, usize)>,
@@ -26,13 +26,13 @@ pub(crate) struct Names {
     pub(crate) functions: HashMap<Box<str>, Option<usize>>,
 }
 
-/// A definition that other texts can refer to, and where it is.
+/// A definition that other texts can refer to, with its place.
 #[derive(Clone, Copy)]
 struct Export {
     text: usize,
     line: u32,
     linkage: Linkage,
-    /// `None` for a function.
+    /// The space of a variable; `None` for a function.
     space: Option<Space>,
     bytes: usize,
     /// Its number among the variables or the functions of its text.
@@ -40,7 +40,7 @@ struct Export {
 }
 
 impl Export {
-    /// Whether this definition holds beside another one of the same name.
+    /// Whether this definition takes precedence over another one of the same name.
     fn beats(&self, other: &Export) -> bool {
         let rank = |linkage| match linkage {
             Linkage::Visible => 2,
@@ -61,7 +61,7 @@ struct Linker<'s, 'a> {
     addresses: Vec<(usize, u64, Address<'a>)>,
 }
 
-/// Lays out the variables of all texts and resolves their names. No function is decoded yet.
+/// Assigns places to the variables of all texts and resolves their names. No function is decoded yet.
 pub(crate) fn link(sources: &[Source<'_>], options: Options) -> Linked<Program> {
     let names = sources.iter().map(|_| Names::default()).collect();
     let mut linker = Linker { sources, exports: HashMap::new(), program: Program::new(options), names, addresses: Vec::new() };
@@ -79,13 +79,13 @@ pub(crate) fn link(sources: &[Source<'_>], options: Options) -> Linked<Program> 
     Ok(linker.program)
 }
 
-/// Kernels can be asked for by name, whatever stands before them.
+/// Returns the linkage of a function. Kernels are visible by name, whatever their directive.
 fn linkage(function: &FunctionText<'_>) -> Linkage {
     if function.entry && function.linkage == Linkage::Internal { Linkage::Visible } else { function.linkage }
 }
 
 impl<'a> Linker<'_, 'a> {
-    /// Lists what a text defines for others; where a name is defined several times, the definition that holds.
+    /// Lists what a text defines for others; if a name is defined several times, the definition that takes precedence.
     fn export(&mut self, text: usize) -> Linked<()> {
         let mut own = HashMap::new();
         let source = &self.sources[text];
@@ -126,13 +126,13 @@ impl<'a> Linker<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a definition is the one that holds.
+    /// Whether a definition is the one that takes precedence.
     fn holds(&self, text: usize, number: usize, name: &str, linkage: Linkage) -> bool {
         let same = |export: &Export| (export.text, export.number) == (text, number);
         linkage == Linkage::Internal || self.exports.get(name).is_some_and(same)
     }
 
-    /// Gives what a text defines a place in the program.
+    /// Assigns places in the program to the definitions of a text.
     fn place(&mut self, text: usize) -> Linked<()> {
         let source = &self.sources[text];
         for (number, variable) in source.variables.iter().enumerate() {
@@ -164,7 +164,8 @@ impl<'a> Linker<'_, 'a> {
                 globals.resize(offset, 0);
                 globals.extend_from_slice(&variable.initial);
                 globals.resize(offset + variable.bytes, 0);
-                // A name that several texts keep to themselves is that of the first one's, and never hides what all texts share.
+                // If several texts have an internal variable of a name, the name refers to the first one's, and never
+                // hides a shared variable.
                 let (named, place) = (variable.name.to_owned(), offset..offset + variable.bytes);
                 if variable.linkage == Linkage::Internal {
                     self.program.variables.entry(named).or_insert(place);
@@ -183,7 +184,7 @@ impl<'a> Linker<'_, 'a> {
         }
     }
 
-    /// Finds what a text declares and another one, or another definition, brings.
+    /// Finds the names that a text declares and another text, or another definition, provides.
     fn resolve(&mut self, text: usize) -> Linked<()> {
         let source = &self.sources[text];
         for variable in &source.variables {
@@ -215,7 +216,7 @@ impl<'a> Linker<'_, 'a> {
         Ok(())
     }
 
-    /// Turns the names in initial values into places.
+    /// Replaces the names in initial values by addresses.
     fn relocate(&mut self) -> Linked<()> {
         for (text, start, address) in std::mem::take(&mut self.addresses) {
             let error = |why: &str| ParseError::new(address.line, format!("the address of {} {why}", address.name)).of(text);

@@ -1,4 +1,4 @@
-//! Runs the steps of one thread until it waits, ends, or has had its turn.
+//! Runs the steps of one thread until it waits, ends, or its turn is over.
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::program::{CallSite, Callee, Carrier, Function, Initial, Instruction, 
 use crate::syntax::Prototype;
 use crate::types::Space;
 
-/// Calls may nest so deep.
+/// The greatest depth of nested calls.
 const DEEPEST: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,12 +19,12 @@ pub(crate) enum State {
     Ready,
     /// At a barrier of the block: the site's number in its function.
     Barrier(u32),
-    /// At an instruction for which the warp meets.
+    /// At an instruction at which the threads of the warp meet.
     Meeting(u32),
     Done,
 }
 
-/// Where a function goes on after a call.
+/// The point at which a function continues after a call.
 #[derive(Debug, Clone, Copy)]
 struct Caller {
     function: usize,
@@ -36,7 +36,7 @@ struct Caller {
 
 pub(crate) struct Thread {
     pub(crate) state: State,
-    /// The function that runs, and the step that is next, or at which the thread waits.
+    /// The current function, and the step that is next or at which the thread waits.
     pub(crate) function: usize,
     pub(crate) at: usize,
     pub(crate) index: [u32; 3],
@@ -49,18 +49,19 @@ pub(crate) struct Thread {
     executed: u64,
 }
 
-/// As many as a block has threads at most.
+/// The limit of kept threads: the most threads of a block.
 const KEPT: usize = 1024;
 
 thread_local! {
-    /// Registers and local memory of threads that have ended, for those of the next launch: their pages are there already.
+    /// Registers and local memory of threads that have ended, reused by the next launch because their pages are mapped
+    /// already.
     static ENDED: RefCell<Vec<(Vec<u64>, Vec<u8>)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
         let own = (std::mem::take(&mut self.slots), std::mem::take(&mut self.memory));
-        // Where the host's thread ends, too, they go with it.
+        // If the host's thread ends, too, they are dropped.
         let _ = ENDED.try_with(|ended| {
             let mut ended = ended.borrow_mut();
             if ended.len() < KEPT {
@@ -70,8 +71,8 @@ impl Drop for Thread {
     }
 }
 
-/// Makes room for so many slots. What a function does not use of a large frame takes no memory: fresh pages are zeros that come when
-/// they are touched.
+/// Extends the slots to `count`. Unused parts of a large frame take no memory: fresh pages are zeros that are mapped
+/// when they are touched.
 fn grow(slots: &mut Vec<u64>, count: usize) {
     if count > slots.len() {
         let mut more = vec![0; count];
@@ -90,14 +91,14 @@ impl Thread {
         self.slots[place] = value;
     }
 
-    /// Lets a thread go on that waited.
+    /// Lets a waiting thread continue.
     pub(crate) fn resume(&mut self) {
         self.state = State::Ready;
         self.at += 1;
     }
 }
 
-/// What all threads of a launch share.
+/// The state that all threads of a launch share.
 pub(crate) struct Machine<'m> {
     pub(crate) program: &'m Program,
     pub(crate) kernel: &'m Kernel,
@@ -106,15 +107,15 @@ pub(crate) struct Machine<'m> {
     pub(crate) global: Global<'m>,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// The block that runs, and its shared memory.
+    /// The running block, and its shared memory.
     pub(crate) current: [u32; 3],
     pub(crate) shared: Vec<u8>,
     pub(crate) shared_bytes: usize,
-    /// Where the dynamic part of the shared memory begins.
+    /// The start of the dynamic part of the shared memory.
     pub(crate) dynamic: u64,
     pub(crate) limits: Limits,
     pub(crate) begun: Instant,
-    /// Steps that all threads ran, how often one came to a wait or to its end, and the steps since.
+    /// The steps that all threads ran, how often a thread reached a wait or its end, and the steps since.
     pub(crate) steps: u64,
     pub(crate) waits: u64,
     pub(crate) idle: u64,
@@ -144,7 +145,7 @@ impl Machine<'_> {
         thread
     }
 
-    /// Sends a thread of the last block into the one that is next.
+    /// Reuses a thread of the last block for the next one.
     pub(crate) fn restart(&self, thread: &mut Thread) {
         let function = self.program.function(self.kernel.function);
         (thread.state, thread.function, thread.at, thread.base, thread.local) = (State::Ready, self.kernel.function, 0, 0, 0);
@@ -193,7 +194,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Runs a thread for one turn. On a fault the thread stands at the step that made it.
+    /// Runs a thread for one turn. On a fault the thread stays at the faulting step.
     pub(crate) fn run(&mut self, thread: &mut Thread) -> Result<(), FaultKind> {
         let program = self.program;
         let turn = self.turn(thread.executed);
@@ -216,7 +217,7 @@ impl Machine<'_> {
         if endless && self.begun.elapsed() >= self.limits.patience { Err(FaultKind::Endless(self.limits.instructions)) } else { Ok(()) }
     }
 
-    /// Steps that a thread may run now.
+    /// Returns the steps that a thread may run now.
     fn turn(&self, executed: u64) -> u64 {
         let left = self.limits.instructions.saturating_sub(executed);
         match (self.limits.patience.is_zero(), left) {
@@ -227,7 +228,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Runs steps of one function; tells whether to go on in another one.
+    /// Runs steps of one function; returns whether to continue in another one.
     fn go(&mut self, function: &Function, thread: &mut Thread, left: &mut u64, turn: u64) -> Result<bool, FaultKind> {
         let base = thread.base;
         let code = &function.code[..];
@@ -242,7 +243,7 @@ impl Machine<'_> {
             remaining -= 1;
             let op = code[at].op;
             match op {
-                // Those that `simple` runs.
+                // Steps that `simple` runs.
                 Op::Alu { .. } | Op::Copy { .. } | Op::Branch { .. } | Op::Jump { .. } => {
                     remaining += 1;
                     continue;
@@ -342,7 +343,7 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Whether a function is of the form that a call through a pointer names, or one of its targets.
+    /// Checks that a function matches the prototype of a call through a pointer, or is one of its targets.
     fn fits(&self, number: usize, prototype: Option<&Prototype>, targets: &[usize]) -> Result<(), FaultKind> {
         let name = &self.program.functions[number].name;
         if prototype.is_none() && !targets.contains(&number) {
@@ -375,8 +376,9 @@ impl Machine<'_> {
     }
 }
 
-/// Runs the steps that only read and write slots, most by far, up to one of another kind, or until none are left. By
-/// itself, so that the processor's registers hold all that this loop needs. Gives the step that is next, and what is left.
+/// Runs the steps that only read and write slots, by far the most frequent, up to one of another kind or the limit. It
+/// is a separate function, so that the processor's registers hold everything this loop needs. Returns the next step,
+/// and the steps left.
 #[inline(never)]
 fn simple(code: &[Instruction], slots: &mut [u64], mut at: usize, mut left: u64) -> (usize, u64) {
     while left > 0 {
@@ -399,7 +401,7 @@ fn unsupported(function: &Function, message: u32) -> FaultKind {
     FaultKind::Unsupported(function.registers[message as usize].clone())
 }
 
-/// The bytes of an argument or a result.
+/// Returns the bytes of an argument or a result.
 fn take(thread: &Thread, carrier: Carrier) -> Vec<u8> {
     match carrier {
         Carrier::Register(slot) => thread.slot(slot).to_le_bytes().to_vec(),

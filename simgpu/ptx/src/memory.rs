@@ -1,4 +1,4 @@
-//! Global memory: allocations of the host, found by device address and remembered per access.
+//! Global memory: host allocations, found by device address and remembered per access.
 #![expect(unsafe_code, reason = "device memory is reached by the pointers that its owner gives")]
 
 use std::collections::BTreeMap;
@@ -16,31 +16,31 @@ pub struct Region {
     pub start: u64,
     /// Its size.
     pub bytes: u64,
-    /// How much may be read: no less than its size. Compiled code reads whole words of which it uses a part.
+    /// The bytes that may be read, at least its size. Compiled code reads whole words of which it uses a part.
     pub readable: u64,
-    /// Where its first byte is on the host: readable for `readable` bytes and writable for `bytes` until the launch ends,
-    /// and as aligned as `start` is, up to 16 bytes.
+    /// The host address of its first byte: readable for `readable` bytes and writable for `bytes` until the launch
+    /// ends, and as aligned as `start` is, up to 16 bytes.
     pub host: *mut u8,
 }
 
 /// Finds allocations by device address.
 pub trait Memory: Sync {
-    /// The allocation that holds the byte at this address.
+    /// Returns the allocation that holds the byte at this address.
     fn find(&self, address: u64) -> Option<Region>;
 }
 
-/// The global memory that a launch touched, as ranges of addresses in their order: exact, as long as those of an allocation
-/// are few, else with small gaps closed. Atomic operations read and write.
+/// The global memory that a launch used, as sorted ranges of addresses: exact if an allocation has few ranges,
+/// otherwise with small gaps closed. Atomic operations read and write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// What was read.
+    /// Ranges that were read.
     pub reads: Vec<Range<u64>>,
-    /// What was written.
+    /// Ranges that were written.
     pub writes: Vec<Range<u64>>,
 }
 
 impl Region {
-    /// Whether an access that begins so many bytes behind the start stays inside.
+    /// Whether an access at this offset from the start stays inside.
     #[inline(always)]
     fn holds(&self, offset: u64, bytes: u32, writes: bool) -> bool {
         let size = if writes { self.bytes } else { self.readable };
@@ -48,7 +48,7 @@ impl Region {
     }
 }
 
-/// An allocation, and what was touched of it.
+/// An allocation, and the bytes of it that were used.
 struct Seen {
     region: Region,
     reads: Bytes,
@@ -67,7 +67,8 @@ struct Recent {
 
 const NOTHING: Recent = Recent { id: usize::MAX, region: Region { start: 0, bytes: 0, readable: 0, host: std::ptr::null_mut() }, seen: 0 };
 
-/// Of how many accesses a launch remembers the allocation. Those of a function have numbers that follow each other, so few share a place.
+/// The number of accesses for which a launch remembers the allocation. A function's accesses have consecutive numbers,
+/// so few share an entry.
 const REMEMBERED: usize = 1024;
 
 /// The global memory during one launch.
@@ -75,7 +76,7 @@ pub(crate) struct Global<'m> {
     memory: &'m dyn Memory,
     recent: Vec<Recent>,
     seen: Vec<Seen>,
-    /// The allocations that were seen, by their starts.
+    /// The allocations seen so far, by their starts.
     starts: BTreeMap<u64, usize>,
 }
 
@@ -86,11 +87,11 @@ impl<'m> Global<'m> {
 
     #[inline(always)]
     fn place(&self, id: usize) -> usize {
-        // A power of two.
+        // The length is a power of two.
         id & (self.recent.len() - 1)
     }
 
-    /// The place on the host of bytes that access `id` reaches; writes it down as touched.
+    /// Returns the host address of the bytes that access `id` reaches, and records them as used.
     #[inline]
     pub(crate) fn reach(&mut self, id: usize, address: u64, bytes: u32, reads: bool, writes: bool) -> Result<*mut u8, FaultKind> {
         let place = self.place(id);
@@ -107,7 +108,7 @@ impl<'m> Global<'m> {
         if writes {
             seen.writes.add(offset, bytes, recent.region.bytes);
         }
-        // The offset lies inside of the region, whose bytes the owner promises to be there.
+        // The offset lies inside the region, whose bytes the owner guarantees.
         Ok(recent.region.host.wrapping_add(offset as usize))
     }
 
@@ -135,7 +136,8 @@ impl<'m> Global<'m> {
         self.reach(id, address, bytes, reads, writes)
     }
 
-    /// The allocation whose start or end is nearest, among those seen and those that a look around finds.
+    /// Returns the allocation whose start or end is nearest, among those seen and those that probes of the
+    /// surroundings find.
     fn nearest(&self, address: u64) -> Option<(u64, u64)> {
         let around = (0..48).flat_map(|power| [address.saturating_sub(1 << power), address.saturating_add(1 << power)]);
         let found = around.chain([address]).filter_map(|probe| self.memory.find(probe));

@@ -1,4 +1,4 @@
-//! A module: its variables laid out in one block, its functions decoded, its kernels with their parameters.
+//! A module: its variables in one block, its functions decoded, its kernels with their parameters.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::parser::Parser;
 use crate::program::{Callee, Function, Initial, Kernel, Program, Target, Texts};
 use crate::syntax::Source;
 
-/// What is done with registers that are read before they are set.
+/// The handling of registers that are read before they are set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unset {
     /// The read is a fault.
@@ -21,18 +21,18 @@ pub enum Unset {
     Holds(u64),
 }
 
-/// How texts become a module.
+/// Options for making a module from texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
-    /// What is done with registers that are read before they are set.
+    /// The handling of registers that are read before they are set.
     pub unset: Unset,
-    /// Whether functions are decoded when they are first called, and not at once. The texts are kept for that long. What
-    /// is wrong with a function is a fault of the launch that calls it, and an instruction that is not supported one of
-    /// the thread that comes to it.
+    /// Whether functions are decoded at their first call instead of at once. The texts are kept for that long. An
+    /// error in a function is a fault of the launch that calls it, and an unsupported instruction is a fault of the
+    /// thread that reaches it.
     pub late: bool,
 }
 
-/// PTX, decoded and ready to run; nothing in it changes any more.
+/// Decoded PTX, ready to run and immutable.
 #[derive(Debug, Clone)]
 pub struct Module {
     program: Arc<Program>,
@@ -48,13 +48,14 @@ impl Module {
         Self::link(&[text], Options::default())
     }
 
-    /// Makes one module of several texts, which may refer to each other's functions and variables (`.extern`). Where several
-    /// define a name, a `.visible` definition goes before `.weak` ones, and these before `.common` ones. Late, it costs a
-    /// millisecond per megabyte, and a microsecond per line of each function that is called.
+    /// Makes one module of several texts, which may refer to each other's functions and variables (`.extern`). If
+    /// several texts define a name, a `.visible` definition takes precedence over `.weak` ones, and these over
+    /// `.common` ones. With late decoding it costs a millisecond per megabyte, and a microsecond per line of each
+    /// function that is called.
     ///
     /// # Errors
-    /// A text is not PTX, or what it holds is not supported; a name is defined twice, or declared and not defined. The error
-    /// names the text and the line.
+    /// A text is not PTX or not supported; a name is defined twice, or declared and not defined. The error names the
+    /// text and the line.
     pub fn link(texts: &[&str], options: Options) -> Result<Self, ParseError> {
         let kept: Vec<String> = if options.late { texts.iter().map(|&text| text.to_owned()).collect() } else { Vec::new() };
         let sources = texts.iter().enumerate().map(|(text, whole)| Parser::source(whole).map_err(|error| error.of(text)));
@@ -66,10 +67,11 @@ impl Module {
         Ok(Self::of(program))
     }
 
-    /// Like [`Self::link`] of whole texts, but late, from their outlines. The bodies of functions are read from `texts`.
+    /// Links like [`Self::link`], with late decoding, from outlines of the texts. The bodies of functions are read
+    /// from `texts`.
     ///
     /// # Errors
-    /// As for [`Self::link`]. Lines of what is not inside of functions are those of the outline.
+    /// As for [`Self::link`]. Lines outside of functions are those of the outline.
     pub fn link_outlines(outlines: &[&str], unset: Unset, texts: Box<dyn Texts>) -> Result<Self, ParseError> {
         let sources = outlines.iter().enumerate().map(|(text, short)| Parser::short_source(short).map_err(|error| error.of(text)));
         let part = |text: usize, place: Range<usize>| texts.part(text, place).map(Cow::Owned);
@@ -85,34 +87,34 @@ impl Module {
         Self { program, kernels }
     }
 
-    /// The kernels, in the order of the text.
+    /// Returns the kernels, in the order of the text.
     pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
         self.kernels.iter()
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|kernel| kernel.name() == name)
     }
 
-    /// What of the module is not supported: decodes all functions that were not yet, and lists each instruction and each
-    /// function that is a fault when a thread comes to it. Empty where functions were decoded at once.
+    /// Lists what is not supported: decodes all remaining functions, and returns each instruction and each function
+    /// that is a fault when a thread reaches it. Empty if functions were decoded at once.
     pub fn unsupported(&self) -> Vec<ParseError> {
         let numbers = 0..self.program.functions.len();
         numbers.flat_map(|number| self.program.unsupported(number)).collect()
     }
 
-    /// Bytes of the block that holds the module's variables. Put it at a multiple of 256.
+    /// Returns the bytes of the block that holds the module's variables. Its address must be a multiple of 256.
     pub fn globals_bytes(&self) -> usize {
         self.program.globals.len()
     }
 
-    /// Where in that block the variable of this name lies.
+    /// Returns the range of the variable of this name in that block.
     pub fn variable(&self, name: &str) -> Option<Range<usize>> {
         self.program.variables.get(name).cloned()
     }
 
-    /// What that block holds before the first launch, if it lies at this address: some variables hold those of others.
+    /// Returns the initial contents of that block at this address: some variables hold addresses of others.
     pub fn globals_image(&self, address: u64) -> Vec<u8> {
         let mut image = self.program.globals.clone();
         for relocation in &self.program.relocations {
@@ -126,12 +128,12 @@ impl Module {
         image
     }
 
-    /// The compute capability that the text names: 70 for `sm_70`.
+    /// Returns the compute capability that the text names: 70 for `sm_70`.
     pub fn target(&self) -> u32 {
         self.program.target
     }
 
-    /// The version of PTX, major and minor.
+    /// Returns the version of PTX, major and minor.
     pub fn version(&self) -> (u32, u32) {
         self.program.version
     }
@@ -170,8 +172,8 @@ fn kernel(program: &Arc<Program>, function: usize) -> Kernel {
     Kernel { program: Arc::clone(program), function, shared_offsets, shared_bytes }
 }
 
-/// Offsets of the shared variables that a kernel or a function it calls refers to; of all of them where the functions are
-/// decoded late.
+/// Returns the offsets of the shared variables that a kernel or a function it calls refers to, or of all of them if
+/// the functions are decoded late.
 fn shared_layout(program: &Program, entry: usize) -> (Vec<Option<u64>>, usize) {
     let mut offsets = vec![None; program.shared.len()];
     let mut end = 0_usize;
@@ -203,7 +205,8 @@ fn shared_layout(program: &Program, entry: usize) -> (Vec<Option<u64>>, usize) {
     (offsets, end)
 }
 
-/// The functions that one may call: by name, and all those whose address is taken where it calls through a pointer.
+/// Returns the functions that a function may call: by name, and, if it calls through a pointer, all those whose
+/// address is taken.
 fn callees(program: &Program, function: &Function) -> Vec<usize> {
     let mut found = Vec::new();
     let mut pointers = false;

@@ -1,11 +1,11 @@
-//! Operands as they are written.
+//! Operands in their written form.
 
 use crate::ParseError;
 use crate::parser::Parser;
 use crate::syntax::{Literal, Operand};
 use crate::token::Token;
 
-/// No instruction nests its operands deeper, and no array has more dimensions.
+/// The limit for the nesting of operands and for the dimensions of an array.
 const DEEPEST: usize = 16;
 
 type Parsed<T> = Result<T, ParseError>;
@@ -26,7 +26,7 @@ impl<'a> Parser<'a> {
         operand
     }
 
-    /// One level deeper, until `leave`.
+    /// Enters one level of nesting, until `leave`.
     pub(crate) fn enter(&mut self) -> Parsed<()> {
         self.depth += 1;
         if self.depth > DEEPEST { Err(self.error("brackets nest too deep")) } else { Ok(()) }
@@ -79,7 +79,7 @@ impl<'a> Parser<'a> {
         Ok(operands)
     }
 
-    /// `+4`, `-4`, `+-4` or nothing.
+    /// Parses `+4`, `-4`, `+-4` or nothing.
     pub(crate) fn offset(&mut self) -> Parsed<i64> {
         let plus = self.take('+');
         let minus = self.take('-');

@@ -1,4 +1,4 @@
-//! From text to declarations and statements. Debug information, pragmas and linkage are skipped.
+//! Parses text to declarations and statements. Debug information, pragmas and linkage are skipped.
 
 use crate::ParseError;
 use crate::short;
@@ -9,31 +9,31 @@ use crate::types::{Space, Type};
 pub(crate) struct Parser<'a> {
     tokens: Vec<(Token<'a>, u32)>,
     pub(crate) at: usize,
-    /// How many brackets are open around an operand or an initial value.
+    /// The number of open brackets around an operand or an initial value.
     pub(crate) depth: usize,
-    /// Whether the text is an outline, in which each body is replaced by where it stands.
+    /// Whether the text is an outline, in which each body is replaced by its position.
     short: bool,
 }
 
-/// Far more than compilers declare at once.
+/// A limit far above what compilers declare at once.
 const MOST_REGISTERS: u32 = 1 << 20;
 
 type Parsed<T> = Result<T, ParseError>;
 
 impl<'a> Parser<'a> {
-    /// The declarations of a module; the bodies of functions are left unread.
+    /// Parses the declarations of a module; the bodies of functions are left unread.
     pub(crate) fn source(text: &'a str) -> Parsed<Source<'a>> {
         let mut parser = Self { tokens: outline(text)?, at: 0, depth: 0, short: false };
         parser.declarations(text)
     }
 
-    /// The declarations of a module, from its outline.
+    /// Parses the declarations of a module, from its outline.
     pub(crate) fn short_source(text: &'a str) -> Parsed<Source<'a>> {
         let mut parser = Self { tokens: outline(text)?, at: 0, depth: 0, short: true };
         parser.declarations(text)
     }
 
-    /// A function with its body, from its `definition`.
+    /// Parses a function with its body, from its `definition`.
     pub(crate) fn definition(text: &'a str, line: u32, entry: bool) -> Parsed<(FunctionText<'a>, Vec<Statement<'a>>)> {
         let mut parser = Self { tokens: tokens(text, line)?, at: 0, depth: 0, short: false };
         let head = parser.head(entry, Linkage::Internal)?;
@@ -91,7 +91,7 @@ impl<'a> Parser<'a> {
         digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| self.error(format!("{name} is no target like sm_70")))
     }
 
-    /// A variable or function with what stands before it.
+    /// Parses a variable or function with its prefixes.
     fn declaration(&mut self, text: &'a str, source: &mut Source<'a>) -> Parsed<()> {
         let mut linkage = Linkage::Internal;
         while let Some(Token::Dot(found @ ("visible" | "weak" | "common" | "extern"))) = self.peek() {
@@ -118,7 +118,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// A function of an outline; `kind` is the directive that began it.
+    /// Parses a function of an outline; `kind` is the directive that began it.
     fn function(&mut self, text: &'a str, kind: &'a str, linkage: Linkage) -> Parsed<FunctionText<'a>> {
         let line = self.tokens.get(self.at - 1).map_or(1, |(_, line)| *line);
         let mut function = FunctionText { line, ..self.head(kind == "entry", linkage)? };
@@ -138,7 +138,7 @@ impl<'a> Parser<'a> {
         Ok(function)
     }
 
-    /// Name, parameters and directives: everything before the body.
+    /// Parses name, parameters and directives: everything before the body.
     fn head(&mut self, entry: bool, linkage: Linkage) -> Parsed<FunctionText<'a>> {
         let line = self.line();
         let results = if self.is('(') { self.formals()? } else { Vec::new() };
@@ -260,7 +260,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A label, a table of labels or an instruction.
+    /// Parses a label, a table of labels or an instruction.
     fn statement(&mut self, statements: &mut Vec<Statement<'a>>) -> Parsed<()> {
         let line = self.line();
         if let (Some(Token::Word(name)), Some((Token::Mark(':'), _))) = (self.peek(), self.tokens.get(self.at + 1)) {
@@ -287,7 +287,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `(.param .b32 _) _ (.param .b64 _);`
+    /// Parses `(.param .b32 _) _ (.param .b64 _);`.
     fn prototype(&mut self) -> Parsed<Prototype> {
         let results = if self.is('(') { self.formals()? } else { Vec::new() };
         self.word()?;

@@ -1,7 +1,8 @@
-//! Reads of registers that no path has written are found when a function is decoded; only where some path writes and
-//! another does not is there something to do at run time: a flag per register, set by writes and checked by reads.
+//! Finds reads of registers that no path has written, when a function is decoded. Only if some paths write and others
+//! do not is there work at run time: a flag per register, set by writes and checked by reads.
 //!
-//! A plain copy of an unset register is no fault, since compilers copy what they never use; the copy is unset as well.
+//! A plain copy of an unset register is no fault, since compilers copy values they never use; the copy is unset as
+//! well.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ fn registers(carriers: &[Carrier]) -> impl Iterator<Item = Slot> {
     carriers.iter().filter_map(|carrier| if let Carrier::Register(slot) = carrier { Some(*slot) } else { None })
 }
 
-/// The slots that a step reads.
+/// Returns the slots that a step reads.
 fn reads(function: &Function, op: &Op) -> Vec<Slot> {
     match *op {
         Op::Alu { a, b, c, .. } => vec![a, b, c],
@@ -56,7 +57,7 @@ fn reads(function: &Function, op: &Op) -> Vec<Slot> {
     }
 }
 
-/// The slots that a step writes.
+/// Returns the slots that a step writes.
 fn writes(function: &Function, op: &Op) -> Vec<Slot> {
     match *op {
         Op::Alu { to, .. }
@@ -76,7 +77,7 @@ fn writes(function: &Function, op: &Op) -> Vec<Slot> {
     }
 }
 
-/// Where a step may go on; `None` where the next one does.
+/// Returns the steps that may follow a step.
 fn successors(function: &Function, at: usize) -> Vec<usize> {
     match function.code[at].op {
         Op::Jump { target } => vec![target as usize],
@@ -87,7 +88,7 @@ fn successors(function: &Function, at: usize) -> Vec<usize> {
     }
 }
 
-/// Applies what a step writes to the set of slots that are surely written.
+/// Applies a step's writes to the set of slots that are surely written.
 fn step(function: &Function, op: &Op, set: &mut Bits) {
     if let Op::Copy { to, from } = *op {
         let written = has(set, from);
@@ -97,7 +98,7 @@ fn step(function: &Function, op: &Op, set: &mut Bits) {
     writes(function, op).into_iter().for_each(|slot| put(set, slot, true));
 }
 
-/// For the first step of every basic block, the slots that every path to it has written.
+/// Returns, for the first step of every basic block, the slots that every path to it has written.
 fn surely_written(function: &Function, slots: usize) -> Vec<Option<Bits>> {
     let length = function.code.len();
     let mut leader = vec![false; length];
@@ -133,7 +134,7 @@ fn surely_written(function: &Function, slots: usize) -> Vec<Option<Bits>> {
     known
 }
 
-/// What both paths have written; tells whether that is less than before.
+/// Keeps the slots that both paths have written; returns whether that is fewer than before.
 fn merge(known: &mut Option<Bits>, set: &Bits) -> bool {
     let Some(known) = known else {
         *known = Some(set.clone());
@@ -144,7 +145,7 @@ fn merge(known: &mut Option<Bits>, set: &Bits) -> bool {
     *known != before
 }
 
-/// Adds flags and checks to a function whose steps are complete, or initial values where such reads are no fault; `names`
+/// Adds flags and checks to a function whose steps are complete, or initial values if such reads are no fault; `names`
 /// grows by the flags.
 pub(crate) fn guard(function: &mut Function, names: &mut Vec<String>, unset: Unset) {
     let known = surely_written(function, names.len());

@@ -1,4 +1,4 @@
-//! The decoded form of a module: what the machine runs.
+//! The decoded form of a module, which the machine runs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,16 +14,16 @@ use crate::module::Options;
 use crate::syntax::{FunctionText, Prototype, Stands};
 use crate::types::{FUNCTIONS, Space};
 
-/// Local memory of a thread, as on the hardware.
+/// The limit for the local memory of a thread, as on the hardware.
 pub(crate) const LARGEST_LOCAL: usize = 512 << 10;
 
-/// A value's place in the frame of a function: a register, a constant, or what a thread has of its own.
+/// The index of a value in the frame of a function: a register, a constant, or a special value of the thread.
 pub(crate) type Slot = u32;
 
-/// An instruction without effect beyond its result.
+/// An instruction that only computes a result.
 pub(crate) type Alu = fn(u64, u64, u64) -> u64;
 
-/// One step of the machine. Guards, vectors and flags were taken apart when it was decoded.
+/// One step of the machine. Guards, vectors and flags were resolved when it was decoded.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Op {
     Alu {
@@ -40,13 +40,13 @@ pub(crate) enum Op {
     Jump {
         target: u32,
     },
-    /// Jumps if the predicate is set, or `unless` it is.
+    /// Jumps if the predicate is set, or, with `unless`, if it is not.
     Branch {
         on: Slot,
         unless: bool,
         target: u32,
     },
-    /// Jumps to a place of a table.
+    /// Jumps to an entry of a table.
     Switch {
         index: Slot,
         table: u32,
@@ -60,7 +60,7 @@ pub(crate) enum Op {
     Atomic {
         access: u32,
     },
-    /// The generic address of a value in a space, or the other way round (`cvta`).
+    /// Converts an address in a space to a generic one, or back (`cvta`).
     Generic {
         to: Slot,
         from: Slot,
@@ -71,7 +71,7 @@ pub(crate) enum Op {
         from: Slot,
         space: Space,
     },
-    /// Whether a generic address is in a space (`isspacep`).
+    /// Tests whether a generic address is in a space (`isspacep`).
     IsIn {
         to: Slot,
         from: Slot,
@@ -90,22 +90,22 @@ pub(crate) enum Op {
     Exit,
     Trap,
     Fence,
-    /// Instructions that this thread has run, as a clock.
+    /// Reads the number of instructions that this thread has run, as a clock.
     Clock {
         to: Slot,
     },
-    /// A fault, with what is not supported here.
+    /// Raises a fault for something that is not supported.
     Unsupported {
         message: u32,
     },
-    /// A fault if the register was never written; `flag` says whether it was.
+    /// Raises a fault if the register was never written; `flag` holds whether it was.
     Check {
         flag: Slot,
         register: u32,
     },
 }
 
-/// An access of memory: of one to eight elements.
+/// A memory access of one to eight elements.
 #[derive(Debug, Clone)]
 pub(crate) struct Access {
     pub(crate) space: Space,
@@ -113,21 +113,21 @@ pub(crate) struct Access {
     pub(crate) offset: i64,
     /// Bytes of an element.
     pub(crate) bytes: u32,
-    /// Whether an element's sign is repeated up to the width of the register.
+    /// Whether an element is sign-extended to the width of the register.
     pub(crate) sign: bool,
-    /// What is read from or written to; `None` is the sink `_`.
+    /// The registers read or written; `None` is the sink `_`.
     pub(crate) slots: Vec<Option<Slot>>,
     /// Widths of those registers in bits.
     pub(crate) width: u32,
     pub(crate) atomic: Option<Atomic>,
-    /// Number of this access in the whole module.
+    /// The number of this access in the whole module.
     pub(crate) id: usize,
 }
 
-/// What an atomic access does with the element and its operands.
+/// The operation of an atomic access on the element and its operands.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Atomic {
-    /// The new value of the old one and of both operands.
+    /// Computes the new value from the old one and both operands.
     pub(crate) run: Alu,
     pub(crate) b: Slot,
     pub(crate) c: Slot,
@@ -144,16 +144,16 @@ pub(crate) enum Reduction {
 #[derive(Debug, Clone)]
 pub(crate) struct Barrier {
     pub(crate) id: Slot,
-    /// Threads that it waits for; all of the block where none is given.
+    /// The number of threads that it waits for; `None` for all of the block.
     pub(crate) count: Option<Slot>,
-    /// Whether the thread waits, or only tells that it came.
+    /// Whether the thread waits, or only arrives.
     pub(crate) waits: bool,
-    /// Whether all threads of a warp have to come by the same instruction.
+    /// Whether all threads of a warp have to arrive by the same instruction.
     pub(crate) aligned: bool,
     pub(crate) reduction: Option<(Reduction, Slot, Slot)>,
 }
 
-/// Instructions for which the threads of a warp meet.
+/// Instructions at which the threads of a warp meet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Meeting {
     Sync,
@@ -175,17 +175,17 @@ pub(crate) enum Meeting {
 #[derive(Debug, Clone)]
 pub(crate) struct WarpSite {
     pub(crate) meeting: Meeting,
-    /// Threads that have to come; those that happen to come where none is given.
+    /// The threads that have to come; if there is no mask, those that happen to come.
     pub(crate) mask: Option<Slot>,
     pub(crate) a: Slot,
     pub(crate) b: Slot,
     pub(crate) c: Slot,
     pub(crate) to: Option<Slot>,
-    /// Receives whether a shuffle's source was in range, or whether all match.
+    /// The slot that receives whether a shuffle's source was in range, or whether all match.
     pub(crate) flag: Option<Slot>,
 }
 
-/// Where an argument or a result of a call is kept.
+/// The place of an argument or a result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carrier {
     /// Bytes of the function's local memory.
@@ -197,7 +197,7 @@ pub(crate) enum Carrier {
 }
 
 impl Carrier {
-    /// Bytes of what is kept in memory.
+    /// Returns the bytes of a value in memory.
     pub(crate) fn bytes(self) -> Option<usize> {
         if let Self::Memory { bytes, .. } = self { Some(bytes as usize) } else { None }
     }
@@ -213,9 +213,9 @@ pub(crate) struct CallSite {
 #[derive(Debug, Clone)]
 pub(crate) enum Callee {
     Defined(usize),
-    /// Of the driver, like `vprintf`.
+    /// A function of the driver, such as `vprintf`.
     External(String),
-    /// Through a pointer to a function of this prototype, or where the text gives none, to one of these targets.
+    /// A call through a pointer to a function of this prototype or, if the text gives none, to one of these targets.
     Pointer {
         register: Slot,
         prototype: Option<Prototype>,
@@ -223,11 +223,11 @@ pub(crate) enum Callee {
     },
 }
 
-/// What a slot holds when a frame is made.
+/// The value of a slot when a frame is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Initial {
     Bits(u64),
-    /// What registers hold that are read before they are set.
+    /// The value of registers that are read before they are set.
     Unset(u64),
     /// Zero until a register is written.
     Flag(u32),
@@ -235,7 +235,7 @@ pub(crate) enum Initial {
     Global(u64),
     /// The address of a shared variable, by its number, and an offset.
     Shared(usize, i64),
-    /// The address behind the static shared memory, and an offset.
+    /// The address after the static shared memory, plus an offset.
     Dynamic(i64),
     /// The address of a local variable or a parameter of the function.
     Local(u64),
@@ -272,11 +272,11 @@ pub(crate) struct Instruction {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Function {
     pub(crate) code: Vec<Instruction>,
-    /// Slots with what they hold when the function begins; those that differ from block to block come first.
+    /// Slots with their values at the beginning of the function; those that differ from block to block come first.
     pub(crate) initial: Vec<(Slot, Initial)>,
-    /// How many of them differ from block to block.
+    /// The number of slots that differ from block to block.
     pub(crate) varying: usize,
-    /// Slots of a frame. Registers are not cleared: what is read was written before, or is checked.
+    /// Slots of a frame. Registers are not cleared: a value that is read was written before, or is checked.
     pub(crate) slots: usize,
     /// Bytes of local memory: parameters, results, variables.
     pub(crate) local: usize,
@@ -287,7 +287,7 @@ pub(crate) struct Function {
     pub(crate) warps: Vec<WarpSite>,
     pub(crate) calls: Vec<CallSite>,
     pub(crate) tables: Vec<Vec<u32>>,
-    /// Names of registers that have to be checked, and what is not supported.
+    /// Names of registers that have to be checked, and descriptions of what is not supported.
     pub(crate) registers: Vec<String>,
 }
 
@@ -318,7 +318,7 @@ pub(crate) struct Shared {
     pub(crate) align: usize,
 }
 
-/// A function as it stands in its text; decoded at once, or when it is first called.
+/// The position of a function in its text; decoded at once, or at its first call.
 #[derive(Debug)]
 pub(crate) struct Definition {
     pub(crate) name: String,

@@ -1,4 +1,5 @@
-//! Outlines: texts without what stands in their functions. They are all that linking needs, and a small part of the whole.
+//! Outlines: texts without the bodies of their functions. Linking needs no more, and they are a small part of the
+//! whole.
 
 use std::fmt::Write;
 
@@ -7,10 +8,11 @@ use crate::parser::Parser;
 use crate::syntax::Stands;
 use crate::token::{self, Token};
 
-/// The outline of a text: `{#from to line shared}` in place of each body, with where the definition begins and ends in the whole text.
+/// Returns the outline of a text: `{#from to line shared}` in place of each body, with the definition's start and end
+/// in the whole text.
 ///
 /// # Errors
-/// The text is not PTX; what is in the functions is not looked at.
+/// The text is not PTX; the bodies of functions are not checked.
 pub fn outline(text: &str) -> Result<String, ParseError> {
     let source = Parser::source(text)?;
     let tokens = token::outline(text)?;
@@ -29,7 +31,7 @@ pub fn outline(text: &str) -> Result<String, ParseError> {
     Ok(short)
 }
 
-/// Where a definition stands, and in which line it begins.
+/// Reads the position of a definition, and the line in which it begins.
 pub(crate) fn read(body: &str) -> Option<(Stands, u32)> {
     let mut numbers = body.strip_prefix('#')?.strip_suffix('}')?.split(' ').map(|number| number.parse::<usize>().ok());
     let mut next = || numbers.next().flatten();

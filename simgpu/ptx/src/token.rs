@@ -1,8 +1,8 @@
-//! Splits PTX text into tokens; comments and white space fall away.
+//! Splits PTX text into tokens; comments and white space are dropped.
 
 use crate::ParseError;
 
-/// A token; what it names stays in the text.
+/// A token; its name is a slice of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Token<'a> {
     /// A name: an opcode, a label, a variable, a register (`%r1`).
@@ -11,15 +11,15 @@ pub(crate) enum Token<'a> {
     Dot(&'a str),
     /// A number, not yet read.
     Number(&'a str),
-    /// A string with its quotes taken away.
+    /// A string without its quotes.
     Text(&'a str),
     /// Any other character.
     Mark(char),
-    /// What stands in the braces of a function, with the closing one; only in an outline.
+    /// The contents of a function's braces, with the closing one; only in an outline.
     Body(&'a str),
 }
 
-/// Tokens with the lines they stand on, the first of which has the number `line`.
+/// Returns the tokens with their lines, the first of which has the number `line`.
 pub(crate) fn tokens(text: &str, line: u32) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
     let mut found = Vec::with_capacity(text.len() / 4);
     let (mut rest, mut line) = (text, line);
@@ -29,7 +29,7 @@ pub(crate) fn tokens(text: &str, line: u32) -> Result<Vec<(Token<'_>, u32)>, Par
     Ok(found)
 }
 
-/// Like [`tokens`], with the body of each function as one token: it is passed over and not read.
+/// Returns the tokens like [`tokens`], with the body of each function as one unread token.
 pub(crate) fn outline(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
     let mut found: Vec<(Token<'_>, u32)> = Vec::new();
     let (mut rest, mut line) = (text, 1);
@@ -50,7 +50,7 @@ pub(crate) fn outline(text: &str) -> Result<Vec<(Token<'_>, u32)>, ParseError> {
     Ok(found)
 }
 
-/// The token that is next, behind white space, and its length.
+/// Returns the next token after white space, and its length.
 fn next<'a>(rest: &mut &'a str, line: &mut u32) -> Result<Option<(Token<'a>, usize)>, ParseError> {
     let after = skip_blank(rest, *line)?;
     *line += lines(&rest[..rest.len() - after.len()]);
@@ -66,7 +66,7 @@ fn push<'a>(found: &mut Vec<(Token<'a>, u32)>, token: Token<'a>, length: usize, 
     *rest = &rest[length..];
 }
 
-/// The end of what begins with an opening brace: behind the one that closes it.
+/// Returns the end of a body that begins with an opening brace: after the brace that closes it.
 fn body_end(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let (mut at, mut depth) = (0, 0_usize);
@@ -85,7 +85,7 @@ fn body_end(text: &str) -> Option<usize> {
     }
 }
 
-/// The first byte that opens or closes something. Most have none within sight, so they are looked at many at a time.
+/// Returns the first byte that opens or closes something. Such bytes are rare, so many bytes are tested at a time.
 fn bracket(bytes: &[u8]) -> Option<usize> {
     let opens = |byte: u8| (byte == b'{') | (byte == b'}') | (byte == b'"') | (byte == b'/');
     let without = |chunk: &&[u8]| !chunk.iter().fold(false, |found, &byte| found | opens(byte));
@@ -100,11 +100,11 @@ pub(crate) fn declares_shared(body: &str) -> bool {
 }
 
 fn lines(text: &str) -> u32 {
-    // Few at a time, so that their number fits into a byte, and the compiler counts many bytes at once.
+    // Short chunks, so that the count fits into a byte, and the compiler counts many bytes at once.
     text.as_bytes().chunks(128).map(|chunk| u32::from(chunk.iter().map(|&b| u8::from(b == b'\n')).sum::<u8>())).sum()
 }
 
-/// What follows white space, both kinds of comments, and the NUL that compilers leave at the end.
+/// Skips white space, both kinds of comments, and the NUL that compilers leave at the end.
 fn skip_blank(text: &str, line: u32) -> Result<&str, ParseError> {
     let mut rest = text;
     loop {
@@ -150,7 +150,7 @@ fn one(rest: &str, first: char) -> Option<(Token<'_>, usize)> {
     }
 }
 
-/// `12`, `0x1fU`, `0f3F800000`, `1.5`, `1e-3`.
+/// Returns the end of a number: `12`, `0x1fU`, `0f3F800000`, `1.5`, `1e-3`.
 fn number_end(rest: &str) -> usize {
     let bytes = rest.as_bytes();
     let alphanumeric = |from: usize| from + bytes[from..].iter().take_while(|b| b.is_ascii_alphanumeric()).count();

@@ -1,16 +1,16 @@
-//! Which bytes of an allocation a launch touched: a bit for each.
+//! The bytes of an allocation that a launch used: a bit for each.
 
 use std::ops::Range;
 
-/// Into how many ranges the bytes of an allocation are told apart.
+/// The most ranges into which the used bytes of an allocation are divided.
 const MOST_RANGES: usize = 64;
 
 /// A set of bytes by their offsets.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Bytes {
-    /// Made when the first byte comes. Fresh pages are zeros that take no memory until they are touched.
+    /// Allocated at the first byte. Fresh pages are zeros that take no memory until they are touched.
     words: Vec<u64>,
-    /// The first and the last word that is not zero; nothing where the first is above the last.
+    /// The first and the last word that is not zero; there is none if the first is above the last.
     first: usize,
     last: usize,
 }
@@ -38,7 +38,7 @@ impl Bytes {
         (self.first, self.last) = (usize::MAX, 0);
     }
 
-    /// The bytes as ranges of offsets, in order: each for itself, or together with what is near where there are too many.
+    /// Returns the bytes as sorted ranges of offsets; if there are too many ranges, near ones are joined.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
         let mut ranges = Vec::new();
         if self.words.is_empty() {
@@ -65,7 +65,7 @@ impl Bytes {
     }
 }
 
-/// Adds a range behind the others, or to the last one if the gap between is no larger than `gap`.
+/// Adds a range after the others, or extends the last one if the gap is no larger than `gap`.
 fn push(ranges: &mut Vec<Range<u64>>, next: Range<u64>, gap: u64) {
     match ranges.last_mut() {
         Some(last) if next.start - last.end <= gap => last.end = next.end,

@@ -1,9 +1,9 @@
-//! Types and state spaces as PTX spells them.
+//! Types and state spaces, with their PTX names.
 
 /// The type of an instruction, a register or a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Type {
-    /// Bits without a meaning, their number.
+    /// Untyped bits, with their number.
     B(u32),
     /// Unsigned, its width in bits.
     U(u32),
@@ -21,7 +21,7 @@ pub(crate) enum Type {
 }
 
 impl Type {
-    /// The type that a suffix names.
+    /// Returns the type that a suffix names.
     pub(crate) fn named(suffix: &str) -> Option<Self> {
         Some(match suffix {
             "pred" => Self::Pred,
@@ -65,7 +65,7 @@ impl Type {
         self.bits().div_ceil(8) as usize
     }
 
-    /// An integer or bits: what is not a float and not a predicate.
+    /// Whether this is an integer or bits, not a float or a predicate.
     pub(crate) fn is_integer(self) -> bool {
         matches!(self, Self::B(_) | Self::U(_) | Self::S(_))
     }
@@ -75,10 +75,10 @@ impl Type {
     }
 }
 
-/// Where the addresses of functions begin.
+/// The start of the addresses of functions.
 pub(crate) const FUNCTIONS: u64 = 0x7c00_0000_0000_0000;
 
-/// Where an address points.
+/// The memory space of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Space {
     Generic,
@@ -90,7 +90,7 @@ pub(crate) enum Space {
 }
 
 impl Space {
-    /// The space that a suffix names; only a block of its own stands in a cluster.
+    /// Returns the space that a suffix names. A cluster has only one block, so cluster memory is that of the block.
     pub(crate) fn named(suffix: &str) -> Option<Self> {
         Some(match suffix {
             "global" => Self::Global,
@@ -102,7 +102,7 @@ impl Space {
         })
     }
 
-    /// What is added to an offset in this space to make a generic address.
+    /// Returns the value to add to an offset in this space for a generic address.
     pub(crate) fn window(self) -> u64 {
         match self {
             Self::Generic | Self::Global | Self::Const => 0,
@@ -112,7 +112,7 @@ impl Space {
         }
     }
 
-    /// The space of a generic address, and the address within it.
+    /// Returns the space of a generic address, and the address within it.
     pub(crate) fn of_generic(address: u64) -> (Self, u64) {
         let space = match address >> 56 {
             0x7f => Self::Shared,

@@ -6,11 +6,11 @@ use crate::syntax::{Address, Linkage, Literal, Variable};
 use crate::token::Token;
 use crate::types::{Space, Type};
 
-/// Modules have no larger variables; buffers are allocated.
+/// The limit for a variable of a module; buffers are allocated.
 const LARGEST: usize = 1 << 28;
 
 impl<'a> Parser<'a> {
-    /// Variables up to the semicolon: `.align 4 .b8 name[16] = {1, 2}, other;`.
+    /// Parses variables up to the semicolon: `.align 4 .b8 name[16] = {1, 2}, other;`.
     pub(crate) fn variables(&mut self, space: Space, linkage: Linkage) -> Result<Vec<Variable<'a>>, ParseError> {
         let mut found = vec![self.variable_head(space)?];
         loop {
@@ -33,7 +33,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Attributes, type, name and dimensions.
+    /// Parses attributes, type, name and dimensions.
     pub(crate) fn variable_head(&mut self, space: Space) -> Result<Variable<'a>, ParseError> {
         let (mut align, mut pointer, mut elements) = (None, false, 1);
         let kind = loop {
@@ -59,7 +59,7 @@ impl<'a> Parser<'a> {
                 name => break Type::named(name).ok_or_else(|| self.error(format!("type .{name} is not supported in a declaration")))?,
             }
         };
-        // What follows the type tells of the memory that a pointer points to, not of the variable.
+        // Attributes after the type describe the memory that a pointer points to, not the variable.
         while let Some(Token::Dot(attribute)) = self.peek() {
             self.next();
             pointer |= attribute == "ptr";
@@ -118,7 +118,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// A number with its sign, or an address, which stays zero here: `name`, `name+4`, `generic(name)+4`, `0xff00(name)`.
+    /// Parses a number with its sign, or an address, which stays zero here: `name`, `name+4`, `generic(name)+4`,
+    /// `0xff00(name)`.
     fn value(&mut self, variable: &mut Variable<'a>) -> Result<u64, ParseError> {
         let (minus, kind) = (self.take('-'), variable.kind);
         match self.next() {

@@ -1,10 +1,10 @@
-//! Meetings of the threads of a warp: shuffles, votes, matches, reductions.
+//! Instructions at which the threads of a warp meet: shuffles, votes, matches, reductions.
 
 use crate::fault::FaultKind;
 use crate::machine::{State, Thread};
 use crate::program::{Meeting, Program, WarpSite};
 
-/// A fault together with the thread of the warp that made it.
+/// A fault, with the thread of the warp that caused it.
 pub(crate) type Failed = (usize, FaultKind);
 
 fn site<'p>(program: &'p Program, thread: &Thread) -> Option<&'p WarpSite> {
@@ -12,8 +12,8 @@ fn site<'p>(program: &'p Program, thread: &Thread) -> Option<&'p WarpSite> {
     program.function(thread.function).warps.get(site as usize)
 }
 
-/// Lets those threads meet that are all there; tells whether some were. `stuck` says that the warp cannot go on
-/// otherwise, so that those without a mask need not wait for more.
+/// Lets threads meet if all of them have come; returns whether some have met. If `stuck`, the warp cannot go on
+/// otherwise, so threads without a mask need not wait for more.
 pub(crate) fn meet(program: &Program, warp: &mut [Thread], stuck: bool) -> Result<bool, Failed> {
     let mut met = false;
     for lane in 0..warp.len() {
@@ -30,7 +30,7 @@ fn members(lanes: u32) -> impl Iterator<Item = usize> {
     (0..32).filter(move |lane| lanes >> lane & 1 == 1)
 }
 
-/// The lanes that meet with this one, if they are all there.
+/// Returns the lanes that meet with this one, if all have come.
 fn company(warp: &[Thread], lane: usize, site: &WarpSite, stuck: bool) -> Result<Option<u32>, Failed> {
     let here = |other: &Thread| other.state == warp[lane].state && (other.function, other.at) == (warp[lane].function, warp[lane].at);
     let together = warp.iter().filter(|other| here(other)).fold(0, |lanes, other| lanes | 1_u32 << other.lane);
@@ -85,12 +85,12 @@ fn hold(site: &WarpSite, warp: &mut [Thread], lanes: u32) -> Result<(), Failed> 
     Ok(())
 }
 
-/// The lanes that have the same value as this one.
+/// Returns the lanes that have the same value as this one.
 fn equal(lanes: u32, values: &[u64], lane: usize) -> u32 {
     members(lanes).filter(|&other| values[other] == values[lane]).fold(0, |same, other| same | 1 << other)
 }
 
-/// What a lane receives, and whether its source was in range.
+/// Returns the value that a lane receives, and whether its source was in range.
 fn shuffled(site: &WarpSite, warp: &[Thread], lanes: u32, lane: usize, values: &[u64]) -> Result<(u64, bool), Failed> {
     let (amount, bounds) = ((warp[lane].slot(site.b) & 31) as i64, warp[lane].slot(site.c));
     let own = lane as i64;

@@ -1,8 +1,8 @@
-//! Accesses of 16 bytes that are one: nobody sees half of one, whatever thread, stream or process it is.
+//! Single accesses of 16 bytes: no thread, stream or process sees half of one.
 //!
-//! On x86-64, aligned loads and stores of an SSE register are one access on every processor that has AVX: Intel and AMD
-//! document it. Older ones compare and exchange 16 bytes under a lock. On aarch64, pairs of registers are loaded and
-//! stored exclusively. Elsewhere a lock stands for the processor's, which holds within this process only.
+//! On x86-64, aligned loads and stores of an SSE register are one access on every processor that has AVX: Intel and
+//! AMD document it. Older ones compare and exchange 16 bytes under a lock. On aarch64, pairs of registers are loaded
+//! and stored exclusively. Elsewhere a lock replaces the processor's; it works within this process only.
 #![expect(unsafe_code, reason = "device memory is reached by the pointers that its owner gives")]
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -16,8 +16,8 @@ mod processor {
     pub(super) unsafe fn read(at: *mut u8) -> [u64; 2] {
         if std::arch::is_x86_feature_detected!("avx") {
             let value: __m128i;
-            // SAFETY: aligned and readable by the caller's promise. A load of the processor has no data race; the compiler
-            // takes the block for one that reads any memory.
+            // SAFETY: aligned and readable by the caller's promise. A load of the processor has no data race; for the
+            // compiler the block may read any memory.
             unsafe { asm!("movdqa {}, [{}]", out(xmm_reg) value, in(reg) at, options(nostack, preserves_flags, readonly)) };
             // SAFETY: every processor of this kind has SSE2.
             return unsafe { [_mm_cvtsi128_si64(value) as u64, _mm_cvtsi128_si64(_mm_unpackhi_epi64(value, value)) as u64] };
@@ -33,8 +33,8 @@ mod processor {
         if std::arch::is_x86_feature_detected!("avx") {
             // SAFETY: every processor of this kind has SSE2.
             let value = unsafe { _mm_set_epi64x(value[1] as i64, value[0] as i64) };
-            // SAFETY: aligned and writable by the caller's promise. A store of the processor has no data race; the compiler
-            // takes the block for one that writes any memory.
+            // SAFETY: aligned and writable by the caller's promise. A store of the processor has no data race; for the
+            // compiler the block may write any memory.
             unsafe { asm!("movdqa [{}], {}", in(reg) at, in(xmm_reg) value, options(nostack, preserves_flags)) };
             return;
         }
@@ -42,7 +42,7 @@ mod processor {
         unsafe { exchange(at, |_| value) };
     }
 
-    /// Replaces a value and returns what it was.
+    /// Replaces a value and returns the old one.
     ///
     /// # Safety
     /// As for [`read`].
@@ -62,13 +62,13 @@ mod processor {
         }
     }
 
-    /// Writes `new` if `old` is there, and returns what was there.
+    /// Writes `new` if the current value is `old`, and returns the current value.
     ///
     /// # Safety
     /// As for [`read`], on a processor that has the instruction.
     unsafe fn swap(at: *mut u8, old: [u64; 2], new: [u64; 2]) -> [u64; 2] {
         let [mut low, mut high] = old;
-        // SAFETY: aligned and valid by the caller's promise. The compiler keeps rbx for itself: it has its old value again at
+        // SAFETY: aligned and valid by the caller's promise. The compiler reserves rbx: its old value is restored at
         // the end, from rsi, and no operand lies in it.
         unsafe {
             asm!("xchg rbx, rsi", "lock cmpxchg16b [rdi]", "mov rbx, rsi", in("rdi") at, inout("rsi") new[0] => _,
@@ -86,8 +86,8 @@ mod processor {
     /// `at` is a multiple of 16, and valid for reads and writes of 16 bytes.
     pub(super) unsafe fn read(at: *mut u8) -> [u64; 2] {
         let (low, high): (u64, u64);
-        // SAFETY: aligned and valid by the caller's promise. What was loaded is stored again, for only the success of the
-        // store shows that both halves were loaded at once.
+        // SAFETY: aligned and valid by the caller's promise. The loaded value is stored again, because only the
+        // success of the store shows that both halves were loaded at once.
         unsafe {
             asm!("2:", "ldaxp {low}, {high}, [{at}]", "stlxp {failed:w}, {low}, {high}, [{at}]", "cbnz {failed:w}, 2b",
                 low = out(reg) low, high = out(reg) high, failed = out(reg) _, at = in(reg) at, options(nostack, preserves_flags));
@@ -129,7 +129,7 @@ mod locked {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Mutex, PoisonError};
 
-    /// Replaces a value and returns what it was, in halves under a lock: for processors that cannot do better.
+    /// Replaces a value and returns the old one, in halves under a lock: for processors that have nothing better.
     ///
     /// # Safety
     /// `at` is a multiple of 16, and valid for reads and writes of 16 bytes.
@@ -175,10 +175,10 @@ mod tests {
     #[repr(align(16))]
     struct Cell(UnsafeCell<[u64; 2]>);
 
-    // SAFETY: the threads of the test reach it only by the functions under test.
+    // SAFETY: the threads of the test access it only through the functions under test.
     unsafe impl Sync for Cell {}
 
-    /// Has one thread write numbers with two equal halves, and another read them.
+    /// Makes one thread write numbers with two equal halves, and another read them.
     fn hammer(write: impl Fn(*mut u8, [u64; 2]) + Send, read: impl Fn(*mut u8) -> [u64; 2]) {
         const ROUNDS: u64 = if cfg!(miri) { 50 } else { 300_000 };
         let cell = Cell(UnsafeCell::new([0; 2]));

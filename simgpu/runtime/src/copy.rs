@@ -7,21 +7,22 @@ use simgpu_driver::{self as driver, Error, Outcome};
 use crate::call::runtime;
 use crate::device::ready;
 
-/// `cudaMemcpyKind`: what lies where. Between two places of the host, and where it is left open, the driver finds out itself.
+/// `cudaMemcpyKind`: the direction of a copy. From host to host, and if the direction is left open, the driver
+/// determines it itself.
 const TO_DEVICE: c_uint = 1;
 const FROM_DEVICE: c_uint = 2;
 const ON_DEVICE: c_uint = 3;
 const DEFAULT: c_uint = 4;
 
-/// Many copies, one after the other in a stream. What is said of their order and places is advice.
+/// Makes many copies, one after the other in a stream. The hints on their order and locations are ignored.
 ///
 /// # Errors
 ///
-/// That of the first copy that cannot be submitted; its place is then in `failed`.
+/// The error of the first copy that cannot be submitted; its index is then in `failed`.
 ///
 /// # Safety
 ///
-/// The three lists have `count` entries; `failed` is null or may be written.
+/// The three lists have `count` entries; `failed` is null or valid for writes.
 pub unsafe fn batch(to: *const u64, from: *const u64, bytes: *const usize, count: usize, stream: usize, failed: *mut usize) -> Outcome {
     ready()?;
     // The default streams are refused.
@@ -29,10 +30,10 @@ pub unsafe fn batch(to: *const u64, from: *const u64, bytes: *const usize, count
         return Err(Error::INVALID_VALUE);
     }
     for at in 0..count {
-        // SAFETY: as the caller vouches for the lists, and for the copies as of a single one.
+        // SAFETY: the caller guarantees the lists, and each copy as if it were a single one.
         let copied = unsafe { driver::cuMemcpyAsync(*to.add(at), *from.add(at), *bytes.add(at), stream) };
         if let (Err(_), false) = (copied, failed.is_null()) {
-            // SAFETY: it is not null, and may then be written.
+            // SAFETY: it is not null, so it is valid for writes.
             unsafe { failed.write(at) };
         }
         copied?;

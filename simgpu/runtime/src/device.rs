@@ -1,4 +1,5 @@
-//! Devices, and the context that a thread works in: the current one of the driver, or else the primary one of the device the thread chose.
+//! Devices, and the context of a thread: the driver's current one, or else the primary one of the device that the
+//! thread chose.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use simgpu_driver::{self as driver, Error, Outcome};
 use crate::call::{put, runtime};
 
 thread_local! {
-    /// What this thread chose.
+    /// The device that this thread chose.
     static DEVICE: Cell<c_int> = const { Cell::new(0) };
 }
 
@@ -21,25 +22,25 @@ pub(crate) fn initialise() -> Outcome {
     *DONE.get_or_init(|| unsafe { driver::cuInit(0) })
 }
 
-/// The primary context of a device, which the runtime retains once, and again after somebody has reset it.
+/// Returns the primary context of a device, which the runtime retains once, and again after a reset.
 pub(crate) fn primary(device: c_int) -> Outcome<usize> {
     static PRIMARIES: Mutex<Option<HashMap<c_int, usize>>> = Mutex::new(None);
     let mut primaries = PRIMARIES.lock().unwrap_or_else(PoisonError::into_inner);
     let primaries = primaries.get_or_insert_default();
     let mut context = 0;
-    // SAFETY: the place is on the stack here.
+    // SAFETY: the variable is on the stack here.
     unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device)? };
     if primaries.insert(device, context) == Some(context) {
-        // SAFETY: handles point to nothing; it was retained just now, and once before.
+        // SAFETY: handles are no pointers; it was retained just now, and once before.
         unsafe { driver::cuDevicePrimaryCtxRelease_v2(device)? };
     }
     Ok(context)
 }
 
-/// The handle of the current context; 0 if there is none, or none any more.
+/// Returns the handle of the current context; 0 if there is none, or none any more.
 pub(crate) fn current() -> Outcome<usize> {
     let (mut context, mut device) = (0, 0);
-    // SAFETY: the places are on the stack here.
+    // SAFETY: the variables are on the stack here.
     unsafe {
         driver::cuCtxGetCurrent(&raw mut context)?;
         if context != 0 && driver::cuCtxGetDevice(&raw mut device) == Err(Error::CONTEXT_IS_DESTROYED) {
@@ -50,11 +51,11 @@ pub(crate) fn current() -> Outcome<usize> {
 }
 
 fn bind(device: c_int) -> Outcome {
-    // SAFETY: handles point to nothing.
+    // SAFETY: handles are no pointers.
     unsafe { driver::cuCtxSetCurrent(primary(device)?) }
 }
 
-/// Makes sure that the thread has a context.
+/// Ensures that the thread has a context.
 ///
 /// # Errors
 ///
@@ -64,12 +65,12 @@ pub fn ready() -> Outcome {
     if current()? == 0 { bind(DEVICE.get()) } else { Ok(()) }
 }
 
-/// The device this thread works on.
+/// Returns the device this thread works on.
 fn chosen() -> Outcome<c_int> {
     initialise()?;
     let mut device = DEVICE.get();
     if current()? != 0 {
-        // SAFETY: the place is on the stack here.
+        // SAFETY: the variable is on the stack here.
         unsafe { driver::cuCtxGetDevice(&raw mut device)? };
     }
     Ok(device)

@@ -1,5 +1,5 @@
-//! The driver's functions for those who ask the runtime for them. What the simulation does not have is not found: memory that is
-//! reserved and mapped by hand, multicast, and operations on memory in streams.
+//! The driver's functions for programs that request them from the runtime. Functions that the simulation lacks are not
+//! found: memory that is reserved and mapped explicitly, multicast, and operations on memory in streams.
 
 use std::ffi::{CStr, CString, c_char, c_uint, c_void};
 
@@ -11,8 +11,8 @@ use crate::device::initialise;
 const FOUND: u32 = 0;
 const NOT_FOUND: u32 = 1;
 
-/// Functions whose name in the library is not the one in the header: from which release on which other name it is. The last that is old
-/// enough counts.
+/// Functions whose name in the library differs from that in the header: the release from which on it has which other
+/// name. The last entry that is old enough applies.
 const NAMES: [(&str, u32, &str); 43] = [
     ("cuCtxCreate", 3020, "cuCtxCreate_v2"),
     ("cuCtxCreate", 11040, "cuCtxCreate_v3"),
@@ -59,7 +59,8 @@ const NAMES: [(&str, u32, &str); 43] = [
     ("cuLaunchKernelEx", 11060, "cuLaunchKernelEx"),
 ];
 
-/// The name in the library of what a release calls `name`; `None` if that release had no such function.
+/// Returns the name in the library of the function that a release calls `name`; `None` if that release had no such
+/// function.
 fn name_in_library(name: &str, release: u32) -> Option<&str> {
     let known = NAMES.iter().filter(|(known, _, _)| *known == name);
     match known.clone().rfind(|(_, since, _)| *since <= release) {
@@ -74,26 +75,26 @@ fn find(name: &CStr, release: u32) -> Option<*mut c_void> {
     driver::symbol(&CString::new(name_in_library(name, release)?).ok()?)
 }
 
-/// Gives a function of the driver, as the release of this number has it: 12090 is 12.9.
+/// Returns a function of the driver, in the form of this release: 12090 is 12.9.
 ///
 /// # Errors
 ///
-/// If the pointers are missing. That there is no such function is no error, but the status says so.
+/// If the pointers are missing. A missing function is no error; the status reports it.
 ///
 /// # Safety
 ///
-/// `name` is null or ends with a NUL; `place` and `status` are null or may be written.
+/// `name` is null or ends with a NUL; `place` and `status` are null or valid for writes.
 pub unsafe fn entry_point(name: *const c_char, place: *mut *mut c_void, release: c_uint, status: *mut u32) -> Outcome {
     initialise()?;
     if name.is_null() || place.is_null() {
         return Err(Error::INVALID_VALUE);
     }
-    // SAFETY: it is not null, and ends with a NUL then.
+    // SAFETY: it is not null, so it ends with a NUL.
     let found = find(unsafe { CStr::from_ptr(name) }, release);
-    // SAFETY: it is not null, and may then be written.
+    // SAFETY: it is not null, so it is valid for writes.
     unsafe { place.write(found.unwrap_or(std::ptr::null_mut())) };
     if !status.is_null() {
-        // SAFETY: as the caller vouches for what is not null.
+        // SAFETY: it is not null, so the caller guarantees that it is valid for writes.
         unsafe { status.write(if found.is_some() { FOUND } else { NOT_FOUND }) };
     }
     Ok(())

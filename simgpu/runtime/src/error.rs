@@ -1,4 +1,4 @@
-//! The runtime's error codes. All that the driver has too have the same numbers.
+//! The runtime's error codes. Those that the driver has too have the same numbers.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};
@@ -7,7 +7,7 @@ use simgpu_driver::{self as driver, Error, Outcome};
 
 use crate::call::runtime;
 
-/// Those that only the runtime has.
+/// The codes that only the runtime has.
 const TEXTS: [(u32, &CStr); 5] = [
     (9, c"a launch was given a shape that no device can run"),
     (21, c"the direction of the copy is none"),
@@ -17,11 +17,11 @@ const TEXTS: [(u32, &CStr); 5] = [
 ];
 
 thread_local! {
-    /// The last error of this thread that was not yet asked for.
+    /// The last error of this thread that was not yet read.
     static LAST: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Remembers the error of a call for this thread. That something is not over yet is none.
+/// Records the error of a call for this thread. "Not ready" is not recorded.
 pub(crate) fn remember(outcome: Outcome) -> u32 {
     match outcome {
         Ok(()) => 0,
@@ -33,26 +33,26 @@ pub(crate) fn remember(outcome: Outcome) -> u32 {
     }
 }
 
-/// The last error of this thread; from then on there is none.
+/// Returns the last error of this thread and clears it.
 #[unsafe(no_mangle)]
 extern "C" fn cudaGetLastError() -> u32 {
     LAST.replace(0)
 }
 
-/// The last error of this thread, which stays.
+/// Returns the last error of this thread without clearing it.
 #[unsafe(no_mangle)]
 extern "C" fn cudaPeekAtLastError() -> u32 {
     LAST.get()
 }
 
-/// What an error means, in words.
+/// Returns the description of an error.
 #[unsafe(no_mangle)]
 extern "C" fn cudaGetErrorString(error: u32) -> *const c_char {
     if let Some((_, text)) = TEXTS.iter().find(|(known, _)| *known == error) {
         return text.as_ptr();
     }
     let mut text = std::ptr::null();
-    // SAFETY: the place is on the stack here.
+    // SAFETY: the variable is on the stack here.
     match unsafe { driver::cuGetErrorString(error, &raw mut text) } {
         Ok(()) if !text.is_null() => text,
         _ => c"unrecognised error code".as_ptr(),

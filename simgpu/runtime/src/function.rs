@@ -1,4 +1,4 @@
-//! Kernels: what is known of them, and their launches.
+//! Kernels: their attributes and their launches.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -30,7 +30,7 @@ struct Attributes {
     cache_mode: c_int,
     max_dynamic_shared_bytes: c_int,
     carveout: c_int,
-    /// About clusters, which are not simulated; and what is reserved.
+    /// Fields for clusters, which are not simulated, and reserved ones.
     others: [c_int; 23],
 }
 
@@ -63,7 +63,7 @@ struct DriverConfig {
 ///
 /// # Safety
 ///
-/// `arguments` has a pointer for each parameter of the kernel; the attributes are as many as said.
+/// `arguments` has a pointer for each parameter of the kernel; the attributes are as many as stated.
 unsafe fn launch_with(stub: usize, config: Config, arguments: *const *const c_void) -> Outcome {
     let function = kernels::find(stub)?;
     let shared = c_uint::try_from(config.shared).map_err(|_| Error::INVALID_VALUE)?;
@@ -73,11 +73,11 @@ unsafe fn launch_with(stub: usize, config: Config, arguments: *const *const c_vo
         return Err(Error::INVALID_CONFIGURATION);
     }
     let config = DriverConfig { grid, block, shared, stream, attributes, count };
-    // SAFETY: as the caller vouches; the driver copies all it needs.
+    // SAFETY: guaranteed by the caller; the driver copies all it needs.
     unsafe { driver::cuLaunchKernelEx((&raw const config).cast(), function, arguments, std::ptr::null()) }
 }
 
-/// As [`launch_with`], without attributes.
+/// Does the same as [`launch_with`], without attributes.
 ///
 /// # Safety
 ///
@@ -90,13 +90,13 @@ pub(crate) unsafe fn launch(
     arguments: *const *const c_void,
 ) -> Outcome {
     let config = Config { grid, block, shared, stream, attributes: std::ptr::null(), count: 0 };
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe { launch_with(stub, config, arguments) }
 }
 
 fn attribute(function: usize, which: c_uint) -> Outcome<c_int> {
     let mut value = 0;
-    // SAFETY: the place is on the stack here.
+    // SAFETY: the variable is on the stack here.
     unsafe { driver::cuFuncGetAttribute(&raw mut value, which, function)? };
     Ok(value)
 }

@@ -7,7 +7,7 @@ use simgpu_driver::{self as driver, HostFunction, Outcome};
 use crate::call::runtime;
 use crate::device::ready;
 
-/// Where a caller wants to know how the capture of a stream stands. All but the first may be null.
+/// The pointers that receive the state of a stream's capture. All but the first may be null.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "they are the parameters of cudaStreamGetCaptureInfo")]
 pub struct CaptureInfo {
@@ -20,18 +20,18 @@ pub struct CaptureInfo {
 }
 
 impl CaptureInfo {
-    /// Asks the driver. Edges are never annotated, so there are none to show.
+    /// Queries the driver. Edges never have annotations, so none are returned.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Safety
     ///
-    /// Each pointer is null or may be written.
+    /// Each pointer is null or valid for writes.
     pub unsafe fn ask(self, stream: usize) -> Outcome {
         ready()?;
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             driver::cuStreamGetCaptureInfo_v2(stream, self.status, self.id, self.graph, self.nodes, self.count)?;
             if !self.edges.is_null() {

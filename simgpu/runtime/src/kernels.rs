@@ -1,4 +1,5 @@
-//! The kernels that libraries register. Each is known by the address of its stub on the host, and is found by its name in PTX.
+//! The kernels that libraries register. Each is identified by the address of its stub on the host, and is found by its
+//! name in PTX.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,7 +11,7 @@ use simgpu_driver::{self as driver, Error, Outcome};
 
 use crate::device::{current, ready};
 
-/// Names the files with PTX, or folders of such files, with colons between.
+/// The variable that names the files with PTX, or folders of such files, separated by colons.
 const VARIABLE: &str = "SIMGPU_KERNELS";
 
 #[derive(Default)]
@@ -18,7 +19,7 @@ struct Registry {
     binaries: usize,
     /// By the address of the stub: the name, and the binary that registered it.
     kernels: HashMap<usize, (CString, usize)>,
-    /// By context: what was loaded into it.
+    /// By context: the module loaded into it.
     modules: HashMap<usize, usize>,
     /// By context and stub.
     found: HashMap<(usize, usize), usize>,
@@ -38,7 +39,7 @@ fn lock() -> Locked {
     Locked(REGISTRY.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// A library announces its machine code. Gives a number for it, which is not 0.
+/// Registers the machine code of a library. Returns a number for it, which is not 0.
 pub(crate) fn add_binary() -> usize {
     let mut locked = lock();
     let registry = locked.registry();
@@ -46,12 +47,12 @@ pub(crate) fn add_binary() -> usize {
     registry.binaries
 }
 
-/// A library announces a kernel.
+/// Registers a kernel of a library.
 pub(crate) fn add_kernel(binary: usize, stub: usize, name: CString) {
     lock().registry().kernels.insert(stub, (name, binary));
 }
 
-/// A library is closed: its stubs are no longer kernels.
+/// Removes the stubs of a library that is closed.
 pub(crate) fn remove_binary(binary: usize) {
     let mut locked = lock();
     let registry = locked.registry();
@@ -60,7 +61,7 @@ pub(crate) fn remove_binary(binary: usize) {
     found.retain(|(_, stub), _| kernels.contains_key(stub));
 }
 
-/// Whether a stub was registered.
+/// Checks that a stub was registered.
 pub(crate) fn known(stub: usize) -> Outcome {
     if lock().registry().kernels.contains_key(&stub) { Ok(()) } else { Err(Error::INVALID_DEVICE_FUNCTION) }
 }
@@ -73,12 +74,12 @@ fn load() -> Outcome<usize> {
     };
     let names = CString::new(names.into_vec()).map_err(|_| Error::INVALID_VALUE)?;
     let mut module = 0;
-    // SAFETY: the names end with a NUL, and the place is on the stack here.
+    // SAFETY: the names end with a NUL, and the variable is on the stack here.
     unsafe { driver::simgpu_load_kernels(&raw mut module, names.as_ptr())? };
     Ok(module)
 }
 
-/// The driver's handle of a kernel in the current context.
+/// Returns the driver's handle of a kernel in the current context.
 pub(crate) fn find(stub: usize) -> Outcome<usize> {
     ready()?;
     let context = current()?;
@@ -94,7 +95,7 @@ pub(crate) fn find(stub: usize) -> Outcome<usize> {
         Entry::Vacant(place) => place.insert(load()?),
     };
     let mut function = 0;
-    // SAFETY: the name ends with a NUL, and the place is on the stack here.
+    // SAFETY: the name ends with a NUL, and the variable is on the stack here.
     if unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) }.is_ok() {
         registry.found.insert((context, stub), function);
         return Ok(function);

@@ -1,11 +1,12 @@
 //! A CUDA runtime over the simulated driver.
 //!
-//! It calls the driver's C functions and knows nothing else of it, so whatever goes through the runtime is checked as what goes through
-//! the driver. Kernels come from PTX: the machine code inside a library is of no use here, so the variable `SIMGPU_KERNELS` names the files,
-//! or folders of files, with colons between, in which the kernels that a library registers are found by their names.
+//! It calls the driver's C functions and has no other connection to it, so calls through the runtime are checked like
+//! calls of the driver. Kernels come from PTX, because the machine code inside a library cannot be run. The variable
+//! `SIMGPU_KERNELS` names the files, or folders of files, separated by colons, in which the kernels that a library
+//! registers are found by their names.
 //!
-//! A few functions have other parameters in CUDA 13 than they had in CUDA 12. They are in the packages beside this one, each of which makes
-//! a library of one release; all the others are here.
+//! A few functions have other parameters in CUDA 13 than in CUDA 12. They are in the packages beside this one, each of
+//! which makes a library of one release; all the others are here.
 
 #![allow(unsafe_code, reason = "a library of C functions over C functions")]
 #![allow(clippy::macro_metavars_in_unsafe, reason = "what the macro takes is the body of an unsafe C function")]

@@ -1,4 +1,4 @@
-//! Memory. Nothing is asked for and nothing is given back where there are no bytes.
+//! Memory. A request for zero bytes allocates and frees nothing.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -17,18 +17,18 @@ struct PointerAttributes {
     host_pointer: u64,
 }
 
-/// `cudaMemoryTypeManaged`; host memory is 1, device memory 2, and memory that is not known 0, as for the driver.
+/// `cudaMemoryTypeManaged`; host memory is 1, device memory 2, and unknown memory 0, as for the driver.
 const MANAGED: u32 = 3;
 
-/// Writes what is known of a pointer, and zeros up to the end of a structure of `bytes` bytes.
+/// Writes the attributes of a pointer, and zeros up to the end of a structure of `bytes` bytes.
 ///
 /// # Errors
 ///
-/// If there is no place.
+/// If `place` is null.
 ///
 /// # Safety
 ///
-/// `place` is null or has room for `bytes` bytes, which are at least 24.
+/// `place` is null or valid for writes of `bytes` bytes, which are at least 24.
 pub unsafe fn pointer_attributes(place: *mut u8, bytes: usize, pointer: u64) -> Outcome {
     initialise()?;
     let mut found = PointerAttributes { kind: 0, device: -2, device_pointer: 0, host_pointer: 0 };
@@ -41,7 +41,7 @@ pub unsafe fn pointer_attributes(place: *mut u8, bytes: usize, pointer: u64) -> 
         (&raw mut found.host_pointer).cast(),
         (&raw mut managed).cast(),
     ];
-    // SAFETY: there is a place on the stack for each attribute, of its size.
+    // SAFETY: there is a variable on the stack for each attribute, of its size.
     unsafe { driver::cuPointerGetAttributes(5, which.as_ptr(), places.as_ptr(), pointer)? };
     if managed != 0 {
         found.kind = MANAGED;
@@ -49,7 +49,7 @@ pub unsafe fn pointer_attributes(place: *mut u8, bytes: usize, pointer: u64) -> 
     if place.is_null() {
         return Err(Error::INVALID_VALUE);
     }
-    // SAFETY: the caller vouches for the room.
+    // SAFETY: the caller guarantees `bytes` bytes.
     unsafe {
         place.write_bytes(0, bytes);
         place.cast::<PointerAttributes>().write_unaligned(found);
@@ -57,14 +57,14 @@ pub unsafe fn pointer_attributes(place: *mut u8, bytes: usize, pointer: u64) -> 
     Ok(())
 }
 
-/// Calls for memory unless no bytes are asked for, which gives no address and no error.
+/// Runs `call` to allocate; for zero bytes, returns no address and no error instead.
 ///
 /// # Safety
 ///
-/// `place` is null or may be written.
+/// `place` is null or valid for writes.
 unsafe fn allocate(place: *mut u64, bytes: usize, call: impl FnOnce() -> Outcome) -> Outcome {
     ready()?;
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     if bytes == 0 { unsafe { put(place, 0) } } else { call() }
 }
 

@@ -1,4 +1,4 @@
-//! What a device says about itself, as the structure of each release has it.
+//! The properties of a device, in the structure of each release.
 
 use std::ffi::{c_int, c_uint};
 
@@ -6,7 +6,7 @@ use simgpu_driver::{self as driver, Error, Outcome};
 
 use crate::device::initialise;
 
-/// Which structure: CUDA 13 left out some members, so the later ones moved.
+/// The layout of the structure: CUDA 13 removed some members, so the later ones moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "they are releases")]
 pub enum Release {
@@ -26,7 +26,7 @@ impl Release {
 const UUID: usize = 256;
 const TOTAL_MEMORY: usize = 288;
 
-/// A member: its place in CUDA 12 and in CUDA 13, the attribute it is, and whether it has 8 bytes.
+/// A member: its offset in CUDA 12 and in CUDA 13, its attribute, and whether it has 8 bytes.
 const MEMBERS: [(usize, usize, c_uint, bool); 49] = [
     (296, 296, 8, true),
     (304, 304, 12, false),
@@ -76,7 +76,7 @@ const MEMBERS: [(usize, usize, c_uint, bool); 49] = [
     (744, 720, 115, false),
     (772, 748, 120, false),
     (776, 752, 129, false),
-    // The group of a board is the device itself, which is 0 everywhere.
+    // The group of a board is the device itself, which is 0 for every device.
     (660, 644, 85, false),
 ];
 
@@ -84,11 +84,11 @@ const MEMBERS: [(usize, usize, c_uint, bool); 49] = [
 ///
 /// # Errors
 ///
-/// If there is no such device, or no place.
+/// If there is no such device, or `place` is null.
 ///
 /// # Safety
 ///
-/// `place` is null or has room for the structure of the release.
+/// `place` is null or valid for writes of the release's structure.
 pub unsafe fn device_properties(place: *mut u8, device: c_int, release: Release) -> Outcome {
     initialise()?;
     if place.is_null() {
@@ -96,7 +96,7 @@ pub unsafe fn device_properties(place: *mut u8, device: c_int, release: Release)
     }
     let mut all = vec![0u8; release.bytes()];
     let (mut uuid, mut total) = ([0; 16], 0usize);
-    // SAFETY: the name has 256 bytes of room; the other places are on the stack here.
+    // SAFETY: the name has 256 bytes; the other variables are on the stack here.
     unsafe {
         driver::cuDeviceGetName(all.as_mut_ptr().cast(), UUID as c_int, device)?;
         driver::cuDeviceGetUuid_v2(&raw mut uuid, device)?;
@@ -107,14 +107,14 @@ pub unsafe fn device_properties(place: *mut u8, device: c_int, release: Release)
     for (in_12, in_13, attribute, wide) in MEMBERS {
         let at = if release == Release::Cuda12 { in_12 } else { in_13 };
         let mut value = 0;
-        // SAFETY: the place is on the stack here.
+        // SAFETY: the variable is on the stack here.
         unsafe { driver::cuDeviceGetAttribute(&raw mut value, attribute, device)? };
         match wide {
             true => all[at..at + 8].copy_from_slice(&(value as u64).to_ne_bytes()),
             false => all[at..at + 4].copy_from_slice(&value.to_ne_bytes()),
         }
     }
-    // SAFETY: the caller vouches for the room.
+    // SAFETY: the caller guarantees the size.
     unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), place, all.len()) };
     Ok(())
 }

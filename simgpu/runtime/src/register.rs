@@ -1,4 +1,5 @@
-//! What the compiler of CUDA puts into a library: it announces its kernels when it is opened, and launches them by their stubs.
+//! The functions that CUDA's compiler calls in a library: the library registers its kernels when it is opened, and
+//! launches them by their stubs.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -10,27 +11,27 @@ use crate::function::{Shape, launch};
 use crate::kernels;
 
 thread_local! {
-    /// The launches that this thread has begun to write down.
+    /// The configurations of launches that this thread has begun.
     static CONFIGURATIONS: RefCell<Vec<(Shape, Shape, usize, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A library announces its machine code, which is not looked at. The handle is a number.
+/// Registers the machine code of a library, which is not read. The handle is a number.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaRegisterFatBinary(_image: *const c_void) -> usize {
     kernels::add_binary()
 }
 
-/// All kernels and variables of a binary have been announced.
+/// Ends the registration of a binary's kernels and variables.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaRegisterFatBinaryEnd(_binary: usize) {}
 
-/// A library is closed.
+/// Removes the kernels of a library that is closed.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaUnregisterFatBinary(binary: usize) {
     kernels::remove_binary(binary);
 }
 
-/// A library announces a kernel. The limits that it states are in the PTX, too.
+/// Registers a kernel. The limits that the library states are in the PTX, too.
 ///
 /// # Safety
 ///
@@ -49,12 +50,12 @@ unsafe extern "C" fn __cudaRegisterFunction(
     _warp: *const c_int,
 ) {
     if !name.is_null() {
-        // SAFETY: it is not null, and ends with a NUL then.
+        // SAFETY: it is not null, so it ends with a NUL.
         kernels::add_kernel(binary, stub, unsafe { CStr::from_ptr(name) }.to_owned());
     }
 }
 
-/// A library announces a variable. Kernels find it in the PTX; no function of this runtime reads or writes one for the host.
+/// Registers a variable. Kernels find it in the PTX; no function of this runtime reads or writes one for the host.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaRegisterVar(
     _binary: usize,
@@ -68,13 +69,13 @@ extern "C" fn __cudaRegisterVar(
 ) {
 }
 
-/// A library that loads its kernels late asks for it.
+/// Called by a library that loads its kernels late.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaInitModule(_binary: usize) -> c_char {
     1
 }
 
-/// Notes the shape of a launch; 0 where that went well.
+/// Records the shape of a launch; returns 0 on success.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaPushCallConfiguration(grid: Shape, block: Shape, shared: usize, stream: usize) -> u32 {
     CONFIGURATIONS.with_borrow_mut(|all| all.push((grid, block, shared, stream)));
@@ -90,7 +91,7 @@ runtime! {
         put(stream, noted.3)
     }
 
-    /// A kernel's handle is the address of its stub.
+    /// Returns a kernel's handle, the address of its stub.
     fn __cudaGetKernel(place: *mut usize, stub: usize) {
         kernels::known(stub)?;
         put(place, stub)

@@ -1,4 +1,5 @@
-//! Streams. Their handles are the driver's, and so are those of the default ones: 0 and 1 the legacy one, 2 that of the thread.
+//! Streams. Their handles are the driver's, including those of the default streams: 0 and 1 for the legacy one, 2 for
+//! that of the thread.
 
 use std::ffi::{c_uint, c_void};
 

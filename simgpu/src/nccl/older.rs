@@ -1,4 +1,4 @@
-//! Older releases: the same library, in which the names that came later cannot be found.
+//! Imitates older releases: the same library, in which later names cannot be found.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,13 +17,13 @@ pub(super) fn open(path: &Path, version: i32) -> Library {
     let copy = std::env::temp_dir().join(format!("simulated-nccl-{version}-{}.so", std::process::id()));
     std::fs::write(&copy, image).unwrap_or_else(|error| panic!("writing {}: {error}", copy.display()));
     let library = library::open(&copy);
-    // What is mapped stays.
+    // The mapping stays valid.
     let _ = std::fs::remove_file(&copy);
     library
 }
 
-/// Changes the first letter of these dynamic symbols, so that the hash of the old name leads to another name. Says how many there were;
-/// `None` where this is no 64-bit library.
+/// Changes the first letter of these dynamic symbols, so that the hash of the old name leads to another name. Returns
+/// how many there were, or `None` if this is no 64-bit library.
 fn hide(image: &mut [u8], names: &[&str]) -> Option<usize> {
     const DYNAMIC_SYMBOLS: u32 = 11;
     let table = number(image, 0x28, 8)?;

@@ -1,4 +1,4 @@
-//! Memory of a GPU that a call is given, and what orders the call among its other uses.
+//! GPU memory that a call is given, and the ordering of the call among the memory's other uses.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,73 +12,79 @@ use super::device_events::{MemoryEvent, SilentStream, Written};
 use crate::call::element::{AnyElement, DType, Data, TypeTag};
 use crate::error::{Error, Result};
 
-/// Device memory that can be read, whatever its elements are.
+/// Device memory that can be read, regardless of its elements.
 pub(crate) trait DeviceRead {
-    /// The context that it belongs to.
+    /// Returns the context that it belongs to.
     fn context(&self) -> &Arc<CudaContext>;
 
-    /// The stream on which it will be freed, where that is known.
+    /// Returns the stream on which it will be freed, if known.
     fn owner(&self) -> Option<&Arc<CudaStream>>;
 
-    /// Its address, once `stream` waits for the last write; the guard is dropped when the read has been queued.
+    /// Makes `stream` wait for the last write, and returns the address. Drop the guard when the read has been queued.
     fn read<'a>(&'a self, stream: &'a CudaStream) -> (u64, Ordered<'a>);
 }
 
 /// Device memory that can be written.
 pub(crate) trait DeviceWrite {
-    /// The context that it belongs to.
+    /// Returns the context that it belongs to.
     fn context(&self) -> &Arc<CudaContext>;
 
-    /// Its address, once `stream` waits for the last reads and writes; the guard is dropped when the write has been queued.
+    /// Makes `stream` wait for the last reads and writes, and returns the address. Drop the guard when the write has
+    /// been queued.
     fn write<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, Ordered<'a>);
 }
 
-/// What is held from when a stream was made to wait for a buffer's last use until the call has been queued on it.
+/// The guard that is held from when a stream was made to wait for a buffer's last use until the call has been queued on
+/// it.
 pub(crate) enum Ordered<'a> {
-    /// The buffer has events of cudarc's.
+    /// The buffer has cudarc events.
     Tracked(Tracked<'a>),
     /// All uses of the buffer follow one stream.
     Followed(#[expect(dead_code, reason = "what it does it does when it is dropped")] Followed<'a>),
-    /// The caller sees to it.
+    /// The caller orders the uses.
     Unordered,
 }
 
-/// A use of memory on a stream, which an event of the memory tells of when this is dropped.
+/// A use of memory on a stream, which an event of the memory records when this is dropped.
 pub(crate) struct Tracked<'a> {
     event: Option<MemoryEvent<'a>>,
     stream: &'a CudaStream,
-    /// Whether it does also where the stream's `CudaContext` knows of one stream alone: the memory belongs to another.
+    /// Whether it is recorded even if the stream's `CudaContext` has only one stream, because the memory belongs to
+    /// another.
     always: bool,
 }
 
-/// A call on memory whose uses follow another stream than the call's: that stream goes on after the call.
+/// A call on memory whose uses follow another stream than the call's. That stream continues after the call.
 pub(crate) struct Followed<'a> {
     home: Arc<CudaStream>,
     stream: &'a CudaStream,
-    /// Of cudarc's memory: for the day when its context has a second stream.
+    /// For cudarc's memory, in case its context gets a second stream.
     _event: Option<Tracked<'a>>,
 }
 
-/// Whether both are the same. The handle 2 means another stream on every thread, so that it is not known to be.
+/// Returns whether both are known to be the same. Handle 2 means a different stream on every thread, so it is never
+/// known.
 fn same(first: &CudaStream, second: &CudaStream) -> bool {
     first.cu_stream() == second.cu_stream() && first.cu_stream().addr() != 2
 }
 
-/// Whether cudarc takes everything here to be on one stream. It counts those of each `CudaContext`, though several can stand for one
-/// context of the driver's.
+/// Returns whether cudarc assumes that everything is on one stream. It counts the streams of each `CudaContext`,
+/// although several of these can stand for one driver context.
 fn has_one_stream(context: &CudaContext) -> bool {
     context.is_event_tracking() && !context.is_in_multi_stream_mode()
 }
 
-/// The stream that all uses of cudarc's memory follow, where no events are kept for it.
+/// Returns the stream that all uses of cudarc's memory follow, if no events are kept for it.
 pub(crate) fn only_stream(owner: &Arc<CudaStream>) -> Option<Arc<CudaStream>> {
     has_one_stream(owner.context()).then(|| Arc::clone(owner))
 }
 
 impl<'a> Ordered<'a> {
-    /// Has `stream` wait for what is queued on `home`; and `home`, when this is dropped, for what is queued on `stream` by then.
+    /// Makes `stream` wait for the work queued on `home`. When this is dropped, makes `home` wait for the work queued
+    /// on `stream` by then.
     pub(crate) fn after(home: &Arc<CudaStream>, stream: &'a CudaStream) -> Self {
-        // Inside a graph the other stream would be drawn into it; what a graph uses is ordered where it is launched.
+        // Inside a graph the other stream would become part of it. Memory that a graph uses is ordered where the graph
+        // is launched.
         if same(home, stream) || is_capturing(stream) {
             return Self::Unordered;
         }
@@ -94,14 +100,15 @@ impl<'a> Ordered<'a> {
         Self::Followed(Followed { home: Arc::clone(home), stream, _event: event })
     }
 
-    /// A use of memory of cudarc's on `stream`, of which `event` is to tell; what cudarc leaves out because the memory belongs to another
-    /// `CudaContext` than the stream, too. `only` is what [`only_stream`] says of the memory.
+    /// Creates the guard for a use of cudarc's memory on `stream`, which `event` records. Also records what cudarc
+    /// omits because the memory belongs to another `CudaContext` than the stream. `only` is the result of
+    /// [`only_stream`] for the memory.
     fn tracked(event: Option<MemoryEvent<'a>>, only: Option<&Arc<CudaStream>>, stream: &'a CudaStream) -> Self {
         let tracked = |always| Tracked { event, stream, always };
         match only {
             None => Self::Tracked(tracked(true)),
             Some(home) if same(home, stream) => Self::Tracked(tracked(false)),
-            // Its owner knows of no other stream, and so would not order a graph's launch either.
+            // Its owner knows no other stream, and so would not order a graph's launch either.
             Some(_) if is_capturing(stream) => {
                 stream.context().record_err(Err::<(), _>(DriverError(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)));
                 Self::Unordered
@@ -111,21 +118,24 @@ impl<'a> Ordered<'a> {
     }
 }
 
-/// Has `stream` wait until memory of cudarc's kind may be read; its address, and what is held until the read has been queued.
+/// Makes `stream` wait until memory with cudarc's tracking may be read. Returns its address and the guard to hold until
+/// the read has been queued.
 pub(crate) fn read_in_order<'a, T, M: DevicePtr<T>>(memory: &'a M, stream: &'a CudaStream) -> (u64, Ordered<'a>) {
     let only = only_stream(memory.stream());
     let (address, guard) = memory.device_ptr(stream);
     (address, Ordered::tracked(MemoryEvent::of(guard), only.as_ref(), stream))
 }
 
-/// Has `stream` wait until memory of cudarc's kind may be written; its address, and what is held until the write has been queued.
+/// Makes `stream` wait until memory with cudarc's tracking may be written. Returns its address and the guard to hold
+/// until the write has been queued.
 pub(crate) fn write_in_order<'a, T, M: DevicePtrMut<T>>(memory: &'a mut M, stream: &'a CudaStream) -> (u64, Ordered<'a>) {
     let only = only_stream(memory.stream());
     let (address, guard) = memory.device_ptr_mut(stream);
     (address, Ordered::tracked(MemoryEvent::of(guard), only.as_ref(), stream))
 }
 
-/// As [`write_in_order`], of cudarc's own memory, with half the calls of the driver: cudarc asks for the current context before each of its waits.
+/// Does the same as [`write_in_order`] for cudarc's own memory, with half the driver calls: cudarc asks for the current
+/// context before each of its waits.
 pub(crate) fn write_slice_in_order<'a, T, M>(memory: &'a mut M, stream: &'a CudaStream) -> (u64, Ordered<'a>)
 where
     M: DevicePtr<T> + DevicePtrMut<T>,
@@ -133,7 +143,7 @@ where
     let Some(silent) = SilentStream::get(stream.context()) else { return write_in_order(memory, stream) };
     let (only, is_managed) = (only_stream(memory.stream()), memory.stream().context().is_managing_stream_synchronization());
     let Written { address, read, write } = silent.look_at(memory);
-    // What cudarc would wait for, and when.
+    // The events that cudarc would wait for, on the same condition.
     if is_managed {
         for event in [read, write].into_iter().flatten() {
             stream.context().record_err(event.await_on(stream));
@@ -162,32 +172,34 @@ impl Drop for Followed<'_> {
     }
 }
 
-/// A read of memory of cudarc's on another stream than the one it will be freed on.
+/// A read of cudarc's memory on another stream than the one on which it will be freed.
 ///
-/// A slice of cudarc's remembers its last reader only: once somebody else has read it, whoever frees it would no longer wait for this
-/// reader. So the stream on which it will be freed is made to wait at once. What remains is cudarc's own: a writer on a third stream, after
-/// a reader that is not ours, waits for that reader alone.
+/// A cudarc slice remembers only its last reader. Once there is a later one, the free would no longer wait for this
+/// reader. So the stream on which the memory will be freed is made to wait at once. One limitation of cudarc remains: a
+/// writer on a third stream, after a reader from outside this crate, waits only for that reader.
 pub(crate) struct Reading<'a> {
     owner: &'a CudaStream,
     event: MemoryEvent<'a>,
 }
 
 impl<'a> Reading<'a> {
-    /// The read of `buffer` that `ordered` orders on `stream`, where that is another stream than its owner's.
+    /// Returns the read of `buffer` that `ordered` orders on `stream`, if that is another stream than its owner's.
     pub(crate) fn of(buffer: &'a dyn DeviceRead, ordered: &Ordered<'a>, stream: &CudaStream) -> Option<Self> {
         let Ordered::Tracked(Tracked { event: Some(event), .. }) = *ordered else { return None };
         let owner = buffer.owner()?;
         if same(owner, stream) || !owner.context().is_managing_stream_synchronization() {
             return None;
         }
-        // The event is about to forget the reader before this one: whoever waits for this one waits for both.
+        // The event is about to forget the previous reader. So this stream waits for it, and a wait for this read
+        // covers both.
         stream.context().record_err(event.await_on(stream));
         Some(Self { owner, event })
     }
 
-    /// Has the owner's stream wait for the read, once it has been queued on `stream` and what ordered it was dropped.
+    /// Makes the owner's stream wait for the read, after it has been queued on `stream` and its ordering guard was
+    /// dropped.
     pub(crate) fn hold_owner(&self, stream: &CudaStream) -> std::result::Result<(), DriverError> {
-        // Inside a graph the other stream would be drawn into it.
+        // Inside a graph the other stream would become part of it.
         if is_capturing(stream) { Ok(()) } else { self.event.await_on(self.owner) }
     }
 }
@@ -196,7 +208,7 @@ impl<'a> Reading<'a> {
 pub struct DeviceMemory<'a, T> {
     pub(crate) inner: &'a dyn DeviceRead,
     length: usize,
-    /// What [`AnyElement`]s are; of no meaning for other elements.
+    /// The type of [`AnyElement`]s; without meaning for other elements.
     dtype: Option<DType>,
     elements: PhantomData<&'a [T]>,
 }
@@ -223,15 +235,15 @@ impl<'a, T> DeviceMemory<'a, T> {
         Self { inner, length, dtype: None, elements: PhantomData }
     }
 
-    /// Names the context that it belongs to.
+    /// Returns the context that it belongs to.
     #[must_use]
     pub fn context(&self) -> &'a Arc<CudaContext> {
         self.inner.context()
     }
 
-    /// Runs `queue` with its address, to put copies and kernels that read it on `stream`: they come after what has written it, and before it
-    /// is written again or freed. `doing` says in errors what is being done. The stream's context is bound; `queue` is not run where the memory
-    /// is of another one.
+    /// Calls `queue` with its address, to queue copies and kernels on `stream` that read it. They run after the writes
+    /// before them, and before the memory is written again or freed. `doing` describes the operation in errors. The
+    /// stream's context is bound. `queue` is not called if the memory belongs to another context.
     ///
     /// ```no_run
     /// # use collectives::{Error, Result, cudarc::driver::{CudaStream, result}, interop::DeviceMemory};
@@ -250,7 +262,7 @@ impl<'a, T> DeviceMemory<'a, T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for memory of another context than the stream's, `Cuda`, and what `queue` returns.
+    /// `InvalidArgument` for memory of another context than the stream's, `Cuda`, and the errors of `queue`.
     pub fn read_on<R>(&self, stream: &CudaStream, doing: &str, queue: impl FnOnce(u64) -> Result<R>) -> Result<R> {
         let failed = |error: DriverError| Error::cuda(doing, error);
         same_context("read_on", stream, self.inner.context())?;
@@ -266,7 +278,7 @@ impl<'a, T> DeviceMemory<'a, T> {
     }
 }
 
-/// Keeps the memory from being freed before a read that was queued, even if the program's code panics after it has queued it.
+/// Keeps the memory from being freed before a queued read, even if the program's code panics after queuing it.
 struct Queuing<'a> {
     guard: Option<Ordered<'a>>,
     reading: Option<Reading<'a>>,
@@ -303,18 +315,18 @@ impl<'a, T> DeviceMemoryMut<'a, T> {
         Self { inner, length, dtype: None, elements: PhantomData }
     }
 
-    /// Names the context that it belongs to.
+    /// Returns the context that it belongs to.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         self.inner.context()
     }
 
-    /// Runs `queue` with its address, to put copies and kernels that write it, and may read it, on `stream`: they come after its earlier uses, and
-    /// before later ones. Otherwise as [`DeviceMemory::read_on`].
+    /// Calls `queue` with its address, to queue copies and kernels on `stream` that write it, and may read it. They run
+    /// after its earlier uses and before later ones. Otherwise like [`DeviceMemory::read_on`].
     ///
     /// # Errors
     ///
-    /// As for [`DeviceMemory::read_on`].
+    /// Those of [`DeviceMemory::read_on`].
     pub fn write_on<R>(&mut self, stream: &CudaStream, doing: &str, queue: impl FnOnce(u64) -> Result<R>) -> Result<R> {
         let failed = |error: DriverError| Error::cuda(doing, error);
         same_context("write_on", stream, self.inner.context())?;
@@ -325,40 +337,40 @@ impl<'a, T> DeviceMemoryMut<'a, T> {
     }
 }
 
-/// What a call asks of device memory, read or written.
+/// Queries on device memory, read or written.
 macro_rules! asked {
     ($($memory:ident),*) => {$(
         impl<T: Data> $memory<'_, T> {
-            /// How many elements it has.
+            /// Returns the number of elements.
             #[must_use]
             pub fn len(&self) -> usize {
                 self.length
             }
 
-            /// Whether it has none.
+            /// Returns whether it has no elements.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.length == 0
             }
 
-            /// What its elements are.
+            /// Returns the type of its elements.
             pub(crate) fn element(&self) -> TypeTag {
                 TypeTag::held::<T>(self.dtype)
             }
 
-            /// The size of one.
+            /// Returns the size of one element.
             pub(crate) fn element_bytes(&self) -> usize {
                 TypeTag::held_bytes::<T>(self.dtype)
             }
 
-            /// The size of all.
+            /// Returns the size of all elements.
             pub(crate) fn bytes(&self) -> usize {
                 self.length * self.element_bytes()
             }
         }
 
         impl<'a> $memory<'a, u8> {
-            /// The bytes as elements of a type.
+            /// Returns the bytes as elements of a type.
             pub(super) fn typed(self, dtype: DType) -> $memory<'a, AnyElement> {
                 let Self { inner, length, .. } = self;
                 $memory { inner, length: length / dtype.size_bytes(), dtype: Some(dtype), elements: PhantomData }

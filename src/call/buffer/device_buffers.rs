@@ -1,4 +1,4 @@
-//! Buffers that live on a GPU: cudarc's, and addresses that other code owns.
+//! Buffers on a GPU: cudarc's, and addresses that other code owns.
 
 #![expect(unsafe_code, reason = "views over addresses that the caller vouches for")]
 
@@ -11,7 +11,7 @@ use super::device::{DeviceMemory, DeviceMemoryMut, DeviceRead, DeviceWrite, Orde
 use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::Data;
 
-/// Makes buffers of what cudarc can read.
+/// Implements buffers for cudarc's readable memory.
 macro_rules! readable {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
         impl<$($generics)*> $crate::call::buffer::device::DeviceRead for $buffer {
@@ -25,7 +25,7 @@ macro_rules! readable {
                 $crate::call::buffer::device::read_in_order::<T, Self>(self, stream)
             }
         }
-        // SAFETY: cudarc's memory, which lies where it does until it is dropped.
+        // SAFETY: cudarc's memory, whose address stays the same until it is dropped.
         unsafe impl<$($generics)*> $crate::call::buffer::StableMemory for $buffer {}
         impl<$($generics)*> $crate::call::buffer::Buffer for $buffer {
             type Element = T;
@@ -36,7 +36,8 @@ macro_rules! readable {
     )*};
 }
 
-/// Makes buffers to write to of what cudarc can write; by a function that orders the write, where it is not cudarc's way.
+/// Implements writable buffers for cudarc's writable memory; with a function that orders the write, if it is not
+/// cudarc's way.
 macro_rules! writable {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
         $crate::call::buffer::device_buffers::writable!($crate::call::buffer::device::write_in_order; [$($generics)*] $buffer);
@@ -63,7 +64,7 @@ pub(crate) use {readable, writable};
 readable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaView<'v, T>, ['v, T: Data] CudaViewMut<'v, T>);
 writable!(write_slice_in_order; [T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
 
-/// Elements at an address of a GPU that other code owns: what a call is given by engines with allocators of their own.
+/// Elements at a GPU address that other code owns, for engines with their own allocators.
 ///
 /// No events are kept for it: order the call against other work by the stream it runs on (see
 /// [`Communicator::with_stream`](crate::Communicator::with_stream)).
@@ -86,12 +87,15 @@ pub struct RawDeviceSlice<'a, T> {
 }
 
 impl<T: Data> RawDeviceSlice<'_, T> {
-    /// `length` elements at `address`, in memory of this context's device.
+    /// Wraps `length` elements at `address`, in memory of this context's device.
     ///
     /// # Safety
     ///
-    /// As long as this lives, and until every call that was given it has ended on its stream: the memory is allocated, nobody else
-    /// writes it (or reads it, where a call writes), and it holds elements of type `T` wherever a call reads.
+    /// As long as this lives, and until every call that was given it has ended on its stream:
+    ///
+    /// - The memory is allocated.
+    /// - No other code writes it (or reads it, if a call writes).
+    /// - It holds elements of type `T` wherever a call reads.
     #[must_use]
     pub unsafe fn new(context: &Arc<CudaContext>, address: u64, length: usize) -> Self {
         Self { address, length, context: Arc::clone(context), memory: PhantomData }
@@ -122,7 +126,7 @@ impl<T> DeviceWrite for RawDeviceSlice<'_, T> {
     }
 }
 
-// SAFETY: an address and a length, which nobody changes.
+// SAFETY: an address and a length, which never change.
 unsafe impl<T: Data> StableMemory for RawDeviceSlice<'_, T> {}
 
 impl<T: Data> Buffer for RawDeviceSlice<'_, T> {

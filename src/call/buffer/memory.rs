@@ -1,4 +1,4 @@
-//! The memory of a buffer: where it lies, how many elements it has, and what they are.
+//! The memory of a buffer: its location, its number of elements, and their type.
 
 #![expect(unsafe_code, reason = "bytes are seen as the elements that they are")]
 
@@ -32,7 +32,7 @@ pub enum MemoryMut<'a, T> {
 #[derive(Debug)]
 pub struct HostMemory<'a, T> {
     slice: &'a [T],
-    /// What [`AnyElement`]s are; of no meaning for other elements.
+    /// The type of [`AnyElement`]s; without meaning for other elements.
     dtype: Option<DType>,
 }
 
@@ -40,7 +40,7 @@ pub struct HostMemory<'a, T> {
 #[derive(Debug)]
 pub struct HostMemoryMut<'a, T> {
     slice: &'a mut [T],
-    /// As for [`HostMemory`].
+    /// See [`HostMemory`].
     dtype: Option<DType>,
 }
 
@@ -89,7 +89,7 @@ impl<'a, T> From<&'a mut [T]> for MemoryMut<'a, T> {
 }
 
 impl<'a, T> HostMemory<'a, T> {
-    /// The elements; bytes, where their type is known at run time only.
+    /// Returns the elements; bytes, if their type is only known at run time.
     #[must_use]
     #[inline]
     pub fn as_slice(self) -> &'a [T] {
@@ -98,7 +98,7 @@ impl<'a, T> HostMemory<'a, T> {
 }
 
 impl<'a, T> HostMemoryMut<'a, T> {
-    /// The elements; bytes, where their type is known at run time only.
+    /// Returns the elements; bytes, if their type is only known at run time.
     #[must_use]
     #[inline]
     pub fn into_slice(self) -> &'a mut [T] {
@@ -106,29 +106,30 @@ impl<'a, T> HostMemoryMut<'a, T> {
     }
 }
 
-/// What a call asks of host memory, read or written. What depends on `T` alone is known when the program is compiled.
+/// Queries on host memory, read or written. Results that depend only on `T` are constant at compile time.
 macro_rules! asked {
     ($($memory:ident),*) => {$(
         impl<T: Data> $memory<'_, T> {
-            /// How many elements it has.
+            /// Returns the number of elements.
             #[inline]
             pub(crate) fn len(&self) -> usize {
                 if T::KNOWN_AT_RUN_TIME { self.slice.len() / self.element_bytes() } else { self.slice.len() }
             }
 
-            /// What its elements are.
+            /// Returns the type of its elements.
             #[inline]
             pub(crate) fn element(&self) -> TypeTag {
                 TypeTag::held::<T>(self.dtype)
             }
 
-            /// The size of one.
+            /// Returns the size of one element.
             #[inline]
             pub(crate) fn element_bytes(&self) -> usize {
                 TypeTag::held_bytes::<T>(self.dtype)
             }
 
-            /// Where it begins, if no element can lie there. Elements whose type is known when the program is compiled always can.
+            /// Returns the start address if it is misaligned for the elements. Elements with a compile-time type are
+            /// always aligned.
             #[inline]
             pub(crate) fn misplaced(&self) -> Option<u64> {
                 if !T::KNOWN_AT_RUN_TIME {
@@ -144,14 +145,14 @@ macro_rules! asked {
 asked!(HostMemory, HostMemoryMut);
 
 impl<'a, T: Data> HostMemory<'a, T> {
-    /// Where it begins, and its bytes.
+    /// Returns the start address, and the number of bytes.
     #[inline]
     pub(crate) fn parts(self) -> (*const u8, usize) {
         (self.slice.as_ptr().cast(), self.len() * self.element_bytes())
     }
 
-    /// Its elements, if they are of the element type `E`, under whatever name, and not truth values; `None` too where they are
-    /// [misplaced](Self::misplaced).
+    /// Returns its elements if they are of the element type `E`, under whatever name, and not `bool`. Returns `None`
+    /// too if they are [misplaced](Self::misplaced).
     pub(crate) fn elements<E: Element>(self) -> Option<&'a [E]> {
         let element = self.element();
         if element != TypeTag::Scalar(E::ELEMENT_TYPE) || element.is_bool() {
@@ -163,31 +164,33 @@ impl<'a, T: Data> HostMemory<'a, T> {
         if !self.slice.as_ptr().cast::<E>().is_aligned() {
             return None;
         }
-        // SAFETY: - `T` is an element of this type, or bytes that make as many as `len` says, and each byte is initialised (`Data`);
-        // - the start is aligned (checked), and any bytes are a value of an element type but `bool` (excluded above);
-        // - the borrow is the slice's.
+        // SAFETY: - `T` is an element of this type, or bytes that make up `len` elements, and each byte is initialised
+        // (`Data`);
+        // - the start is aligned (checked), and any bytes are a value of an element type except `bool` (excluded
+        //   above);
+        // - the slice has the borrow's lifetime.
         Some(unsafe { std::slice::from_raw_parts(self.slice.as_ptr().cast(), self.len()) })
     }
 }
 
 impl<T: Data> HostMemoryMut<'_, T> {
-    /// Where it begins, and its bytes.
+    /// Returns the start address, and the number of bytes.
     #[inline]
     pub(crate) fn parts(&mut self) -> (*mut u8, usize) {
         (self.slice.as_mut_ptr().cast(), self.len() * self.element_bytes())
     }
 
-    /// The same, to be read.
+    /// Returns the same memory, to be read.
     pub(crate) fn read(&self) -> HostMemory<'_, T> {
         HostMemory { slice: self.slice, dtype: self.dtype }
     }
 }
 
-/// What a call asks of memory, read or written, wherever it lies.
+/// Queries on memory, read or written, on the host or on a device.
 macro_rules! asked_anywhere {
     ($($memory:ident),*) => {$(
         impl<T: Data> $memory<'_, T> {
-            /// How many elements it has.
+            /// Returns the number of elements.
             #[must_use]
             #[inline]
             pub fn len(&self) -> usize {
@@ -198,14 +201,14 @@ macro_rules! asked_anywhere {
                 }
             }
 
-            /// Whether it has none.
+            /// Returns whether it has no elements.
             #[must_use]
             #[inline]
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
             }
 
-            /// What its elements are.
+            /// Returns the type of its elements.
             #[inline]
             pub(crate) fn element(&self) -> TypeTag {
                 match self {
@@ -215,7 +218,7 @@ macro_rules! asked_anywhere {
                 }
             }
 
-            /// As [`HostMemory::misplaced`]. Memory of a device has no address yet.
+            /// Does the same as [`HostMemory::misplaced`] for host memory. The address of device memory is not known yet.
             #[inline]
             pub(crate) fn misplaced(&self) -> Option<u64> {
                 match self {
@@ -231,7 +234,7 @@ macro_rules! asked_anywhere {
 asked_anywhere!(Memory, MemoryMut);
 
 impl<'a> Memory<'a, u8> {
-    /// The bytes as elements of a type.
+    /// Returns the bytes as elements of a type.
     pub(crate) fn typed(self, dtype: DType) -> Memory<'a, AnyElement> {
         match self {
             Memory::Host(HostMemory { slice, .. }) => Memory::Host(HostMemory { slice: AnyElement::of(slice), dtype: Some(dtype) }),
@@ -242,7 +245,7 @@ impl<'a> Memory<'a, u8> {
 }
 
 impl<'a> MemoryMut<'a, u8> {
-    /// The bytes as elements of a type.
+    /// Returns the bytes as elements of a type.
     pub(crate) fn typed(self, dtype: DType) -> MemoryMut<'a, AnyElement> {
         match self {
             MemoryMut::Host(HostMemoryMut { slice, .. }) => {
@@ -260,7 +263,7 @@ mod tests {
 
     #[test]
     fn memory_whose_type_is_known_at_run_time_is_no_burden_for_the_rest() {
-        // As large as device memory and a word.
+        // As large as device memory and one word.
         assert!(size_of::<Memory<'_, f32>>() <= 4 * size_of::<usize>());
         assert!(size_of::<MemoryMut<'_, f32>>() <= 4 * size_of::<usize>());
         let typed: Memory<'_, f32> = (&[1.0_f32][..]).into();

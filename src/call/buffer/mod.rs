@@ -1,4 +1,4 @@
-//! What a call may be given as a buffer, and where it lives.
+//! Types that a call accepts as buffers, and where their memory is.
 
 #![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
 
@@ -20,37 +20,37 @@ pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
 use crate::call::element::Data;
 
-/// Promises that a buffer's memory stays the same, and at the same address, while a call uses it. A type of your own needs it to be a [`Buffer`],
-/// such as one that holds one of two buffers.
+/// A promise that a buffer's memory stays the same, and at the same address, while a call uses it. Your own type needs
+/// it to be a [`Buffer`], for example one that holds one of two buffers.
 ///
 /// # Safety
 ///
-/// `memory` and `memory_mut` give the same memory each time, as long as the buffer lies where it does and nobody changes it; and
-/// where it holds elements whose type is known at run time, the same type.
+/// `memory` and `memory_mut` return the same memory each time, as long as the buffer is not moved or changed. If the
+/// type of its elements is only known at run time, they return the same type each time.
 pub unsafe trait StableMemory {}
 
-/// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; on a GPU, cudarc's slices and views; bytes
-/// whose type is known at run time ([`TypedBytes`]); and views over raw addresses.
+/// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; on a GPU, cudarc's slices
+/// and views; bytes whose type is known at run time ([`TypedBytes`]); and views over raw addresses.
 ///
-/// Memory stays what and where it is while a call uses it, which no check could tell of a foreign type: [`StableMemory`]
-/// promises it, and [`element!`](macro@crate::call::element) does so for your own element.
+/// Its memory must not move or change size while a call uses it. No check could verify that for a foreign type, so
+/// [`StableMemory`] promises it. [`element!`](macro@crate::element) implements it for your own element.
 pub trait Buffer: StableMemory {
-    /// What it holds.
+    /// The type of its elements.
     type Element: Data;
 
-    /// Where it lives.
+    /// Returns its memory.
     fn memory(&self) -> Memory<'_, Self::Element>;
 }
 
 /// A buffer that calls can write.
 pub trait BufferMut: Buffer {
-    /// Where it lives.
+    /// Returns its memory, to be written.
     fn memory_mut(&mut self) -> MemoryMut<'_, Self::Element>;
 }
 
 macro_rules! slice_buffers {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
-        // SAFETY: it lends one slice.
+        // SAFETY: it always returns the same slice.
         unsafe impl<$($generics)*> StableMemory for $buffer {}
         impl<$($generics)*> Buffer for $buffer {
             type Element = T;
@@ -73,7 +73,7 @@ slice_buffers! {
     [T: Data, const N: usize] [T; N],
 }
 
-// SAFETY: what it points at promises the same.
+// SAFETY: the buffer that it points to promises the same.
 unsafe impl<B: Buffer + ?Sized> StableMemory for &B {}
 impl<B: Buffer + ?Sized> Buffer for &B {
     type Element = B::Element;
@@ -82,9 +82,9 @@ impl<B: Buffer + ?Sized> Buffer for &B {
     }
 }
 
-// SAFETY: what it points at promises the same.
+// SAFETY: the buffer that it points to promises the same.
 unsafe impl<B: Buffer + ?Sized> StableMemory for Arc<B> {}
-/// Memory that others share, which a call only reads.
+/// Shared memory, which a call only reads.
 impl<B: Buffer + ?Sized> Buffer for Arc<B> {
     type Element = B::Element;
     fn memory(&self) -> Memory<'_, Self::Element> {
@@ -92,7 +92,7 @@ impl<B: Buffer + ?Sized> Buffer for Arc<B> {
     }
 }
 
-// SAFETY: what it points at promises the same.
+// SAFETY: the buffer that it points to promises the same.
 unsafe impl<B: Buffer + ?Sized> StableMemory for &mut B {}
 impl<B: Buffer + ?Sized> Buffer for &mut B {
     type Element = B::Element;

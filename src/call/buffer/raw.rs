@@ -1,4 +1,4 @@
-//! Ordinary memory that other code owns, by its address.
+//! Host memory that other code owns, by its address.
 
 #![expect(unsafe_code, reason = "views over addresses that the caller vouches for")]
 
@@ -8,7 +8,7 @@ use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::Data;
 use crate::error::{Error, Result};
 
-/// Elements in ordinary memory that other code owns: what a binding for Python or C gives to calls, blocking and started alike.
+/// Elements in host memory that other code owns. Bindings for Python or C pass it to calls, blocking and started alike.
 ///
 /// With [`TypedBytes`](crate::TypedBytes) one function serves every element type:
 ///
@@ -39,26 +39,30 @@ pub struct RawHostSlice<T> {
     length: usize,
 }
 
-// SAFETY: it stands for plain data, which may be read and written on any thread; that nobody else does so meanwhile is promised when it is
-// made.
+// SAFETY: it stands for plain data, which may be read and written on any thread. Its constructor's caller promises that
+// no other code does so meanwhile.
 unsafe impl<T: Data> Send for RawHostSlice<T> {}
 // SAFETY: a shared reference only reads plain data.
 unsafe impl<T: Data> Sync for RawHostSlice<T> {}
 
 impl<T: Data> RawHostSlice<T> {
-    /// `length` elements at `address`; null will do where there are none.
+    /// Wraps `length` elements at `address`, which may be null if `length` is 0.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for null, for an address that is not aligned, and for more elements than an address space holds.
+    /// `InvalidArgument` for null, for an address that is not aligned, and for more elements than an address space
+    /// holds.
     ///
     /// # Safety
     ///
-    /// The elements are allocated, and each of their bytes is initialised (memory that other languages' allocators gave counts as such),
-    /// also where a call only writes. This holds, and nobody else writes them (or reads them, where a call writes), as long as this value
-    /// lives. A blocking call has ended when it returns; in a group, when the group has returned. A started call keeps the value: it has ended
-    /// when its [`Work`](crate::Work) gave it back or an error. Where the work was dropped, or its wait was given up, the call goes on:
-    /// it has certainly ended when the last handle of its communicator has been closed or dropped.
+    /// The elements are allocated, and each of their bytes is initialised, even if a call only writes. (Memory from
+    /// other languages' allocators counts as initialised.) This holds as long as this value lives, and meanwhile no
+    /// other code writes the elements, or reads them if a call writes.
+    ///
+    /// A blocking call has ended when it returns; in a group, when the group has returned. A started call keeps the
+    /// value. It has ended when its [`Work`](crate::Work) has returned the value or an error. If the work was dropped,
+    /// or its wait was given up, the call continues. It has certainly ended when the last handle of its communicator
+    /// has been closed or dropped.
     pub unsafe fn new(address: *mut T, length: usize) -> Result<Self> {
         let bytes = length.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let refused = |reason: String| Err(Error::argument("RawHostSlice::new", reason));
@@ -75,42 +79,43 @@ impl<T: Data> RawHostSlice<T> {
         }
     }
 
-    /// Where they lie.
+    /// Returns the address of the elements.
     #[must_use]
     pub const fn as_ptr(&self) -> *mut T {
         self.address.as_ptr()
     }
 
-    /// How many there are.
+    /// Returns the number of elements.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 }
 
-// SAFETY: an address and a length, which nobody changes.
+// SAFETY: an address and a length, which never change.
 unsafe impl<T: Data> StableMemory for RawHostSlice<T> {}
 
 impl<T: Data> Buffer for RawHostSlice<T> {
     type Element = T;
 
     fn memory(&self) -> Memory<'_, T> {
-        // SAFETY: so many initialised elements lie there, aligned (checked), in no more than an address space (checked), and nobody writes
-        // them as long as this lives (promised when it was made).
+        // SAFETY: this many initialised elements lie there, aligned (checked), in no more than an address space
+        // (checked), and no code writes them as long as this lives (promised when it was made).
         Memory::from(unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) })
     }
 }
 
 impl<T: Data> BufferMut for RawHostSlice<T> {
     fn memory_mut(&mut self) -> MemoryMut<'_, T> {
-        // SAFETY: as many initialised elements, aligned and no more than an address space holds (both checked); where a call writes, nobody
-        // else reads or writes them as long as this lives (promised), and the borrow of this value is exclusive.
+        // SAFETY: as many initialised elements, aligned and no more than an address space holds (both checked). If a
+        // call writes, no other code reads or writes them as long as this lives (promised), and the borrow of this
+        // value is exclusive.
         MemoryMut::from(unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.length) })
     }
 }
@@ -133,7 +138,7 @@ mod tests {
             let error = unsafe { RawHostSlice::new(address, length) }.unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
-        // SAFETY: none.
+        // SAFETY: there are no elements.
         let none = unsafe { RawHostSlice::<u32>::new(std::ptr::null_mut(), 0) }.unwrap();
         assert!(none.is_empty() && none.memory().is_empty());
         // SAFETY: an array of two, which outlives it.

@@ -9,7 +9,7 @@ use crate::call::element::{F8E4M3, F8E5M2};
 
 macro_rules! single_elements {
     ($($element:ty),* $(,)?) => {$(
-        // SAFETY: it lends itself.
+        // SAFETY: its memory is itself.
         unsafe impl StableMemory for $element {}
         impl Buffer for $element {
             type Element = $element;
@@ -29,11 +29,12 @@ single_elements!(f32, f64, f16, bf16, F8E4M3, F8E5M2, i8, i16, i32, i64, u8, u16
 #[cfg(feature = "float8")]
 single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 
-/// Makes an element type of a struct of your own whose only field is one: `element!(Meters(f32))`, or `element!(Meters { value: f32 })`. It
-/// is reduced, moved and told to other ranks as its field is. For types of other crates too, which a struct of yours wraps.
+/// Makes an element type of your own struct, whose only field is an element: `element!(Meters(f32))`, or
+/// `element!(Meters { value: f32 })`. It is reduced, moved and reported to other ranks like its field. To use a type of
+/// another crate, wrap it in your own struct.
 ///
-/// It can be used in safe code: the expansion proves what [`Element`](crate::Element) demands. The struct is `Copy`, `PartialEq`, `Debug`
-/// and `Default`, in the crate that calls the macro.
+/// It can be used in safe code: the expansion proves what [`Element`](crate::Element) demands. The struct must be
+/// `Copy`, `PartialEq`, `Debug` and `Default`, in the crate that calls the macro.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp, ReduceOp};
@@ -87,7 +88,7 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Letter(char));
 /// ```
 ///
-/// A struct that is larger than its field, or aligned otherwise:
+/// A struct that is larger than its field, or has another alignment:
 ///
 /// ```compile_fail,E0080
 /// #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -96,7 +97,7 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Wide(f32));
 /// ```
 ///
-/// Also where a macro of the crate's own has the name of one that is used here:
+/// Also if the crate has its own macro with the name of one that is used here:
 ///
 /// ```compile_fail,E0080
 /// macro_rules! assert { ($($any:tt)*) => { () } }
@@ -121,10 +122,10 @@ macro_rules! element {
     ($name:ident ( $inner:ty $(,)? )) => {
         $crate::element!($name { 0: $inner });
     };
-    // A field's name, or its number: whatever is given here, what follows proves what the `unsafe` below relies on.
+    // A field's name, or its number. The code below proves what the `unsafe` code relies on, for any input.
     ($name:ident { $field:tt : $inner:ty $(,)? }) => {
         const _: fn($name) -> $inner = |value| {
-            // A pattern without `..` names every field, and this one's value is of the type that is said.
+            // A pattern without `..` names every field, and this field's value has the given type.
             let $name { $field: inner } = value;
             inner
         };
@@ -134,20 +135,20 @@ macro_rules! element {
             "the struct is larger than its field, or aligned otherwise"
         );
 
-        // SAFETY: a struct with one field (its pattern), an element, of its size (asserted): so the field begins where it does, and there is
-        // nothing else. Its bytes mean what the field's do, and any that are a value of the field's type are one of the struct's; of truth
-        // values the constant tells, as it does of the field.
+        // SAFETY: a struct with one field (its pattern), an element, of its size (asserted): so the field begins where
+        // the struct does, and there is nothing else. Its bytes mean what the field's do, and any that are a value of
+        // the field's type are one of the struct's. The constant identifies `bool`, as it does for the field.
         unsafe impl $crate::Data for $name {
             const DTYPE: $crate::__private::core::option::Option<$crate::DType> =
                 $crate::__private::core::option::Option::Some(<$inner as $crate::Element>::ELEMENT_TYPE);
         }
 
-        // SAFETY: of the size, the alignment and the layout of its field (see above), whose type's name this is.
+        // SAFETY: it has the size, the alignment and the layout of its field (see above), and names that field's type.
         unsafe impl $crate::Element for $name {
             const ELEMENT_TYPE: $crate::DType = <$inner as $crate::Element>::ELEMENT_TYPE;
         }
 
-        // SAFETY: it lends itself.
+        // SAFETY: its memory is itself.
         unsafe impl $crate::interop::StableMemory for $name {}
 
         impl $crate::Buffer for $name {

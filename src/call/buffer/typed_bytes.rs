@@ -1,4 +1,4 @@
-//! Bytes with a type that is known at run time.
+//! Bytes with an element type that is known at run time.
 
 #![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
 
@@ -6,18 +6,21 @@ use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::{AnyElement, DType};
 use crate::error::{Error, Result};
 
-/// A buffer whose element type is known at run time: bytes, anywhere, and a [`DType`]. What bindings and engines with tensors of any type
-/// give to calls: one function serves all types.
+/// A buffer whose element type is known at run time: bytes in any memory, and a [`DType`]. Bindings, and engines with
+/// tensors of any type, pass it to calls, so that one function serves all types.
 ///
-/// The bytes may be in any buffer: `&mut [u8]`, `Vec<u8>`, `Arc<[u8]>`, a [`SharedBuffer`](crate::SharedBuffer), cudarc's slices and views,
-/// [`RawHostSlice`](crate::interop::RawHostSlice), [`RawDeviceSlice`](crate::interop::RawDeviceSlice) … Every call takes it where it takes that buffer. Other ranks see
-/// the type alone: a rank may pass such bytes where another passes `&mut [f32]`.
+/// The bytes may be in any buffer: `&mut [u8]`, `Vec<u8>`, `Arc<[u8]>`, a [`SharedBuffer`](crate::SharedBuffer),
+/// cudarc's slices and views, [`RawHostSlice`](crate::interop::RawHostSlice),
+/// [`RawDeviceSlice`](crate::interop::RawDeviceSlice) … Every call that takes the buffer takes it wrapped, too. Other
+/// ranks see only the type: one rank may pass such bytes and another `&mut [f32]`.
 ///
-/// The elements must be aligned: a call refuses bytes that do not lie at a multiple of the element's size. Bytes of `bool` are any: where they
-/// are folded all but 0 count as 1 (a GPU's `BitXor` takes them bit by bit), and what a call brings into a destination is 0 or 1.
+/// The elements must be aligned: a call refuses bytes whose address is not a multiple of the element's size. Bytes of
+/// `bool` may have any value. When they are folded, every value except 0 counts as 1 (a GPU's `BitXor` works bit by
+/// bit), and a call writes only 0 or 1 into a destination.
 ///
-/// A [`ReduceOp`](crate::ReduceOp) takes its type from the buffer, a [`CustomOp`](crate::CustomOp) must be of the buffer's type, and the
-/// types of a call's source and destination must be the same: `InvalidArgument` or `Unsupported` otherwise, and nothing has happened.
+/// A [`ReduceOp`](crate::ReduceOp) takes its type from the buffer, a [`CustomOp`](crate::CustomOp) must have the
+/// buffer's type, and the source and destination of a call must have the same type. Otherwise the call returns
+/// `InvalidArgument` or `Unsupported` and has done nothing.
 ///
 /// ```
 /// use collectives::{BufferMut, Communicator, DType, ReduceOp, Result, TypedBytes};
@@ -43,11 +46,11 @@ pub struct TypedBytes<B> {
 }
 
 impl<B: Buffer<Element = u8>> TypedBytes<B> {
-    /// The bytes as elements of this type.
+    /// Wraps the bytes as elements of this type.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where they are not a whole number of elements.
+    /// `InvalidArgument` if they are not a whole number of elements.
     pub fn new(dtype: DType, bytes: B) -> Result<Self> {
         let length = bytes.memory().len();
         if !length.is_multiple_of(dtype.size_bytes()) {
@@ -57,7 +60,7 @@ impl<B: Buffer<Element = u8>> TypedBytes<B> {
         Ok(Self { dtype, bytes })
     }
 
-    /// How many elements they are.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.bytes.memory().len() / self.dtype.size_bytes()
@@ -65,26 +68,26 @@ impl<B: Buffer<Element = u8>> TypedBytes<B> {
 }
 
 impl<B> TypedBytes<B> {
-    /// What the elements are.
+    /// Returns the type of the elements.
     #[must_use]
     pub const fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The buffer of bytes.
+    /// Returns the buffer of bytes.
     #[must_use]
     pub const fn bytes(&self) -> &B {
         &self.bytes
     }
 
-    /// The buffer of bytes again.
+    /// Returns the buffer of bytes, consuming this value.
     #[must_use]
     pub fn into_inner(self) -> B {
         self.bytes
     }
 }
 
-// SAFETY: the memory of its bytes, which promise the same, and a type that nobody changes.
+// SAFETY: it has the memory of its bytes, which promise the same, and a type that never changes.
 unsafe impl<B: Buffer<Element = u8>> StableMemory for TypedBytes<B> {}
 
 impl<B: Buffer<Element = u8>> Buffer for TypedBytes<B> {

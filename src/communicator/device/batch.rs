@@ -40,7 +40,7 @@ pub(in crate::communicator) struct Batch<'a> {
     messages: Vec<DeviceMessage<'a>>,
 }
 
-/// What a batch became when its buffers had addresses.
+/// A batch whose buffers have addresses.
 pub(super) struct Resolved<'s> {
     jobs: Vec<device::Job>,
     pub(super) messages: Vec<device::Message>,
@@ -70,7 +70,7 @@ impl<'a> Batch<'a> {
         self.messages.push(DeviceMessage { message, end: End::Read(memory.inner) });
     }
 
-    /// Records a receive, and says what it will get.
+    /// Records a receive, and returns its source and count.
     pub(in crate::communicator) fn receive<T: Data>(&mut self, memory: DeviceMemoryMut<'a, T>, from: usize) -> Received {
         let (count, bytes, element) = (memory.len(), memory.bytes(), memory.element());
         let message = device::Message { peer: from, sends: false, address: 0, bytes, element };
@@ -78,7 +78,7 @@ impl<'a> Batch<'a> {
         Received { source: from, tag: 0, count }
     }
 
-    /// Refuses messages in memory of another device than the backend's.
+    /// Refuses messages whose memory is on another device than the backend's.
     pub(super) fn check_devices(&self, backend: &DeviceBackend) -> Result<()> {
         self.messages.iter().try_for_each(|DeviceMessage { end, .. }| match end {
             End::Read(memory) => Communicator::same_device(backend, "send", "the buffer", memory.context()),
@@ -112,7 +112,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Device messages have no tags: NCCL knows none.
+/// Refuses tags on device messages: NCCL has none.
 pub(in crate::communicator) fn untagged(call: &str, tag: u64) -> Result<()> {
     match tag {
         0 => Ok(()),
@@ -123,7 +123,7 @@ pub(in crate::communicator) fn untagged(call: &str, tag: u64) -> Result<()> {
     }
 }
 
-/// The messages that `record` records, and what it returns.
+/// Runs `record` on a new batch. Returns the batch and what `record` returned.
 fn recorded<'a, R>(call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> R) -> Result<(Batch<'a>, R)> {
     untagged(call, tag)?;
     let mut batch = Batch::default();
@@ -132,7 +132,7 @@ fn recorded<'a, R>(call: &str, tag: u64, record: impl FnOnce(&mut Batch<'a>) -> 
 }
 
 impl Communicator {
-    /// Puts on record what was queued together, and how that went, and tells those who listen.
+    /// Records a batch and its outcome in the flight recorder, and notifies the observers.
     fn note_batch(&self, backend: &DeviceBackend, part: &Resolved<'_>, error: Option<&Error>, elapsed: Duration) {
         let (flight, tracker) = (&self.core.shared.recorder, backend.comm().last_tracker());
         let watch = self.core.shared.observers.watch();
@@ -201,26 +201,26 @@ impl Communicator {
         Ok((queued, recorded))
     }
 
-    /// Queues the collectives of one call, for a work that owns their buffers.
+    /// Queues the collectives of one call together, for a work that owns their buffers.
     pub(in crate::communicator) fn queue_all_and_mark(&self, calls: Vec<DeviceCall<'_>>) -> Result<Queued> {
         let doing = calls.first().map_or(String::new(), |call| format!("{} collectives that begin with {}", calls.len(), call.job.call));
         self.and_mark("group", doing, |hold| self.queue_batch(calls.into(), hold))
     }
 
-    /// Queues what was recorded on this communicator in one go.
+    /// Queues what was recorded on this communicator in one group.
     pub(in crate::communicator) fn queue_batch(&self, batch: Batch<'_>, hold: Hold<'_>) -> Result<()> {
         Self::queue_batches(&mut [(self, batch)], hold, Self::agree_together)
     }
 
-    /// Queues what was recorded on one or several communicators of this thread in one go. All ranks of each do so: how they compare their calls
-    /// depends on it.
+    /// Queues what was recorded on one or several communicators of this thread in one group. All ranks of each
+    /// communicator must do the same: the way they compare their calls depends on it.
     pub(in crate::communicator) fn queue_across(parts: &mut [(&Communicator, Batch<'_>)]) -> Result<()> {
         Self::queue_batches(parts, Hold::Borrowed, Self::agree_across)
     }
 
     fn queue_batches(parts: &mut [(&Communicator, Batch<'_>)], hold: Hold<'_>, agree: Agree) -> Result<()> {
         let began = Instant::now();
-        // One communicator's calls are in one order, on one stream at a time.
+        // The calls of one communicator have one order, and run on one stream at a time.
         let twice = |index: usize| parts[..index].iter().any(|(other, _)| Arc::ptr_eq(&other.core, &parts[index].0.core));
         if (1..parts.len()).any(twice) {
             return Err(Error::argument("group_across", "a communicator is listed twice; record its calls in one group"));
@@ -249,13 +249,15 @@ impl Communicator {
             .zip(&resolved)
             .map(|((backend, stream), part)| (*backend, &part.jobs[..], &part.messages[..], *stream))
             .collect();
-        // SAFETY: - every address belongs to a buffer that is borrowed (or owned by a work) until the guards in `resolved` have been dropped,
-        //   which is after everything has been queued: their events then make later users wait. It is as long as its job or message
-        //   says, on the device of its backend (checked in `admit_batch`);
-        // - two buffers of one job are the same or apart (checked in `resolve`), and no two calls of the group share what one of them writes:
-        //   the group holds each such buffer by a borrow of its own;
-        // - other ranks make the same collectives, and the other ends of messages have the same types and lengths: compared by `agree`, or
-        //   promised by whoever had them not compared (`CheckDeviceCalls::unchecked_after`).
+        // SAFETY: - every address belongs to a buffer that is borrowed (or owned by a work) until the guards in
+        //   `resolved` have been dropped. That is after everything has been queued: their events then make later users
+        //   wait. The buffer is as long as its job or message states, on the device of its backend (checked in
+        //   `admit_batch`);
+        // - two buffers of one job are the same or apart (checked in `resolve`). No two calls of the group share a
+        //   buffer that one of them writes: the group holds each such buffer by a borrow of its own;
+        // - other ranks make the same collectives, and the other ends of messages have the same types and lengths:
+        //   compared by `agree`, or promised by the caller who disabled the comparison
+        //   (`CheckDeviceCalls::unchecked_after`).
         let queued = unsafe { DeviceBackend::enqueue_group(&ready, timeout) };
         backends.iter().for_each(|backend| hold.note(backend, &queued));
         commits.into_iter().for_each(|commit| commit.settle(&queued));
@@ -265,26 +267,27 @@ impl Communicator {
         }
         let mut outcome = queued;
         for ((backend, stream), part) in admitted.iter().zip(resolved) {
-            // Each, whatever became of another.
+            // Each part is released, even if another failed.
             outcome = outcome.and(Self::release(part.guards, backend, stream, timeout));
         }
         outcome
     }
 }
 
-/// A turn at each of several communicators, taken in one order, whoever takes several: two threads would wait for each other otherwise.
+/// Takes a turn at each of several communicators. The order is the same for every thread; otherwise two threads
+/// could wait for each other.
 fn turns<'a>(comms: &[&'a Communicator]) -> Result<Vec<Turn<'a, ()>>> {
     let mut order: Vec<usize> = (0..comms.len()).collect();
     order.sort_unstable_by_key(|at| Arc::as_ptr(&comms[*at].core).addr());
     order.into_iter().filter_map(|at| comms[at].device_turn("group").transpose()).collect()
 }
 
-/// Has the ranks compare what they are about to queue. On an error nothing is queued; where others may have queued their part by then, the
-/// communicators are ended.
+/// Makes the ranks compare what they are about to queue. On an error nothing is queued. If other ranks may have
+/// queued their part by then, the communicators are ended.
 type Agree = for<'a> fn(&[&'a Communicator], &[&'a DeviceBackend], &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>>;
 
 impl Communicator {
-    /// Of calls of one communicator: collectives in a collective on the host, then messages by headers.
+    /// Compares calls of one communicator: collectives in a collective on the host, then messages by headers.
     fn agree_together<'a>(comms: &[&'a Self], backends: &[&'a DeviceBackend], resolved: &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>> {
         let mut commits = Vec::with_capacity(comms.len());
         for ((comm, backend), part) in comms.iter().zip(backends).zip(resolved) {
@@ -296,7 +299,8 @@ impl Communicator {
         Ok(commits)
     }
 
-    /// Of calls of several communicators, all by headers: what this thread's ranks say is on its way before any of them waits.
+    /// Compares calls of several communicators, all by headers. This thread's ranks send all their headers before
+    /// any of them waits.
     fn agree_across<'a>(comms: &[&'a Self], backends: &[&'a DeviceBackend], resolved: &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>> {
         if backends.iter().zip(resolved).any(|(backend, part)| part.jobs.iter().any(|job| backend.lacks_kernel(job))) {
             let reason = "the ranks must agree that all can do it; use it once outside of such a group";
@@ -320,8 +324,9 @@ impl Communicator {
         agreed.map(|()| commits)
     }
 
-    /// Allocates what the first large calls of communicators need, before anybody is told of them. The thread may be the only one of several ranks, which
-    /// cannot agree one after the other: a rank that has no memory ends them, and has the others told.
+    /// Allocates what the first large calls of communicators need, before any other rank is notified of them. One
+    /// thread may run several of the ranks, so they cannot agree one after the other. A rank without memory ends
+    /// the communicators, and the others are notified.
     fn allocate_across(comms: &[&Self], backends: &[&DeviceBackend], resolved: &[Resolved<'_>]) -> Result<()> {
         let jobs = comms.iter().zip(backends).zip(resolved).flat_map(|(of, part)| part.jobs.iter().map(move |job| (of, job)));
         let first_uses = jobs.map(|(of, job)| (of, job, of.1.first_use(job)));
@@ -329,7 +334,7 @@ impl Communicator {
         let allocated = first_uses.iter().try_for_each(|((comm, backend), job, _)| backend.load(job, comm.device_stream(backend)));
         match &allocated {
             Ok(()) => {}
-            // In a capture: nothing has happened, on any rank.
+            // The stream is being captured: nothing has happened, on any rank.
             Err(error) if error.is_unsupported() => {
                 first_uses.iter().for_each(|((_, backend), job, first_use)| backend.unload(job, *first_use))
             }
@@ -340,7 +345,7 @@ impl Communicator {
 }
 
 impl Batch<'_> {
-    /// Whether the other end of a message to oneself is recorded too.
+    /// Whether the other end of a message to this rank itself is recorded too.
     fn answers(&self, message: &device::Message) -> bool {
         let alike = |sends: bool| {
             let mine = self.messages.iter().map(|recorded| &recorded.message);

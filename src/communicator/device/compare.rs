@@ -1,8 +1,9 @@
-//! Comparing device calls among the ranks before they are queued, over the host backend: NCCL compares nothing, and writes what it is sent.
+//! Compares device calls among the ranks before they are queued, over the host backend: NCCL compares nothing, and
+//! writes whatever it receives.
 //!
-//! Ranks of a `gather_v`, `scatter_v` or `all_to_all_v` agree on the call and not on its lengths, which only the two ends of each transfer
-//! know. Each rank tells every other what it sends to it and what it expects of it; then all hear of the first difference. So either all
-//! queue the call, or none.
+//! Ranks of a `gather_v`, `scatter_v` or `all_to_all_v` agree on the call but not on its lengths, which only the
+//! two ends of each transfer know. Each rank sends every other the lengths that it sends to it and expects from it.
+//! Then all ranks receive the first difference. So either all of them queue the call, or none does.
 
 use sha2::{Digest, Sha256};
 
@@ -14,22 +15,23 @@ use crate::device::{self, DeviceBackend, Job};
 use crate::error::{Error, Peer, Result};
 use crate::host::backend;
 
-/// The bytes of a digest.
+/// The size of a digest in bytes.
 const DIGEST_BYTES: usize = 32;
 const _: () = assert!(DIGEST_BYTES == Call::FINGERPRINT_BYTES, "what a rank says of a call and of several has one length");
 
-/// What a rank says of its next calls: how many there are, whether they are captured into a graph, and the fingerprint of the only one, or
-/// the SHA-256 of all fingerprints.
+/// What a rank sends of its next calls: their number, whether they are captured into a graph, and the fingerprint
+/// of the only call, or the SHA-256 of all fingerprints.
 pub(super) type CallDigest = [u8; 8 + DIGEST_BYTES];
 
-/// Set in the number of calls where these are captured into a graph. NCCL would match a call that runs with a later call of a rank that
-/// captures.
+/// The bit in the number of calls that marks them as captured into a graph. NCCL would match a call that runs with
+/// a later call of a rank that captures.
 const CAPTURED: u64 = 1 << 63;
 
-/// Stands for the op of an `all_to_all` in place. NCCL is given such a call in other pieces than one between two buffers.
+/// The op that stands for an in-place `all_to_all`. NCCL receives such a call in other pieces than one between two
+/// buffers.
 const IN_PLACE: u64 = 253;
 
-/// A job's fingerprint, with all that has to be alike for NCCL.
+/// Returns a job's fingerprint, with everything that has to be equal for NCCL.
 fn fingerprint(job: &Job) -> [u8; DIGEST_BYTES] {
     match (job.call.kind, job.in_place) {
         (Collective::AllToAll, true) => Call { op: IN_PLACE, ..job.call }.to_bytes(),
@@ -37,7 +39,7 @@ fn fingerprint(job: &Job) -> [u8; DIGEST_BYTES] {
     }
 }
 
-/// What a rank says of these jobs.
+/// Returns the digest of these jobs.
 pub(super) fn digest_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone, is_captured: bool) -> CallDigest {
     let count = jobs.clone().count();
     let words: [u8; DIGEST_BYTES] = if count == 1 {
@@ -50,7 +52,7 @@ pub(super) fn digest_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job> + C
     with_count(count, is_captured, words)
 }
 
-/// A fingerprint, or a digest, behind a number of calls.
+/// Puts a number of calls before a fingerprint or a digest.
 fn with_count(count: usize, is_captured: bool, words: [u8; DIGEST_BYTES]) -> CallDigest {
     let mut said = [0; size_of::<CallDigest>()];
     let count = count as u64 | if is_captured { CAPTURED } else { 0 };
@@ -59,12 +61,12 @@ fn with_count(count: usize, is_captured: bool, words: [u8; DIGEST_BYTES]) -> Cal
     said
 }
 
-/// What a rank says of calls that begin with this one.
+/// Returns the number of calls and the fingerprint of the first.
 pub(super) fn first_of<'a>(first: &Job, jobs: impl Iterator<Item = &'a Job>, is_captured: bool) -> CallDigest {
     with_count(jobs.count(), is_captured, fingerprint(first))
 }
 
-/// What a rank has said, in words: the first call, and how many there are.
+/// Describes what a rank has sent: the first call, and the number of calls.
 pub(super) fn in_words(first: &CallDigest) -> String {
     let (count, fingerprint) = first.split_at(8);
     let count = count.try_into().map_or(0, u64::from_le_bytes);
@@ -83,7 +85,7 @@ pub(super) fn in_words(first: &CallDigest) -> String {
     }
 }
 
-/// An error of the comparison, for a caller who made no call on the host.
+/// Rewords an error of the comparison for a caller who made no call on the host.
 #[cold]
 pub(super) fn comparing(mut error: Error, first: &Call) -> Error {
     if let Error::Timeout { doing, .. } | Error::PeerLost { doing, .. } = &mut error {
@@ -92,7 +94,7 @@ pub(super) fn comparing(mut error: Error, first: &Call) -> Error {
     error
 }
 
-/// Marks a call of the host backend's as the crate's own.
+/// Marks a call of the host backend as one of the crate's own.
 fn as_comparison(prepared: Prepared<'_>) -> Prepared<'_> {
     match prepared {
         Prepared::Host(job, lent) => Prepared::Host(backend::Job { call: Call { op: Call::COMPARISON, ..job.call }, ..job }, lent),
@@ -101,25 +103,26 @@ fn as_comparison(prepared: Prepared<'_>) -> Prepared<'_> {
 }
 
 impl Communicator {
-    /// Compares the calls that this rank is about to queue together with everyone's, where that was asked for. Nothing has been queued
-    /// yet, so a difference harms nothing. Gives whether they are captured, as the others were told.
+    /// Compares the calls that this rank is about to queue together with those of the other ranks, if that is
+    /// enabled. Nothing has been queued yet, so a difference does no harm. Returns whether the calls are captured,
+    /// as the others were notified.
     #[inline]
     pub(super) fn compare<'a>(&self, backend: &DeviceBackend, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<Option<bool>> {
         self.compared(jobs.clone()).map(|first| self.compare_as(backend, first, jobs)).transpose()
     }
 
-    /// The first of jobs that are to be compared.
+    /// Returns the first of `jobs` if they are to be compared.
     #[inline]
     pub(super) fn compared<'a>(&self, mut jobs: impl Iterator<Item = &'a Job>) -> Option<&'a Job> {
         jobs.next().filter(|first| self.world_size() > 1 && self.config().check_device_calls.covers(first.call.sequence))
     }
 
-    /// The comparison of jobs that begin with `first`.
+    /// Compares the jobs, which begin with `first`.
     fn compare_as<'a>(&self, backend: &DeviceBackend, first: &Job, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<bool> {
-        // The others may make no comparison any more.
+        // The others may no longer compare anything.
         backend.refuse_if_over(&|| first.call.to_string())?;
         let is_captured = device::is_capturing(self.device_stream(backend));
-        // Kept from call to call. A comparison within this one makes its own.
+        // Reused from call to call. A comparison within this one allocates its own.
         let mut all = backend.lend_comparison();
         all.resize(self.world_size(), [0; size_of::<CallDigest>()]);
         let mine = digest_of(first, jobs.clone(), is_captured);
@@ -134,13 +137,13 @@ impl Communicator {
         Ok(is_captured)
     }
 
-    /// Gathers what ranks say of their device calls. No call of the program's can stand in for it.
+    /// Gathers what the ranks send of their device calls. No call of the program matches this one.
     pub(super) fn gather_said<T: Data>(&self, mine: &[T], all: &mut [T]) -> Result<()> {
         let prepared = self.prepare_all_gather(Some(mine.into()), all.into());
         self.execute(prepared.map(as_comparison))
     }
 
-    /// As [`Communicator::gather_said`], of what they say to each other.
+    /// Exchanges what each rank sends to each other, marked as in [`Communicator::gather_said`].
     pub(super) fn exchange_said<T: Data>(&self, mine: &[T], theirs: &mut [T]) -> Result<()> {
         let prepared = self.prepare_all_to_all(Source::Separate(mine.into()), theirs.into());
         self.execute(prepared.map(as_comparison))
@@ -155,14 +158,14 @@ impl Communicator {
         self.difference(&firsts).map_or_else(|| self.compare_each(&jobs.map(fingerprint).collect::<Vec<_>>()), Err)
     }
 
-    /// Finds the call that differs, where all ranks make as many and the first is the same.
+    /// Finds the call that differs, if all ranks make equally many and the first is the same.
     fn compare_each(&self, mine: &[[u8; Call::FINGERPRINT_BYTES]]) -> Result<()> {
         let calls = mine.len();
         let mut all = vec![[0; Call::FINGERPRINT_BYTES]; self.world_size() * calls];
         self.gather_said(mine, &mut all[..])?;
         let of_all = |call: usize| (0..self.world_size()).map(|rank| with_count(1, false, all[rank * calls + call])).collect::<Vec<_>>();
         let difference = (0..calls).find_map(|call| self.difference(&of_all(call)));
-        // The digests differ and no call does: some rank has said two things.
+        // The digests differ and no call does: some rank has sent inconsistent data.
         let unsteady = || Error::Protocol {
             with: "the other ranks".to_owned(),
             reason: "their device calls changed while they were compared".to_owned(),
@@ -170,27 +173,28 @@ impl Communicator {
         Err(difference.unwrap_or_else(unsteady))
     }
 
-    /// The error of the first rank that says something else than rank 0.
+    /// Returns the error for the first rank that differs from rank 0.
     pub(super) fn difference(&self, firsts: &[CallDigest]) -> Option<Error> {
         difference(firsts, |rank| self.peers()[rank].clone())
     }
 }
 
-/// The error of the first rank that says something else than rank 0.
+/// Returns the error for the first rank that differs from rank 0.
 pub(super) fn difference(firsts: &[CallDigest], peer: impl Fn(usize) -> Peer) -> Option<Error> {
     let other = firsts.iter().position(|first| *first != firsts[0])?;
     let [first_call, second_call] = [0, other].map(|rank| in_words(&firsts[rank]));
     Some(Error::Mismatch { first: peer(0), first_call, second: peer(other), second_call })
 }
 
-/// What goes from this rank to another, and what it expects from there, in bytes.
+/// The bytes that this rank sends to another, and the bytes that it expects from there.
 type Pair = [u64; 2];
 
-/// What a rank has found: whether anything differs, whose it is, in which job, and the two lengths.
+/// A rank's finding: whether anything differs and in which direction, the peer, the job, and the two lengths.
 type Finding = [u64; 5];
 
 impl Communicator {
-    /// Compares the lengths of jobs on which the ranks have agreed. Nothing has been queued yet, so a difference harms nothing.
+    /// Compares the lengths of jobs on which the ranks have agreed. Nothing has been queued yet, so a difference
+    /// does no harm.
     pub(super) fn compare_pairs<'a>(&self, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<()> {
         let jobs = jobs.filter(|job| job.call.kind.is_pairwise());
         let (me, size) = (self.rank(), self.world_size());
@@ -203,7 +207,7 @@ impl Communicator {
         let each = mine.len() / size;
         let differs = |at: &usize| mine[*at][0] != theirs[*at][1] || mine[*at][1] != theirs[*at][0];
         let found = (0..mine.len()).find(differs).map_or(Finding::default(), |at| {
-            // Of the two directions the one that differs: what is sent, and what is expected.
+            // Of the two directions, the one that differs: the length sent, and the length expected.
             let is_mine = mine[at][0] != theirs[at][1];
             let [sent, expected] = if is_mine { [mine[at][0], theirs[at][1]] } else { [theirs[at][0], mine[at][1]] };
             [if is_mine { 1 } else { 2 }, (at / each) as u64, (at % each) as u64, sent, expected]
@@ -216,7 +220,7 @@ impl Communicator {
         }
     }
 
-    /// The error of a finding of `rank`'s.
+    /// Returns the error for a finding of `rank`.
     fn pair_mismatch<'a>(
         &self,
         rank: usize,

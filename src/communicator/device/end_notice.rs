@@ -1,5 +1,6 @@
-//! Where the ranks of one host say that their work on devices is about to be cut off: a word in the memory that they share. Ranks that share no
-//! memory are not told: between hosts NCCL's proxies stop with the flags.
+//! Notifies the ranks of one host that device work is about to be aborted, by a word in the memory that they share.
+//! Ranks that share no memory are not notified this way: between hosts NCCL's proxies stop when the abort flags are
+//! set.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,18 +14,19 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::Health;
 use crate::host::shm::DeviceEnd;
 
-/// One communicator's word.
+/// The shared word of one communicator.
 #[derive(Debug)]
 struct SharedNotice {
     rank: u32,
     peers: Arc<[Peer]>,
-    /// Whether this process is a fork of the communicator's, which ends nothing.
+    /// Detects that this process is a forked child of the communicator's, which must not end anything.
     health: Arc<Health>,
     word: DeviceEnd,
 }
 
 impl Communicator {
-    /// Where this communicator's ranks say that they give up on their devices; nothing where this one shares memory with none of them.
+    /// Returns the word by which this communicator's ranks announce that they abort their device work. Returns
+    /// `None` if this rank shares memory with no other.
     pub(super) fn end_notice(&self) -> Option<Arc<dyn EndNotice>> {
         let shared = &self.core.shared;
         let word = shared.backend.with(ABORTING, |backend| backend.device_end()).ok()??;
@@ -42,7 +44,7 @@ impl EndNotice for SharedNotice {
 
     #[inline]
     fn read(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Notice> {
-        // A child that was forked ends nothing of its parent's.
+        // A forked child ends nothing of its parent's.
         let abort_reason = self.word.read().filter(|_| !self.health.is_foreign())?;
         Some(match abort_reason {
             AbortReason::Left { rank } => Notice::Revoked(error_of(AbortReason::Aborted { by: rank }, &doing(), waited, &self.peers)),
@@ -51,20 +53,20 @@ impl EndNotice for SharedNotice {
     }
 }
 
-/// What a rank tells the others of its error.
+/// Returns the reason that a rank sends to the others for its error.
 fn reason_of(error: &Error, rank: u32, peers: &[Peer]) -> AbortReason {
     let number = |peer: &Peer| peers.iter().position(|known| known == peer).unwrap_or(peer.rank) as u32;
     match error {
         Error::Poisoned { cause, .. } => reason_of(cause, rank, peers),
         Error::PeerLost { peer, .. } => AbortReason::Lost { rank: number(peer) },
         Error::Aborted { by, .. } => AbortReason::Aborted { by: number(by) },
-        // It may not know whom it waited for.
+        // The error may not name a missing rank.
         Error::Timeout { missing, .. } => AbortReason::TimedOut { waiting: rank, missing: missing.first().map_or(rank, number) },
         _ => AbortReason::Failed { rank },
     }
 }
 
-/// What a rank makes of what another one has told.
+/// Returns the error that a rank makes of a reason that another rank has sent.
 fn error_of(abort_reason: AbortReason, doing: &str, waited: Duration, peers: &[Peer]) -> Error {
     let mut error = abort_reason.to_error(doing, &Deadline::after(Duration::ZERO), peers);
     if let Error::PeerLost { elapsed, .. } | Error::Timeout { elapsed, .. } = &mut error {

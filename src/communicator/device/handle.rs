@@ -1,5 +1,5 @@
-//! What a communicator tells about its device, its calls on streams of the caller's, and patterns in device memory for programs that
-//! check what they move.
+//! Access to a communicator's device, its calls on streams of the caller, and patterns in device memory for programs
+//! that check what they move.
 
 #![expect(unsafe_code, reason = "streams that other crates own, and kernels that take addresses of borrowed buffers")]
 
@@ -17,7 +17,7 @@ use crate::device::{self, DeviceBackend, NcclCommunicator};
 use crate::error::{Error, Result};
 use crate::interop::AsStream;
 
-/// A communicator's device backend; see [`Communicator::device`].
+/// The device backend of a communicator; see [`Communicator::device`].
 ///
 /// ```no_run
 /// # use collectives::{Communicator, DeviceChoice};
@@ -36,14 +36,14 @@ pub struct Device {
 }
 
 impl Communicator {
-    /// The device backend, where this communicator has one: calls on device buffers need it.
+    /// Returns the device backend, if this communicator has one: calls on device buffers need it.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         let raw = self.core.device.get()?.as_ref().ok()?.clone();
         Some(Device { comm: self.clone(), raw })
     }
 
-    /// Why there is no device backend, in words; `None` where there is one.
+    /// Returns why there is no device backend; `None` if there is one.
     #[must_use]
     pub fn why_no_device(&self) -> Option<String> {
         match self.backend("device") {
@@ -55,78 +55,80 @@ impl Communicator {
 }
 
 impl Device {
-    /// The device's number in this process.
+    /// Returns the device's number in this process.
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.raw.backend().gpu().ordinal
     }
 
-    /// The device's name, as the driver has it.
+    /// Returns the device's name, as the driver reports it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.raw.backend().gpu().name
     }
 
-    /// The device's address on its bus, as `0000:1b:00.0`.
+    /// Returns the device's address on its bus, such as `0000:1b:00.0`.
     #[must_use]
     pub fn pci_address(&self) -> &str {
         &self.raw.backend().gpu().pci
     }
 
-    /// The device's context, in which buffers for this communicator are allocated.
+    /// Returns the device's context, in which buffers for this communicator are allocated.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.raw.backend().gpu().context
     }
 
-    /// The stream on which calls are queued where no other is named with [`Communicator::with_stream`].
+    /// Returns the stream on which calls are queued, unless [`Communicator::with_stream`] names another.
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
         self.raw.backend().stream()
     }
 
-    /// The version of the loaded NCCL, as `2.28.9`.
+    /// Returns the version of the loaded NCCL, such as `2.28.9`.
     #[must_use]
     pub fn nccl_version(&self) -> String {
         self.raw.backend().comm().version().to_string()
     }
 
-    /// The same communicator of NCCL's, for raw calls on addresses, memory and registrations.
+    /// Returns the same communicator as an NCCL communicator, for raw calls on addresses, memory and registrations.
     #[must_use]
     pub fn raw(&self) -> &NcclCommunicator {
         &self.raw
     }
 
-    /// What has gone wrong since, found by NCCL or by the watchdog: a lost peer, a call that did not end in time.
+    /// Returns the failure that NCCL or the watchdog has found, if any: a lost peer, or a call that did not end in
+    /// time.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.raw.failure()
     }
 
-    /// Waits until everything queued on [`Device::stream`] has ended, for at most the communicator's timeout. Where the limit passes,
-    /// the communicator is aborted, so that the stream comes free.
+    /// Waits until everything queued on [`Device::stream`] has ended, for at most the communicator's timeout. If the
+    /// timeout passes, the communicator is aborted, so that the stream becomes free.
     ///
     /// # Errors
     ///
-    /// `Timeout`, and what NCCL or the driver met; `Unsupported` in a forked child.
+    /// `Timeout`, and errors of NCCL or the driver; `Unsupported` in a forked child.
     #[doc(alias = "cudaStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.comm.refuse_forked("synchronize")?;
         self.raw.backend().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
-    /// Waits until everything queued on a stream of the caller's has ended, in the same way: what waits for it may wait for other ranks.
+    /// Waits in the same way until everything queued on a stream of the caller has ended: work that waits for a call
+    /// may wait for other ranks.
     ///
     /// # Errors
     ///
-    /// As for [`synchronize`](Self::synchronize), and `InvalidArgument` for a stream of another device.
+    /// Those of [`synchronize`](Self::synchronize), and `InvalidArgument` for a stream of another device.
     pub fn wait_for(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.comm.refuse_forked("waiting for a stream")?;
         Communicator::same_device(self.raw.backend(), "wait_for", "the stream", stream.context())?;
         self.raw.backend().comm().wait_for(stream, &Deadline::after(self.comm.timeout()))
     }
 
-    /// Which algorithm each op and type takes, in words. For people; the text may change.
+    /// Describes which algorithm each op and type takes. The text is for people and may change.
     #[must_use]
     pub fn explain(&self) -> String {
         self.raw.backend().explain()
@@ -134,10 +136,10 @@ impl Device {
 }
 
 impl Communicator {
-    /// The same communicator, with its calls on device buffers queued on `stream` in place of its own. Calls on host buffers do not
-    /// change.
+    /// Returns the same communicator with its calls on device buffers queued on `stream` instead of its own. Calls on
+    /// host buffers do not change.
     ///
-    /// NCCL wants the calls of one communicator in one order: where several streams are used, order them by events.
+    /// NCCL requires one order of the calls of one communicator: if you use several streams, order them by events.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp};
@@ -147,15 +149,16 @@ impl Communicator {
     /// # }
     /// ```
     ///
-    /// Where there is no device backend, or the stream belongs to another device, calls on device buffers say so.
+    /// If there is no device backend, or the stream belongs to another device, calls on device buffers return an
+    /// error.
     #[must_use]
     pub fn with_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self { stream: Some(Arc::clone(stream)), ..self.clone() }
     }
 
-    /// Makes calls in the order of a stream of another crate's, or of a raw `CUstream` or `cudaStream_t` (see
-    /// [`RawStream`](crate::interop::RawStream)): what is queued inside comes after what had been queued on `stream` before, and before what is
-    /// queued on it afterwards.
+    /// Makes calls in the order of another crate's stream, or of a raw `CUstream` or `cudaStream_t` (see
+    /// [`RawStream`](crate::interop::RawStream)). The calls made inside run after everything queued on `stream`
+    /// before, and before everything queued on it afterwards.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::RawStream};
@@ -166,13 +169,16 @@ impl Communicator {
     /// # }
     /// ```
     ///
-    /// The calls themselves run on the communicator's stream, with an event before and one behind them: a communicator keeps the
-    /// streams that it has used, and nobody's borrow lasts so long. [`Communicator::with_stream`] does without the events, for streams of cudarc's.
+    /// The calls themselves run on the communicator's stream, with an event before and one after them: a communicator
+    /// keeps the streams that it has used, and a borrowed stream does not live that long. For cudarc streams,
+    /// [`Communicator::with_stream`] needs no events.
     ///
     /// # Errors
     ///
-    /// `NoDevice` where there is no device backend, `InvalidArgument` for a stream of another device, `Unsupported` for one that is being
-    /// captured, what the driver refuses, and what `calls` returns.
+    /// - `NoDevice` if there is no device backend.
+    /// - `InvalidArgument` for a stream of another device.
+    /// - `Unsupported` for a stream that is being captured.
+    /// - Errors of the driver, and what `calls` returns.
     pub fn in_order_of<R>(&self, stream: &(impl AsStream + ?Sized), calls: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         const CALL: &str = "in_order_of";
         let backend = self.backend(CALL)?;
@@ -183,8 +189,8 @@ impl Communicator {
             let reason = format!("the stream belongs to device {}, and this communicator to device {}", stream.device(), context.ordinal());
             return Err(Error::argument(CALL, reason));
         }
-        // SAFETY: a stream of that device's primary context, alive as long as it is borrowed (the trait's contract), and so until the
-        // handle made here is dropped: it does not leave this function.
+        // SAFETY: a stream of that device's primary context, alive as long as it is borrowed (the trait's contract),
+        // and so until the handle made here is dropped: it does not leave this function.
         let foreign = unsafe { context.wrap_borrowed_stream(stream.as_raw_stream().cast()) };
         if device::is_capturing(&foreign) {
             return Err(Error::unsupported(
@@ -203,16 +209,17 @@ impl Communicator {
     }
 }
 
-/// The bytes that the filling kernel moves at a time.
+/// The bytes that the fill kernel moves at a time.
 const VECTOR_BYTES: usize = 16;
 
 impl Device {
-    /// Fills a buffer with a pattern again and again, beginning with the pattern's `phase`-th element, on [`Device::stream`]. The
-    /// pattern has a multiple of 16 bytes. One pass over the memory.
+    /// Fills a buffer with copies of a pattern, beginning with the pattern's element `phase`, on [`Device::stream`].
+    /// The pattern's length must be a multiple of 16 bytes. One pass over the memory.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for memory that is not on this device, or a pattern that is empty or has other lengths; `Cuda`.
+    /// `InvalidArgument` for memory that is not on this device, or a pattern that is empty or not a multiple of 16
+    /// bytes long; `Cuda`.
     pub fn fill<B, P>(&self, buffer: &mut B, pattern: &P, phase: usize) -> Result<()>
     where
         B: BufferMut + ?Sized,
@@ -235,7 +242,7 @@ impl Device {
         self.run_fill(backend, buffer, bytes, pattern, pattern_bytes, phase % pattern.len() * element)
     }
 
-    /// Refuses a buffer and a pattern of two types.
+    /// Refuses a buffer and a pattern of different types.
     fn alike(call: &'static str, buffer: TypeTag, pattern: TypeTag) -> Result<()> {
         if buffer == pattern { Ok(()) } else { Err(Error::argument(call, format!("the buffer holds {buffer} and the pattern {pattern}"))) }
     }
@@ -256,14 +263,15 @@ impl Device {
         let to = guards.write(buffer.inner, stream);
         device_call::check_place("fill", "the buffer", element, to, bytes)?;
         device_call::check_place("fill", "the pattern", element, from, pattern_bytes)?;
-        // SAFETY: both are borrowed, on this device (checked by the caller), as long as they say; their events order what follows.
+        // SAFETY: both are borrowed, on this device (checked by the caller), as long as stated; their events order
+        // what follows.
         let queued = unsafe { backend.kernels().fill_pattern((to, bytes as u64), (from, pattern_bytes as u64), phase as u64, stream) };
-        // The end of the backend waits for its own stream: its kernels are not taken away from under this.
+        // The backend's end waits for its own stream, so the kernels are not unloaded while this one runs.
         queued.and(Communicator::release(guards, backend, stream, self.comm.timeout()))
     }
 
-    /// How many elements of a buffer differ from a pattern that is repeated from its `phase`-th element on; compares bytes. Waits for
-    /// the answer. One pass over the memory.
+    /// Returns how many elements of a buffer differ from a pattern that is repeated from its element `phase` on.
+    /// Compares bytes, and waits for the result. One pass over the memory.
     ///
     /// # Errors
     ///
@@ -294,8 +302,9 @@ impl Device {
         let wrong = guards.write(&mut counter, stream);
         device_call::check_place(call, "the buffer", buffer.element(), of, buffer.bytes())?;
         device_call::check_place(call, "the pattern", pattern.element(), like, pattern.bytes())?;
-        // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and as long as they say; the
-        // counter is an allocation of ours, aligned for its type; the events of all three order what follows.
+        // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and
+        // as long as stated; the counter is an allocation of ours, aligned for its type; the events of all three order
+        // what follows.
         let queued = unsafe { backend.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };
         queued.and(Communicator::release(guards, backend, stream, self.comm.timeout()))?;
         self.synchronize()?;

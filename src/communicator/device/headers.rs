@@ -1,16 +1,22 @@
-//! Headers: what ranks tell each other of calls that are not compared in a collective, before these are queued. Such calls are messages, and
-//! the collectives of groups of several communicators. A header goes over the host backend; its receiver waits for it, and compares.
+//! Headers by which ranks compare, before they queue them, the calls that are not compared in a collective. Such
+//! calls are messages, and the collectives of groups of several communicators. A header travels over the host
+//! backend; its receiver waits for it, and compares.
 //!
-//! From the first header on, other ranks count on this rank's calls. These are queued, or the communicator ends: NCCL would match a call that
-//! was announced and not queued with a later one, perhaps of another length.
+//! From the first header on, other ranks rely on this rank's calls. Either these are queued, or the communicator
+//! ends: NCCL would match a call that was announced and not queued with a later one, perhaps of another length.
 //!
-//! Headers are awaited in the turn at the device backend, though nothing is queued meanwhile and others could be. NCCL has the kernels of one
-//! communicator follow each other in the order of their launches, across streams, so sends and receives stand in one order with the collectives
-//! around them, the same on both ranks; a send that is larger than NCCL's buffers ends with its receive and not before. Say that rank 0 queues a
-//! send and then an `all_reduce`. Were rank 1 to await the header outside of its turn, another thread's `all_reduce` could be queued first, though
-//! the receive was called first: rank 0's device would be in the send and rank 1's in the `all_reduce`, each waiting for the other. Knowing better
-//! would take more than the header: rank 1 would have to know, before it queues an `all_reduce`, of every send that others queued before theirs.
-//! In the turn the order is that of the calls, which the program knows; who waits behind it is told what for.
+//! A rank awaits headers while it holds its turn at the device backend, though other threads could queue calls
+//! meanwhile. The reason is the order of kernels:
+//! - NCCL runs the kernels of one communicator in the order of their launches, across streams. So sends and
+//!   receives have one order with the collectives around them, and it must be the same on both ranks.
+//! - A send that is larger than NCCL's buffers does not end before its receive.
+//! - Suppose that rank 0 queues a send and then an `all_reduce`, and that rank 1 awaited the header outside of its
+//!   turn. Then another thread of rank 1 could queue its `all_reduce` first, though the receive was called first.
+//!   Rank 0's device would be in the send and rank 1's in the `all_reduce`, each waiting for the other.
+//!
+//! To avoid this otherwise, rank 1 would have to know of every send that other ranks queued before their
+//! `all_reduce`. A header alone does not contain that. Inside the turn, the order is that of the calls, which the
+//! program determines. A thread that waits behind the turn gets an error that names what it waited for.
 
 #![expect(unsafe_code, reason = "posting raw places to the progress engine")]
 
@@ -26,15 +32,16 @@ use crate::device::{self, DeviceBackend, Job, Message};
 use crate::error::{Error, Result};
 use crate::flight;
 
-/// The tag of what a message's sender says of it.
+/// The tag of a message's header.
 const MESSAGE_TAG: u64 = INTERNAL_TAG | 1 << 61;
-/// The tag of what a rank says of the collectives of a group of several communicators.
+/// The tag of the digests of a group's collectives, for groups of several communicators.
 const CALLS_TAG: u64 = INTERNAL_TAG | 1 << 60;
 
-/// What a message's sender says of it: its number among those from this rank to that one, its type, and how many elements.
+/// The header of a message: its number among the messages from this rank to that one, its type, and its number of
+/// elements.
 type Header = [u8; 24];
 
-/// The bit of a header's second word that says that the message is captured into a graph.
+/// The bit of a header's second word that marks a message as captured into a graph.
 const CAPTURED_AT: u32 = 32;
 
 /// A message, and its header.
@@ -53,7 +60,7 @@ impl<'a> WithHeader<'a> {
     }
 }
 
-/// `send of 5 elements (u8), device message number 3 from rank 0 to rank 1`.
+/// Formats a header, such as `send of 5 elements (u8), device message number 3 from rank 0 to rank 1`.
 fn in_words(header: &Header, sends: bool, from: usize, to: usize) -> String {
     let word = |at: usize| header[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     let element = TypeTag::from_code(word(1) as u32);
@@ -63,7 +70,7 @@ fn in_words(header: &Header, sends: bool, from: usize, to: usize) -> String {
     format!("{call} of {} elements ({element}){captured}, device message number {} from rank {from} to rank {to}", word(2), word(0))
 }
 
-/// An error of a header, for a caller who sent no message on the host.
+/// Rewords an error of a header for a caller who sent no message on the host.
 #[cold]
 fn comparing(mut error: Error, what: impl FnOnce() -> String) -> Error {
     if let Error::Timeout { doing, .. } | Error::PeerLost { doing, .. } = &mut error {
@@ -72,7 +79,7 @@ fn comparing(mut error: Error, what: impl FnOnce() -> String) -> Error {
     error
 }
 
-/// The receive that has a turn at the device backend, and waits for its sender there, in words.
+/// Describes the receive that holds the turn at the device backend while it waits for its sender.
 #[cold]
 pub(super) fn awaited_header(shared: &Shared) -> Option<String> {
     let records = shared.recorder.records();
@@ -83,35 +90,35 @@ pub(super) fn awaited_header(shared: &Shared) -> Option<String> {
     Some(format!("a recv on the device, whose sender, rank {from}, has not called yet"))
 }
 
-/// The terms of a header to or from a rank.
+/// Returns the parameters of a header to or from a rank.
 fn message_context(peer: usize, tag: u64) -> MessageContext {
     MessageContext { peer: Some(peer), tag, element: TypeTag::Scalar(DType::U8), element_bytes: 1 }
 }
 
-/// What is said of a group's collectives by every rank to every other.
+/// The digests of a group's collectives that every rank sends to every other.
 struct Calls {
-    /// A digest of all, and the first one.
+    /// The digest of all calls, and that of the first.
     mine: [CallDigest; 2],
     heard: Vec<[CallDigest; 2]>,
 }
 
-/// Headers of one communicator: those that it sends, and room for those that it waits for.
+/// Headers of one communicator: those that it sends, and space for those that it awaits.
 pub(super) struct Headers<'a> {
     comm: &'a Communicator,
     sent: Vec<WithHeader<'a>>,
     awaited: Vec<WithHeader<'a>>,
     heard: Vec<Header>,
     calls: Option<Calls>,
-    /// Whether what is to be queued is captured into a graph.
+    /// Whether the calls to be queued are captured into a graph.
     is_captured: bool,
 }
 
 impl<'a> Headers<'a> {
-    /// Those of messages, which are counted.
+    /// Makes the headers of messages, and numbers the messages.
     pub(super) fn of_messages(comm: &'a Communicator, backend: &DeviceBackend, messages: &'a [Message]) -> Self {
         let is_captured = device::is_capturing(comm.device_stream(backend));
         let (mut sent, mut awaited) = (Vec::new(), Vec::new());
-        // What a rank sends to itself was compared when it was recorded.
+        // A message from a rank to itself was compared when it was recorded.
         for message in messages.iter().filter(|message| message.peer != comm.rank()) {
             let number = backend.number_message(message);
             if comm.config().check_device_calls.covers(number) {
@@ -122,8 +129,8 @@ impl<'a> Headers<'a> {
         Self { comm, sent, awaited, heard, calls: None, is_captured }
     }
 
-    /// With what is said of collectives. In a group of several communicators each thread has several ranks, which cannot wait for each
-    /// other in a collective.
+    /// Adds digests of collectives. In a group of several communicators each thread runs several ranks, which
+    /// cannot wait for each other in a collective.
     pub(super) fn with_calls(mut self, jobs: &[Job]) -> Self {
         if let Some(first) = self.comm.compared(jobs.iter()) {
             let mine = [compare::digest_of(first, jobs.iter(), self.is_captured), compare::first_of(first, jobs.iter(), self.is_captured)];
@@ -132,7 +139,7 @@ impl<'a> Headers<'a> {
         self
     }
 
-    /// What others are told of a capture, if they are told anything.
+    /// Returns whether the calls are captured, as the headers report it; `None` if there are no headers.
     pub(super) fn is_captured(&self) -> Option<bool> {
         (!self.is_empty()).then_some(self.is_captured)
     }
@@ -141,7 +148,7 @@ impl<'a> Headers<'a> {
         self.sent.is_empty() && self.awaited.is_empty() && self.calls.is_none()
     }
 
-    /// What is sent: to whom, under which tag.
+    /// Returns what is sent: the peer, the tag and the bytes.
     fn outgoing(&self) -> impl Iterator<Item = (usize, u64, &[u8])> {
         let me = self.comm.rank();
         let messages = self.sent.iter().map(|told| (told.message.peer, MESSAGE_TAG, &told.header[..]));
@@ -150,7 +157,7 @@ impl<'a> Headers<'a> {
         messages.chain(calls)
     }
 
-    /// Room for what is awaited.
+    /// Returns the places that receive what is awaited.
     fn incoming(&mut self) -> Vec<(MessageContext, MessageBuffer)> {
         let me = self.comm.rank();
         let messages = self.awaited.iter().zip(&mut self.heard);
@@ -161,7 +168,7 @@ impl<'a> Headers<'a> {
         messages.chain(calls).collect()
     }
 
-    /// What is being compared, in words.
+    /// Describes what is being compared.
     fn doing(&self) -> String {
         let me = self.comm.rank();
         let awaited = self.awaited.first().map(|told| in_words(&told.header, false, told.message.peer, me));
@@ -169,7 +176,7 @@ impl<'a> Headers<'a> {
         awaited.or(sent).unwrap_or_else(|| "the calls of a group of several communicators".to_owned())
     }
 
-    /// Sends and awaits all of them, and compares.
+    /// Sends all headers, awaits those of the others, and compares.
     pub(super) fn exchange(mut self, limit: Duration) -> Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -179,26 +186,26 @@ impl<'a> Headers<'a> {
         self.transfer(&places, limit)
     }
 
-    /// Has them sent in the background: the ranks that wait for them may be this thread's.
+    /// Sends the headers in the background: the ranks that wait for them may belong to this thread.
     pub(super) fn send(&self, limit: Duration) -> Result<()> {
         self.outgoing().try_for_each(|(peer, tag, bytes)| self.comm.post_internal_send(peer, tag, bytes.to_vec(), limit).map(drop))
     }
 
-    /// Awaits the others', and compares.
+    /// Awaits the others' headers, and compares.
     pub(super) fn hear(mut self, limit: Duration) -> Result<()> {
         let places = self.incoming();
         self.transfer(&places, limit)
     }
 
     fn transfer(&self, places: &[(MessageContext, MessageBuffer)], limit: Duration) -> Result<()> {
-        // SAFETY: the places lie in the vectors and the arrays of `self`, which stays where it is during the call and is not looked at before
-        // the call has returned: nothing is touched after that.
+        // SAFETY: the places are in the vectors and the arrays of `self`, which stays in place during the call and
+        // is not read before the call has returned: nothing is touched after that.
         let exchanged = unsafe { self.comm.core.shared.progress.transfer(places, limit) };
         exchanged.map_err(|error| comparing(error, || self.doing()))?;
         self.judge()
     }
 
-    /// Compares what was heard.
+    /// Compares what was received.
     fn judge(&self) -> Result<()> {
         let (me, peers) = (self.comm.rank(), self.comm.peers());
         if let Some((told, heard)) = self.awaited.iter().zip(&self.heard).find(|(told, heard)| told.header != **heard) {
@@ -221,5 +228,5 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// A fingerprint fits into what is said.
+/// A fingerprint fits into a digest.
 const _: () = assert!(Call::FINGERPRINT_BYTES + 8 == size_of::<CallDigest>());

@@ -1,8 +1,9 @@
-//! Watches the other ranks while a device waits for them. NCCL notices a dead peer only where the two talk over a network; on one host
-//! it waits for ever.
+//! Watches the other ranks while a device waits for them. NCCL notices a dead peer only if the two communicate over
+//! a network; on one host it waits forever.
 //!
-//! Processes of this host are looked for in `/proc`, and the recovery listener of one that is not there decides (see `recovery`). Ranks of other hosts are
-//! left to NCCL: a probe costs a place among those who wait at a recovery listener, and a job has many waits.
+//! Processes of this host are looked up in `/proc`. If one is missing there, a probe of its recovery listener
+//! decides (see `recovery`). Ranks of other hosts are left to NCCL: a probe occupies a place in the queue of a
+//! recovery listener, and a job has many waits.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -21,23 +22,24 @@ use crate::host::health::Health;
 /// How another rank is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Observation {
-    /// This very rank.
+    /// This rank itself.
     Own,
-    /// By the process that has had its number since then, in the kernel's ticks.
+    /// By its process, which has had this number since `since`, in the kernel's ticks.
     Process { pid: u32, since: u64 },
-    /// Not from here.
+    /// It cannot be observed from here.
     Unseen,
 }
 
-/// What is kept from one look to the next.
+/// The state that is kept between two looks.
 #[derive(Debug)]
 struct Looks {
     observations: Vec<Observation>,
-    /// How often the recovery listener of each has answered though its process is gone, and when to probe again.
+    /// For each rank, how often its recovery listener has answered though its process is gone, and when to probe
+    /// again.
     answers: Vec<(u32, Instant)>,
-    /// When the last look was.
+    /// The time of the last look.
     last: Instant,
-    /// Who was found to be gone, and when.
+    /// The rank that was found to be gone, and when.
     gone: Option<(AbortReason, Instant)>,
 }
 
@@ -47,20 +49,22 @@ pub(super) struct PeerLiveness {
     rank: usize,
     peers: Arc<[Peer]>,
     health: Arc<Health>,
-    /// Gone once the communicator is: a recovery listener that stayed open for this would tell others that the rank is there.
+    /// Weak, so that it ends with the communicator: a recovery listener kept open by this reference would show the
+    /// rank as alive.
     listeners: Weak<RecoveryListeners>,
     places: Arc<[usize]>,
-    /// Where peers say that the communicator has ended; nobody else may be listening while a device is waited for.
+    /// Receives the peers' notifications that the communicator has ended; no other thread may be receiving while a
+    /// device is waited for.
     progress: Weak<ProgressEngine>,
     looks: Mutex<Looks>,
 }
 
 impl Communicator {
-    /// The liveness probe of the device backend. All ranks are alive now.
+    /// Returns the liveness probe of the device backend. All ranks are alive at this point.
     pub(super) fn liveness_probe(&self) -> Arc<dyn LivenessProbe> {
         let shared = &self.core.shared;
         let me = &shared.peers[shared.rank];
-        // The number of a process of another namespace can be that of any process here.
+        // A process number of another namespace can be that of any process here.
         let same_numbers = self.with_backend(|backend| backend.same_numbers().to_vec()).unwrap_or_default();
         let observation = |peer: &Peer| match peer {
             peer if peer.rank == me.rank => Observation::Own,
@@ -84,18 +88,18 @@ impl Communicator {
     }
 }
 
-/// The state of a process as one letter, and since when it has been there; `None` where there is none of this number.
+/// Returns the state of a process as one letter, and its start time; `None` if no process has this number.
 fn state_of(pid: u32) -> Option<(char, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before may hold anything.
+    // The process name before it may contain anything.
     let mut words = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = words.next()?.chars().next()?;
-    // The 22nd of all, where the state is the third.
+    // The 22nd field of all; the state is the third.
     Some((state, words.nth(18)?.parse().ok()?))
 }
 
 impl Observation {
-    /// Whether the process is gone, or dead and not waited for yet; `false` where that is not known.
+    /// Whether the process is gone, or dead and not yet waited for; `false` if that is not known.
     fn has_vanished(self) -> bool {
         let Self::Process { pid, since } = self else { return false };
         state_of(pid).is_none_or(|(state, began)| began != since || matches!(state, 'Z' | 'X'))
@@ -108,7 +112,7 @@ impl Observation {
 }
 
 impl PeerLiveness {
-    /// Why the host backend has ended, where that ends the device's too.
+    /// Returns why the host backend has ended, if that ends the device backend too.
     fn told(&self) -> Option<AbortReason> {
         let ends = |abort_reason: &&AbortReason| {
             matches!(
@@ -123,12 +127,14 @@ impl PeerLiveness {
         self.health.abort_reason().filter(ends).copied()
     }
 
-    /// Has the thread of background messages read what peers say, for a later look. Without that thread nobody would hear of a peer's end.
+    /// Makes the background thread read the peers' notifications, for a later look. Without that thread no
+    /// notification of a peer's end would be received.
     fn listen(&self) -> Result<()> {
         self.progress.upgrade().map_or(Ok(()), |progress| progress.wake_background())
     }
 
-    /// A rank that said that it cannot start. There is no device backend then, and nothing else to wait for.
+    /// Returns a rank that has reported that it cannot start. There is no device backend then, and nothing else to
+    /// wait for.
     fn failed_to_start(&self) -> Option<usize> {
         self.progress.upgrade().and_then(|progress| progress.has_arrived(NO_START_TAG))
     }
@@ -137,7 +143,7 @@ impl PeerLiveness {
         self.listeners.upgrade().map_or(Probe::NoAnswer, |listeners| listeners.probe(self.places[rank]))
     }
 
-    /// A rank that is gone.
+    /// Returns why the first rank that is gone is lost.
     fn missing(&self, looks: &mut Looks) -> Option<AbortReason> {
         for (rank, (observation, (answers, again))) in looks.observations.iter_mut().zip(&mut looks.answers).enumerate() {
             if !observation.has_vanished() || Instant::now() < *again {
@@ -148,12 +154,12 @@ impl PeerLiveness {
                 Probe::Alive => {
                     *answers += 1;
                     *again = Instant::now() + PAUSE * 2_u32.pow(*answers);
-                    // The number is another process's: the peer is in another namespace.
+                    // The number belongs to another process: the peer is in another namespace.
                     if *answers >= ANSWERS {
                         *observation = Observation::Unseen;
                     }
                 }
-                // Not known now; the next look may tell.
+                // Unknown now; the next look may find out.
                 Probe::NoAnswer => {}
             }
         }
@@ -198,7 +204,7 @@ impl LivenessProbe for PeerLiveness {
 
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error> {
         let observations = self.looks.lock().unwrap_or_else(PoisonError::into_inner).observations.clone();
-        // A probe at a host that is cut off, or at a busy rank, takes a while, and the streams are held meanwhile.
+        // A probe of a host that is cut off, or of a busy rank, takes a while, and the streams are held meanwhile.
         let gone_of = |search: &Deadline, may_be: &dyn Fn(Observation) -> bool| {
             let asked = |rank: &usize| *rank != self.rank && may_be(observations[*rank]) && !search.has_passed();
             let gone = (0..self.peers.len()).filter(asked).find(|rank| self.probe(*rank) == Probe::Gone);
@@ -206,14 +212,14 @@ impl LivenessProbe for PeerLiveness {
         };
         let search = Deadline::after(SEARCH);
         let found = loop {
-            // Those that are seen to be there are not asked: they would keep the search from whoever is about to be gone.
+            // Ranks whose process exists are not probed: they would delay finding a rank that is about to be gone.
             let found = gone_of(&search, &Observation::has_vanished).or_else(|| gone_of(&search, &|seen| seen == Observation::Unseen));
             if found.is_some() || search.has_passed() || self.listeners.strong_count() == 0 {
                 break found;
             }
             std::thread::sleep(PAUSE * 5);
         };
-        // What is there may be another process of that number: the peer's is of another namespace.
+        // An existing process may be another one of that number: the peer's is then in another namespace.
         let found = found.or_else(|| gone_of(&Deadline::after(LAST_LOOK), &|seen| seen != Observation::Unseen && !seen.has_vanished()));
         found.map(|abort_reason| abort_reason.to_error(&doing(), &search, &self.peers))
     }
@@ -231,7 +237,7 @@ mod tests {
     use rustix::process::{Pid, Signal, kill_process};
     use std::process::{Child, Command};
 
-    /// A process that is killed when the test ends, however that ends.
+    /// A process that is killed when the test ends, even by a panic.
     struct Sleeper(Child);
 
     impl Drop for Sleeper {

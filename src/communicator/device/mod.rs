@@ -1,4 +1,5 @@
-//! The face of the device backend: calls on device buffers are checked, ordered by their buffers' events, and queued.
+//! The device backend as the communicator uses it: calls on device buffers are checked, ordered by their buffers'
+//! events, and queued.
 
 mod batch;
 mod compare;

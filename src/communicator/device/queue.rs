@@ -1,4 +1,5 @@
-//! Queues checked calls: what precedes every call on the device, and what a rank owes once others count on its calls.
+//! Queues checked calls: what precedes every call on the device, and what a rank must do once others rely on its
+//! calls.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device backend")]
 
@@ -23,26 +24,27 @@ use crate::host::backend::HostBackend;
 use crate::host::health::forked;
 use crate::observe::{Moved, Track};
 
-/// How much of an error a rank tells the others, in bytes: a compiler's can be long.
+/// The most bytes of an error that a rank sends to the others: a compiler's error can be long.
 const LONGEST_REASON: usize = 4096;
 
-/// What this rank owes once others count on its calls: that they are queued. Where they are not, for whatever reason, the device backend ends:
-/// NCCL would match the others' calls with later ones of this rank, perhaps of other lengths.
+/// Ensures that calls on which other ranks rely are queued. If they are not, for whatever reason, the device
+/// backend ends: NCCL would match the others' calls with later ones of this rank, perhaps of other lengths.
 pub(super) struct CommitGuard<'a> {
     backend: &'a DeviceBackend,
-    /// Whether other ranks were told of these calls by headers; else all have compared them.
+    /// Whether other ranks were notified of these calls by headers; otherwise all ranks have compared them.
     has_told: bool,
     is_kept: bool,
 }
 
 impl<'a> CommitGuard<'a> {
-    /// `is_captured`: what they were told of that, if anything.
+    /// Makes the guard. `is_captured` is what the others were sent about a capture, if anything.
     pub(super) fn new(backend: &'a DeviceBackend, has_told: bool, is_captured: Option<bool>) -> Self {
         backend.comm().announce_capture(is_captured);
         Self { backend, has_told, is_kept: false }
     }
 
-    /// How queueing went. Where calls were compared, a refusal before anything is queued is every rank's: all made the same call.
+    /// Takes the outcome of queueing. If calls were compared, a refusal before anything is queued happens on every
+    /// rank: all made the same call.
     pub(super) fn settle(mut self, queued: &Result<()>) {
         self.is_kept = true;
         let everywhere = |error: &Error| !self.has_told && matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. });
@@ -64,7 +66,7 @@ impl Drop for CommitGuard<'_> {
 }
 
 impl Communicator {
-    /// The device backend.
+    /// Returns the device backend.
     pub(in crate::communicator) fn backend(&self, call: &str) -> Result<&DeviceBackend> {
         match self.core.device.get() {
             Some(Ok(device)) => Ok(device.backend()),
@@ -76,7 +78,8 @@ impl Communicator {
         }
     }
 
-    /// A turn at the device backend, where there is one. In a call on the host it is refused: whoever has the turn may wait for that call.
+    /// Takes a turn at the device backend, if there is one. Inside a call on the host it is refused: the thread
+    /// that holds the turn may wait for that call.
     pub(in crate::communicator) fn device_turn(&self, call: &'static str) -> Result<Option<Turn<'_, ()>>> {
         let Some(Ok(device)) = self.core.device.get() else { return Ok(None) };
         if self.core.shared.backend.is_used_here() {
@@ -87,8 +90,8 @@ impl Communicator {
         entered.map_err(|why| self.no_turn_behind(call, why, || awaited_header(shared).or_else(|| shared.under_way())))
     }
 
-    /// Refuses a call that would ask the CUDA driver in a process that was forked from the communicator's, where the driver does not work. For crates
-    /// that use the device beside this one.
+    /// Refuses a call that would use the CUDA driver in a process that was forked from the communicator's: the
+    /// driver does not work there. Intended for crates that use the device alongside this one.
     ///
     /// # Errors
     ///
@@ -97,7 +100,7 @@ impl Communicator {
         if self.core.shared.health.is_foreign() { Err(forked(call.to_owned())) } else { Ok(()) }
     }
 
-    /// The stream that device calls are queued on.
+    /// Returns the stream that device calls are queued on.
     pub(super) fn device_stream<'a>(&'a self, backend: &'a DeviceBackend) -> &'a Arc<CudaStream> {
         self.stream.as_ref().unwrap_or_else(|| backend.stream())
     }
@@ -122,7 +125,7 @@ impl Communicator {
         self.stream.as_ref().map_or(Ok(()), |stream| Self::same_device(backend, call, "the stream", stream.context()))
     }
 
-    /// Everything that is checked before a call is queued.
+    /// Checks everything that can be checked before a call is queued.
     pub(super) fn admit(&self, backend: &DeviceBackend, call: &DeviceCall<'_>) -> Result<()> {
         let kind = call.job.call.kind;
         self.check_stream(backend, kind.name())?;
@@ -136,9 +139,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// What ranks tell each other over the host backend before the calls of a batch are queued: nothing, but where calls are to be compared,
-    /// and at the first use of a kernel of the caller's.
-    /// Gives what they were told of a capture, where calls were compared.
+    /// Makes the ranks agree, over the host backend, before the calls of a batch are queued. Does nothing unless
+    /// calls are to be compared, or a custom kernel is used for the first time.
+    /// Returns whether the calls are captured, as the others were notified, if calls were compared.
     pub(super) fn agree_on_calls<'a>(
         &self,
         backend: &DeviceBackend,
@@ -147,7 +150,7 @@ impl Communicator {
         if self.compared(jobs.clone()).is_none() && !jobs.clone().any(|job| backend.first_use(job).is_any()) {
             return Ok(None);
         }
-        // Several collectives: no other thread's comes in between.
+        // Several collectives: no other thread's call comes in between.
         self.composite("comparing calls on devices", || {
             let is_captured = self.compare(backend, jobs.clone())?;
             jobs.into_iter().try_for_each(|job| self.prepare_kernel(backend, job))?;
@@ -155,7 +158,7 @@ impl Communicator {
         })
     }
 
-    /// Loads the kernel of the caller's that a job needs, and allocates memory for it, where this is the first use.
+    /// Loads the custom kernel that a job needs, and allocates memory for it, at the first use.
     fn prepare_kernel(&self, backend: &DeviceBackend, job: &device::Job) -> Result<()> {
         let first_use = backend.first_use(job);
         if !first_use.is_any() {
@@ -173,7 +176,8 @@ impl Communicator {
         Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
     }
 
-    /// Ends the communicator because of a device call of which other ranks may have queued their part, and has them told.
+    /// Ends the communicator because of a device call of which other ranks may have queued their part, and notifies
+    /// them.
     #[cold]
     pub(super) fn end_by_device_call(&self, backend: &DeviceBackend, error: &Error) {
         let shared = &self.core.shared;
@@ -184,12 +188,12 @@ impl Communicator {
         let _ = self.with_backend(HostBackend::propagate);
     }
 
-    /// Queues a checked call on the stream of this handle, and tells those who listen.
+    /// Queues a checked call on the stream of this handle, and notifies the observers.
     pub(in crate::communicator) fn queue(&self, call: &mut DeviceCall<'_>, hold: Hold<'_>) -> Result<()> {
         let kind = call.job.call.kind;
         let backend = self.backend(kind.name())?;
         let _turn = self.device_turn(kind.name())?;
-        // Those who listen are told the number, too.
+        // Observers get the number, too.
         backend.number([&mut call.job]);
         let Some(watch) = self.core.shared.observers.watch() else { return self.queue_unwatched(call, hold) };
         let moved = Moved { bytes: call.job.bytes(), algorithm: None };
@@ -206,21 +210,24 @@ impl Communicator {
         let mut guards = Guards::new(hold);
         ordered(call, &backend.gpu().context, stream, &mut guards)?;
         let job = &call.job;
-        // After all checks: where this rank alone refuses the call, the others wait here, on the host, and not on their devices.
+        // This comes after all checks: if only this rank refuses the call, the others wait here, on the host, and
+        // not on their devices.
         let is_captured = self.agree_on_calls(backend, std::iter::once(job))?;
         let commit = CommitGuard::new(backend, false, is_captured);
-        // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has ended), as
-        //   long as their lengths say, on the backend's device (checked in `admit`); they are the same or apart (checked);
-        // - their events make later users, and the one who frees them, wait for what is queued here: the guards are dropped
-        //   after it (cudarc's protocol; whoever switched that off answers for the order by the `unsafe` he did it with);
-        // - all ranks make this call, with these lengths and this type: compared by `agree_on_calls`, or promised by whoever had it not compared
-        //   (`CheckDeviceCalls::unchecked_after`). So what NCCL writes here is as long as the destination, and values of its type, or
-        //   bytes that the plan makes truth values of.
+        // SAFETY: - the addresses are those of buffers that are borrowed by the call (or owned by a work until it has
+        //   ended), as long as their lengths state, on the backend's device (checked in `admit`); they are the same or
+        //   apart (checked);
+        // - their events make later users, and the thread that frees them, wait for what is queued here: the guards
+        //   are dropped after it (cudarc's protocol; a caller who disabled it did so by an `unsafe` call, and is
+        //   responsible for the order);
+        // - all ranks make this call, with these lengths and this type: compared by `agree_on_calls`, or promised by
+        //   the caller who disabled the comparison (`CheckDeviceCalls::unchecked_after`). So what NCCL writes here is
+        //   as long as the destination, and values of its type, or bytes that the plan turns into truth values.
         let queued = unsafe { backend.enqueue(job, stream, self.timeout()) };
         hold.note(backend, &queued);
         commit.settle(&queued);
         let flight = &self.core.shared.recorder;
-        // A call with wrong arguments does not count: the other ranks may not count it either.
+        // A call with wrong arguments gets no record: the other ranks may have none of it either.
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
             flight.note_device_call(&job.call, backend.comm().last_tracker(), queued.as_ref().err());
         }
@@ -228,8 +235,8 @@ impl Communicator {
         queued.inspect_err(|error| flight.after_error(error))
     }
 
-    /// Lets go of a call's buffers, which is on the stream. Where later users of them cannot be made to wait for it, this thread waits in their place:
-    /// the call itself is well.
+    /// Releases the buffers of a call that is on the stream. If the driver cannot make later users of them wait for
+    /// the call, this thread waits instead: the call itself is intact.
     pub(super) fn release(guards: Guards<'_>, backend: &DeviceBackend, stream: &Arc<CudaStream>, limit: Duration) -> Result<()> {
         let Err(error) = guards.release(&backend.gpu().context, stream) else { return Ok(()) };
         if device::is_capturing(stream) {
@@ -247,8 +254,8 @@ impl Communicator {
         self.and_mark(call.job.call.kind.name(), doing, |hold| self.queue(call, hold))
     }
 
-    /// Marks the end of what `queue` queues. An error comes where nothing is on the stream. Else there is a work, whatever happened: it keeps what
-    /// the device may use, and says why it failed.
+    /// Marks the end of what `queue` queues. Returns an error if nothing is on the stream. Otherwise returns a
+    /// work, even after a failure: it keeps what the device may use, and reports the error.
     pub(super) fn and_mark(&self, call: &str, doing: String, queue: impl FnOnce(Hold<'_>) -> Result<()>) -> Result<Queued> {
         let backend = self.backend(call)?;
         self.refuse_forked(call)?;
@@ -262,7 +269,8 @@ impl Communicator {
             Err(error) if !may_run.get() => return Err(error),
             queued => queued.err(),
         };
-        // From here: the time in which other threads had their turns is not this call's.
+        // The time limit begins here: the time in which other threads held their turns does not count for this
+        // call.
         Ok(Queued::new(backend.comm(), stream, doing, self.timeout(), failure))
     }
 }

@@ -1,5 +1,5 @@
-//! The start of a device backend. The ranks exchange what they have, and agree whether that will do. Only then do they connect through NCCL. So
-//! whatever one rank lacks, every rank hears of it.
+//! The start of a device backend. The ranks exchange what they have, and agree whether that is sufficient. Only then
+//! do they connect through NCCL. So every rank learns what any rank lacks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,57 +21,57 @@ use crate::host::exchange::Exchange;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum DeviceChoice {
-    /// By the rank's number among the ranks of its host: the first takes device 0, the second device 1 … Where a process sees fewer
-    /// devices (a launcher that gives each its own), the count starts again.
+    /// By the rank's number among the ranks of its host: the first takes device 0, the second device 1, and so on. If
+    /// a process sees fewer devices (because the launcher gives each process its own), the count starts again.
     #[default]
     Local,
     /// The device with this number.
     Ordinal(usize),
-    /// The device of this context. It must be the device's primary one, as cudarc makes it.
+    /// The device of this context. It must be the device's primary context, as cudarc makes it.
     Context(Arc<CudaContext>),
 }
 
-/// How many GPUs this process sees.
+/// Returns how many GPUs this process sees.
 ///
 /// # Errors
 ///
-/// `NoDevice` where there is no driver, or one that cannot be used, with the reason.
+/// `NoDevice` with the reason, if there is no driver, or none that can be used.
 pub fn device_count() -> Result<usize> {
     device::count().map_err(|reason| Error::NoDevice { call: "device_count".to_owned(), reason })
 }
 
-/// What the builder was asked for.
+/// The device that the builder asked for.
 #[derive(Debug, Clone)]
 pub(in crate::communicator) struct DeviceRequest {
     pub(in crate::communicator) choice: DeviceChoice,
-    /// Whether a communicator without a device backend will not do.
+    /// Whether a communicator without a device backend is an error.
     pub(in crate::communicator) required: bool,
 }
 
-/// The first NCCL that can have several ranks on one device.
+/// The first NCCL that allows several ranks on one device.
 const SHARED_DEVICES: Version = Version::new(2, 30, 3);
 
-/// What a rank has, as it tells the others.
+/// What a rank has, as it is sent to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceFacts {
     uuid: [u8; 16],
     version: i32,
-    /// Compute capability.
+    /// The device's compute capability.
     capability: (u8, u8),
     /// The device's number in its process.
     ordinal: u16,
-    /// How much scratch memory it would take: slabs must be alike everywhere.
+    /// The scratch memory it would allocate, in bytes: slabs must be equal on all ranks.
     scratch_bytes: u64,
     may_share: bool,
-    /// Whether the NVLink switch can add for it.
+    /// Whether the NVLink switch can add for this device.
     has_multicast: bool,
     pci: String,
-    /// By what NCCL is told to take ranks to share a host; empty where it is not told.
+    /// The identity by which NCCL takes ranks to share a host; empty if none is set.
     host_id: String,
 }
 
 impl DeviceFacts {
-    /// The first byte says whether the rest is facts or the reason why there are none.
+    /// Encodes the facts, or the reason why there are none. The first byte distinguishes the two.
     fn to_bytes(said: &OrReason<Self>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
@@ -118,7 +118,7 @@ impl DeviceFacts {
     }
 }
 
-/// Why these ranks cannot have a device backend together; every rank comes to the same answer.
+/// Returns why these ranks cannot have a device backend together. Every rank gets the same result.
 fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
     let first = all.first()?;
     if let Some(other) = all.iter().position(|facts| facts.version != first.version) {
@@ -139,37 +139,39 @@ fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
     None
 }
 
-/// What the ranks have, where all have something and it will do; else why not.
+/// Returns what the ranks have, if all have something and it is sufficient; otherwise the reason.
 fn judged(said: &[Vec<u8>], peers: &[Peer]) -> OrReason<Vec<DeviceFacts>> {
     let facts = peers.iter().zip(said).map(|(peer, bytes)| DeviceFacts::from_bytes(bytes).map_err(|reason| format!("{peer}: {reason}")));
     let facts = facts.collect::<OrReason<Vec<_>>>()?;
     objection(&facts, peers).map_or(Ok(facts), Err)
 }
 
-/// Whether NCCL lets two ranks be on one device.
+/// Whether NCCL allows two ranks on one device.
 fn shares(one: &DeviceFacts, other: &DeviceFacts) -> bool {
     let enabled = one.may_share && other.may_share && Version::from_code(one.version) >= SHARED_DEVICES;
-    // Ranks that claim to be on different hosts talk over the network; NCCL does not compare their devices.
+    // Ranks that claim different hosts communicate over the network; NCCL does not compare their devices.
     enabled || one.host_id != other.host_id
 }
 
-/// Whether NCCL may add in the NVLink switch: all ranks are on one host, as far as it and we know, and the switch can for all their devices.
+/// Whether NCCL may add in the NVLink switch. All ranks must be on one host, both by NCCL's identities and by ours,
+/// and the switch must support all their devices.
 fn on_one_switch(all: &[DeviceFacts], peers: &[Peer]) -> bool {
     let host = |(peer, facts): (&Peer, &DeviceFacts)| (peer.host.clone(), facts.host_id.clone());
     let first = peers.iter().zip(all).next().map(host);
     peers.iter().zip(all).all(|both| both.1.has_multicast && Some(host(both)) == first)
 }
 
-/// Something, or why there is none: an answer on which the ranks agree, and no error of the host backend.
+/// A value, or why there is none. The ranks agree on this result; it is no error of the host backend.
 type OrReason<T> = std::result::Result<T, String>;
 
-/// The tag of what a rank that cannot start tells the others. It is sent once in the life of a communicator at most, and never received.
+/// The tag of the notification that a rank cannot start. It is sent at most once in the life of a communicator, and
+/// never received.
 pub(super) const NO_START_TAG: u64 = INTERNAL_TAG | 1 << 61 | 1 << 60;
 
 /// Why a rank has not started.
 #[derive(Debug, PartialEq, Eq)]
 struct NoStart {
-    /// Whether another rank's failure may be the reason: nobody came, or somebody left.
+    /// Whether another rank's failure may be the cause: no rank came, or one left.
     follows: bool,
     reason: String,
 }
@@ -177,7 +179,7 @@ struct NoStart {
 type StartedOrNot<T> = std::result::Result<T, NoStart>;
 
 impl NoStart {
-    /// For a reason of the rank's own.
+    /// Makes a reason that this rank itself caused.
     fn own(reason: String) -> Self {
         Self { follows: false, reason }
     }
@@ -197,36 +199,36 @@ impl NoStart {
     }
 }
 
-/// The rank, and its reason, that made all others fail, of what every rank has said: nothing, or why it has not started.
+/// Returns the rank that made all others fail, and its reason. Each rank has sent nothing, or why it has not started.
 fn first_reason(said: &[Vec<u8>]) -> Option<(usize, String)> {
     let reasons = said.iter().enumerate().filter_map(|(rank, said)| said.split_first().map(|(follows, reason)| (*follows, rank, reason)));
     reasons.min().map(|(_, rank, reason)| (rank, String::from_utf8_lossy(reason).into_owned()))
 }
 
-/// What this rank has.
+/// The device and the library that this rank has found.
 struct Found {
     gpu: Gpu,
     library: &'static nccl_sys::Library,
 }
 
 impl Communicator {
-    /// Makes the device backend, or notes why there is none.
+    /// Makes the device backend, or stores why there is none.
     ///
     /// # Errors
     ///
-    /// `NoDevice` on every rank where one is required and cannot be had; those of the host backend.
+    /// `NoDevice` on every rank if one is required and cannot be made; those of the host backend.
     pub(in crate::communicator) fn connect_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
         let found = self.find_device(&request.choice);
         let backend = self.agree_and_connect(found, deadline)?;
         self.keep_device(backend, request.required)
     }
 
-    /// What every rank has to say, in rank order.
+    /// Gathers what every rank sends, in rank order.
     fn exchange(&self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
         Exchange::all_gather(&mut &*self, mine, deadline)
     }
 
-    /// Keeps what came of an attempt.
+    /// Stores the outcome of an attempt.
     fn keep_device(&self, backend: OrReason<NcclCommunicator>, required: bool) -> Result<()> {
         if let Err(reason) = &backend {
             crate::base::event::info!(rank = self.rank(), reason, "no device backend");
@@ -241,7 +243,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// The device this rank would use, and the library.
+    /// Returns the device that this rank would use, and the library.
     fn find_device(&self, choice: &DeviceChoice) -> OrReason<Found> {
         device::check_driver()?;
         let gpu = match choice {
@@ -259,7 +261,7 @@ impl Communicator {
         Ok(Found { gpu, library })
     }
 
-    /// What this rank tells the others.
+    /// Returns what this rank sends to the others.
     fn device_facts(&self, found: &OrReason<Found>) -> OrReason<DeviceFacts> {
         let environment = NcclEnvironment::read();
         found.as_ref().map_err(String::clone).map(|Found { gpu, library }| DeviceFacts {
@@ -275,7 +277,7 @@ impl Communicator {
         })
     }
 
-    /// Agrees with the others, and starts NCCL. The outer error is the host backend's.
+    /// Agrees with the others, and starts NCCL. The outer error is one of the host backend.
     fn agree_and_connect(&self, found: OrReason<Found>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
         let said = self.exchange(&DeviceFacts::to_bytes(&self.device_facts(&found)), deadline)?;
         let facts = match judged(&said, self.peers()) {
@@ -310,25 +312,26 @@ impl Communicator {
         self.agreed(made, deadline)
     }
 
-    /// Has the other ranks told at once that this one cannot start, where that is its own doing: NCCL would have them wait for it. They look for the
-    /// message while they wait ([`LivenessProbe`](device::LivenessProbe)), and take it from nowhere else; why, all say afterwards.
+    /// Notifies the other ranks at once that this one cannot start, if it is the cause: NCCL would make them wait for
+    /// it. They look for the message while they wait ([`LivenessProbe`](device::LivenessProbe)) and never receive it.
+    /// The reasons are exchanged afterwards.
     fn tell_failure<T>(&self, made: Result<T>, deadline: &Deadline) -> StartedOrNot<T> {
         let error = match made {
             Ok(made) => return Ok(made),
             Err(error) => error,
         };
-        // Such a rank has been told itself, or its time is over, and so is everybody's.
+        // In these cases the rank was itself notified, or its time has passed, and so has everyone's.
         if !matches!(error, Error::Aborted { .. } | Error::Timeout { .. }) {
             let limit = deadline.remaining().max(AGREEMENT_WAIT);
             for other in (0..self.world_size()).filter(|rank| *rank != self.rank()) {
-                // One that cannot be reached waits for its own deadline.
+                // A rank that cannot be reached waits for its own deadline.
                 let _ = self.post_internal_send(other, NO_START_TAG, vec![1], limit);
             }
         }
         Err(NoStart::of(&error))
     }
 
-    /// The devices of the other ranks that are threads of this process.
+    /// Returns the devices of the other ranks that are threads of this process.
     fn neighbours(&self, facts: &[DeviceFacts]) -> Vec<usize> {
         let own = usize::from(facts[self.rank()].ordinal);
         let same_process = self.with_backend(|backend| backend.same_process().to_vec()).unwrap_or_default();
@@ -336,7 +339,8 @@ impl Communicator {
         here.map(|(facts, _)| usize::from(facts.ordinal)).filter(|ordinal| *ordinal != own).collect()
     }
 
-    /// The ids of NCCL's bootstrap, made by ranks spread evenly, on every rank; where a rank is not prepared, why.
+    /// Returns the ids of NCCL's bootstrap on every rank, made by evenly spread ranks; if a rank is not prepared, the
+    /// reason.
     fn unique_ids(
         &self,
         library: &'static nccl_sys::Library,
@@ -367,10 +371,11 @@ impl Communicator {
         Ok(Ok(ids))
     }
 
-    /// Everyone's backend or no one's: the first reason counts, and what only follows from one counts less.
+    /// Returns a backend on every rank, or on none. The first reason counts; a reason that only follows from another
+    /// counts less.
     fn agreed(&self, made: StartedOrNot<NcclCommunicator>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
         let mine = made.as_ref().map_or_else(NoStart::to_bytes, |_| Vec::new());
-        // Ranks whose time for NCCL is over still hear why.
+        // Ranks whose time for NCCL has passed still receive the reason.
         let deadline = Deadline::after(deadline.remaining().max(AGREEMENT_WAIT));
         let said = self.exchange(&mine, &deadline)?;
         let failed = first_reason(&said).map(|(rank, reason)| (&self.peers()[rank], reason));
@@ -386,8 +391,8 @@ impl Communicator {
         }
     }
 
-    /// The device backend of a communicator made of some of this one's ranks: all of that take part. It is NCCL's as if it had been made alone, and lives on
-    /// whatever becomes of this one's.
+    /// Makes the device backend of a communicator of some of this one's ranks; all of those take part. To NCCL it is
+    /// an independent communicator, and it stays usable whatever happens to this one's.
     pub(in crate::communicator) fn connect_split_device(&self, child: &Communicator, deadline: &Deadline) -> Result<()> {
         let device = match self.core.device.get() {
             Some(Ok(device)) => device,
@@ -410,7 +415,7 @@ impl Communicator {
         child.keep_device(backend, false)
     }
 
-    /// Refuses to close while captured graphs hold calls: NCCL would wait for them.
+    /// Refuses to close while captured graphs contain calls: NCCL would wait for them.
     pub(in crate::communicator) fn refuse_live_graphs(&self) -> Result<()> {
         match self.core.device.get() {
             Some(Ok(device)) => device.backend().comm().refuse_live_graphs("close"),
@@ -418,7 +423,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for what is queued on the device backend's own stream, and ends NCCL's communicator.
+    /// Waits for what is queued on the device backend's own stream, and finalizes NCCL's communicator.
     pub(in crate::communicator) fn close_device(&self) -> Result<()> {
         let Some(Ok(device)) = self.core.device.get() else { return Ok(()) };
         let backend = device.backend();

@@ -1,4 +1,5 @@
-//! The handles of started calls on devices. They ask the stream whether the call has ended, and keep what the device may use until it has.
+//! The handles of started calls on devices. They query the stream for the end of the call, and until then keep what
+//! the device may use.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -22,33 +23,33 @@ pub(in crate::communicator) struct Queued {
     comm: Arc<NcclComm>,
     doing: String,
     deadline: Deadline,
-    /// Why it was not queued in whole, where it was not.
+    /// The error, if it was not queued completely.
     failure: Option<Error>,
 }
 
-/// Completes a started call's handle, once the event says that the call has ended.
+/// Completes a started call's handle once the event reports the end of the call.
 struct Watcher {
     queued: Queued,
     state: Arc<State>,
-    /// What the call works on, until it has ended.
+    /// The buffers of the call, until it has ended.
     buffers: Mutex<Option<Box<dyn ErasedBuffer>>>,
     received: Option<Received>,
 }
 
 impl Queued {
-    /// What was put on the stream last, for which the device may take `limit`.
+    /// Marks what was put on the stream last, for which the device may take `limit`.
     pub(super) fn new(comm: &Arc<NcclComm>, stream: &Arc<CudaStream>, doing: String, limit: Duration, failure: Option<Error>) -> Self {
         let deadline = Deadline::after(limit);
         Self { end: Arc::new(comm.position(stream)), comm: Arc::clone(comm), doing, deadline, failure }
     }
 
-    /// The handle of the call, which owns its buffers.
+    /// Returns the handle of the call, which owns its buffers.
     pub(in crate::communicator) fn into_work<B: Send + 'static>(self, buffers: PinnedBuffer<B>) -> Work<B> {
         let (state, watcher) = self.watched(buffers, None);
         Work::new(state, Some(watcher))
     }
 
-    /// The handle of a receive.
+    /// Returns the handle of a receive.
     pub(in crate::communicator) fn into_receiving_work<B: Send + 'static>(
         self,
         buffers: PinnedBuffer<B>,
@@ -64,13 +65,13 @@ impl Queued {
         (state, Arc::new(watcher))
     }
 
-    /// How it has ended; `None` where it has not.
+    /// Returns how the call has ended; `None` if it has not.
     fn look(&self) -> Option<Result<()>> {
         if let Some(error) = &self.failure {
             return Some(Err(error.clone()));
         }
         let ended = self.comm.look(&self.end, &|| self.doing.clone(), &self.deadline)?;
-        // The handle is of this one call, which is to say itself why it failed.
+        // The handle belongs to this one call, so it reports the original error.
         Some(ended.map_err(|error| match error {
             Error::Poisoned { cause, .. } => (*cause).clone(),
             error => error,
@@ -103,7 +104,7 @@ impl Drive for Watcher {
 }
 
 impl Watcher {
-    /// Tells how the call has ended. After an error the device may still be at work on the buffers.
+    /// Reports how the call has ended. After an error the device may still use the buffers.
     fn end(&self, ended: Result<()>) {
         let Some(buffers) = self.take() else { return };
         match ended {
@@ -121,7 +122,7 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// The call goes on, and its buffers stay as long.
+    /// Keeps the buffers until the call has ended: it continues.
     fn drop(&mut self) {
         if let Some(buffers) = self.take() {
             keep(&self.queued.end, buffers);
@@ -129,7 +130,7 @@ impl Drop for Watcher {
     }
 }
 
-/// The buffers of a call that nobody waits for any more.
+/// The buffers of a call that no thread waits for any more.
 struct Kept {
     end: Arc<StreamPosition>,
     buffers: Box<dyn ErasedBuffer>,
@@ -143,33 +144,35 @@ fn keep(end: &Arc<StreamPosition>, buffers: Box<dyn ErasedBuffer>) {
     }
     let mut poller = event::lock(&COMPLETION_POLLER);
     poller.kept.push(Kept { end: Arc::clone(end), buffers });
-    // Without a thread they stay, which harms nobody.
+    // Without a thread the buffers are never dropped, which does no harm.
     let _ = poller.wake();
 }
 
-/// Drops what may be the program's, whose panics end nothing here.
+/// Drops a value that may be the program's, and catches its panics.
 fn drop_caught<T>(value: T) {
     event::caught("the drop of a buffer", || drop(value));
 }
 
-/// Looks at the ends of calls that are awaited, that call back, or whose buffers are kept: one thread of the process, as long as there are any.
+/// Polls the ends of calls that are awaited, that have callbacks, or whose buffers are kept. One thread of the
+/// process does so, as long as there are any.
 struct CompletionPoller {
     awaited: Vec<Arc<Watcher>>,
     kept: Vec<Kept>,
-    /// Whether others are awaited since the last look.
+    /// Whether calls were added since the last look.
     has_news: bool,
     is_running: bool,
-    /// The last one that was started.
+    /// The thread that was started last.
     thread: Option<OwnThread>,
 }
 
 static COMPLETION_POLLER: Mutex<CompletionPoller> =
     Mutex::new(CompletionPoller { awaited: Vec::new(), kept: Vec::new(), has_news: false, is_running: false, thread: None });
-/// Somebody is awaited.
+/// Signals that a call was added.
 static CAME: Condvar = Condvar::new();
 
 impl CompletionPoller {
-    /// Has a call looked at until it has ended. Where there is no thread for that, whoever awaits it hears that at once.
+    /// Adds a call that is polled until it has ended. If no thread can be started for that, the call ends at once
+    /// with that error.
     fn add(watcher: Arc<Watcher>) {
         let mut poller = event::lock(&COMPLETION_POLLER);
         if poller.awaited.iter().any(|known| Arc::ptr_eq(known, &watcher)) {
@@ -184,7 +187,7 @@ impl CompletionPoller {
         watcher.end(Err(Error::io(doing, error)));
     }
 
-    /// Sees to it that a thread looks.
+    /// Wakes the polling thread, or starts it.
     fn wake(&mut self) -> io::Result<()> {
         self.has_news = true;
         CAME.notify_one();
@@ -209,7 +212,7 @@ impl CompletionPoller {
                 }
                 (poller.awaited.clone(), std::mem::take(&mut poller.kept))
             };
-            // Without the lock: the end is told to the program, and the driver may hold up whoever asks.
+            // Without the lock: polling runs the program's callbacks, and the driver may block the polling thread.
             awaited.retain(|watcher| watcher.poll());
             let (passed, mut kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(|kept| kept.end.is_passed());
             {
@@ -217,7 +220,7 @@ impl CompletionPoller {
                 poller.awaited.retain(|watcher| !awaited.iter().any(|ended| Arc::ptr_eq(ended, watcher)));
                 poller.kept.append(&mut kept);
             }
-            // Buffers may be freed with these, which is the program's.
+            // Dropping these may run drop code of the program.
             drop_caught(awaited);
             passed.into_iter().for_each(|kept| drop_caught(kept.buffers));
             back_off.rest_on(|nap| {

@@ -1,4 +1,5 @@
-//! Barriers: the fast one, the one with a tag that runs beside collectives, and the one that says who is missing.
+//! Barriers: the fast one, the tagged one that runs beside collectives, and the monitored one that names the missing
+//! ranks.
 
 use std::time::Duration;
 
@@ -12,10 +13,10 @@ use crate::communicator::prepare::prepared::{Prepared, Source};
 use crate::communicator::work::message::{BARRIER_TAG, INTERNAL_TAG, MessageContext};
 use crate::error::{Error, Peer, Result};
 
-/// A monitored barrier's tags: this bit, the internal bit, and the barrier's number.
+/// The bits that mark a monitored barrier's tag; the barrier's number is added to them.
 const MONITORED_TAG: u64 = INTERNAL_TAG | 1 << 62;
 
-/// A tagged barrier, in words.
+/// Returns the name of a tagged barrier in errors.
 fn tagged(tag: u32) -> String {
     format!("tagged_barrier({tag})")
 }
@@ -29,17 +30,18 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives. Where all ranks share a host, a deadline that passes leaves the communicator usable: the
-    /// next barrier takes this one up again. Between hosts it ends the communicator, as in every collective; use
-    /// [`monitored_barrier`](Self::monitored_barrier) where ranks may be late.
+    /// Those common to all collectives. If all ranks share a host, the communicator stays usable after a passed
+    /// deadline: the next barrier resumes this one. Between hosts a passed deadline ends the communicator, as in every
+    /// collective. If ranks may be late, use [`monitored_barrier`](Self::monitored_barrier).
     #[doc(alias = "MPI_Barrier")]
     #[inline]
     pub fn barrier(&self) -> Result<()> {
         self.execute(self.prepare_barrier())
     }
 
-    /// Waits until every rank has entered, for at most `limit`. Where the limit passes, every rank that came gets an error
-    /// naming all that did not, and so do the late ones when they come; the communicator stays usable on all of them.
+    /// Waits until every rank has entered, for at most `limit`. If the limit passes, every rank that came gets an error
+    /// that names all missing ranks. The late ranks get it too when they come. The communicator stays usable on all
+    /// ranks.
     ///
     /// Cost: two messages between rank 0 and every other rank.
     ///
@@ -54,8 +56,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Timeout` with the missing ranks, those that are gone among them; `PeerLost` where rank 0 is gone. Either leaves the
-    /// communicator usable.
+    /// `Timeout` with the missing ranks, including those that are lost; `PeerLost` if rank 0 is lost. After either, the
+    /// communicator stays usable.
     pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
         let number = self.core.monitored.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let tag = MONITORED_TAG | number & 0xffff_ffff;
@@ -74,11 +76,11 @@ impl Communicator {
         Err(self.core.shared.recorder.with_meanwhile(error))
     }
 
-    /// Waits until every rank has entered a barrier under this tag. It is no collective: it runs beside the collectives of other threads and
-    /// the barriers of other tags, in any order, and no message of the program's meets it. Where several threads of a rank enter under one
-    /// tag, as many leave as have entered on every rank.
+    /// Waits until every rank has entered a barrier under this tag. It is not a collective: it runs beside the
+    /// collectives of other threads and the barriers of other tags, in any order, and never mixes with the program's
+    /// messages. If several threads of a rank enter under one tag, as many leave as have entered on every rank.
     ///
-    /// Cost: log₂ n rounds of one message of 4 bytes sent, and one received.
+    /// Cost: log₂ n rounds, each with one message of 4 bytes sent and one received.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -93,10 +95,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Timeout`: at least one of the ranks that it names as missing has not come, and those that it names as arrived have; of the rest it does
-    /// not know ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The communicator stays usable, and the next barrier of this
-    /// rank under the tag takes this one up again. `PeerLost` on every rank, where one is gone that had not come; messages between the others
-    /// go on.
+    /// - `Timeout`: at least one of the ranks named as missing has not come, and those named as arrived have. Nothing
+    ///   is known about the other ranks ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The
+    ///   communicator stays usable, and the next barrier of this rank under the tag resumes this one.
+    /// - `PeerLost` on every rank, if a rank is lost before it has come. Messages between the other ranks go on.
     pub fn tagged_barrier(&self, tag: u32) -> Result<()> {
         let shared = &self.core.shared;
         if let Some(refusal) = shared.health.refusal(|| tagged(tag), self.peers()) {
@@ -119,14 +121,15 @@ impl Communicator {
         Err(Error::PeerLost { doing: tagged(tag), peer, elapsed: deadline.elapsed(), reason })
     }
 
-    /// Tells the rank ahead, and hears from the one behind. What was sent is not taken back: the rank ahead will count it.
+    /// Sends to the rank ahead, and receives from the one behind. What was sent is not taken back: the rank ahead will
+    /// count it.
     fn next_round(&self, tag: u32, standing: &mut Standing, deadline: &Deadline) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
         let [ahead, behind] = [standing.distance, world_size - standing.distance].map(|distance| (rank + distance) % world_size);
         let tag = BARRIER_TAG | u64::from(tag);
         if !standing.has_told {
             match self.post_internal_send(ahead, tag, standing.told().to_vec(), Duration::MAX) {
-                // One that is gone cannot be told. Who waits for it finds that out.
+                // A lost rank cannot get the message. The ranks that wait for it find out themselves.
                 Ok(_) | Err(Error::PeerLost { .. }) => standing.has_told = true,
                 Err(error) => return Err(error),
             }
@@ -141,7 +144,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// The error of a tagged barrier whose deadline has passed.
+    /// Returns the error of a tagged barrier whose deadline has passed.
     #[cold]
     fn late_at(&self, tag: u32, standing: &Standing, deadline: &Deadline) -> Error {
         let (arrived, missing) = standing.known(self.rank(), self.world_size());
@@ -151,7 +154,8 @@ impl Communicator {
         self.core.shared.recorder.with_meanwhile(late)
     }
 
-    /// Rank 0: hears from everyone until the deadline, then tells everyone, the missing too, who was missing.
+    /// Runs rank 0's part: waits for every rank until the deadline, then sends the missing ranks to all ranks,
+    /// including the missing ones.
     fn supervise(&self, tag: u64, deadline: &Deadline, keep: Duration) -> Result<Vec<u32>> {
         let expect = |rank| (rank, self.post_internal_receive(rank, tag, vec![0_u8; 1], keep));
         let arrivals: Vec<_> = (1..self.world_size()).map(expect).collect();
@@ -166,13 +170,14 @@ impl Communicator {
         }
         let verdict: Vec<u8> = missing.iter().flat_map(|rank| rank.to_le_bytes()).collect();
         for rank in 1..self.world_size() {
-            // A rank that is gone cannot be told, and is in the list.
+            // A lost rank cannot get the list, and is in it.
             let _ = self.post_internal_send(rank, tag, verdict.clone(), keep);
         }
         Ok(missing)
     }
 
-    /// The others: report to rank 0 and wait for its verdict, a little longer than it waits for the rest.
+    /// Runs the other ranks' part: reports to rank 0 and waits for its list of missing ranks, a little longer than rank
+    /// 0 waits for the others.
     fn report_in(&self, tag: u64, patience: Duration, keep: Duration) -> Result<Vec<u32>> {
         let room = vec![0_u8; 4 * self.world_size()];
         let mut verdict = self.post_internal_receive(0, tag, room, keep)?;

@@ -1,4 +1,5 @@
-//! The blocking collectives with equal counts. What a call does with its arguments is in `prepare/arguments.rs`, which the started forms share.
+//! The blocking collectives with equal counts. `prepare/arguments.rs` checks their arguments and those of the started
+//! forms.
 
 use crate::call::buffer::{Buffer, BufferMut};
 use crate::call::op::Reduction;
@@ -8,22 +9,25 @@ use crate::error::Result;
 
 /// # Collectives
 ///
-/// All of them are synchronising: no rank returns before every rank has entered. Every rank must make the same call; where
-/// ranks differ in kind, op, element type, count or root, each of them gets an error that names two of the calls, and no
-/// buffer is touched.
+/// All collectives synchronise: no rank returns before every rank has entered. Every rank must make the same call. If
+/// ranks differ in kind, op, element type, count or root, each of them gets an error that names two of the calls, and
+/// no buffer is touched.
 ///
-/// On device buffers a call is queued, once all ranks have entered and their calls were compared
-/// ([`Config::check_device_calls`](crate::Config::check_device_calls)): it returns before any of them is done.
+/// A call on device buffers is queued once all ranks have entered and their calls were compared
+/// ([`Config::check_device_calls`](crate::Config::check_device_calls)). The method returns before the call is done on
+/// any device.
 ///
-/// Errors common to all: `InvalidArgument` for arguments that cannot be right (nothing has happened then, and the communicator
-/// lives on), `Unsupported` for an op that the element type does not have, `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, and
-/// `Poisoned` after an earlier one of these.
+/// Errors common to all collectives:
+/// - `InvalidArgument` if the arguments cannot be right. Nothing has happened then, and the communicator stays usable.
+/// - `Unsupported` if the element type does not have the op.
+/// - `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, and `Poisoned` after an earlier one of these.
 ///
-/// Costs are given for `n` ranks and `N` bytes per rank, sent by each rank between hosts.
+/// Costs are the bytes that each rank sends between hosts, for `n` ranks and `N` bytes per rank.
 impl Communicator {
     /// Reduces the buffers of all ranks element by element, in place: every rank ends with the same result.
     ///
-    /// Every rank passes as many elements. Cost: 2(n−1)/n·N bytes for large buffers, log₂ n hops of N for small ones.
+    /// Every rank passes the same number of elements. Cost: 2(n−1)/n·N bytes for large buffers, log₂ n hops of N for
+    /// small ones.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -45,7 +49,7 @@ impl Communicator {
         self.execute(self.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
 
-    /// As [`all_reduce`](Self::all_reduce), from one buffer into another of the same length.
+    /// Reduces like [`all_reduce`](Self::all_reduce), from one buffer into another of the same length.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -72,7 +76,8 @@ impl Communicator {
 
     /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
     ///
-    /// Cost: (n−1)/n·N bytes for large buffers and as many at the end towards the root; log₂ n hops of N for small ones.
+    /// Cost: (n−1)/n·N bytes for large buffers, and as many again at the end towards the root; log₂ n hops of N for
+    /// small ones.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -95,8 +100,8 @@ impl Communicator {
         self.execute(self.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into()))
     }
 
-    /// As [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the source's length, the
-    /// others `None`.
+    /// Reduces like [`reduce`](Self::reduce), from one buffer into another. The root passes `Some(destination)` of the
+    /// source's length, the others `None`.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -150,8 +155,8 @@ impl Communicator {
         self.execute(self.prepare_broadcast(source, buffer, root))
     }
 
-    /// As [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's too): the root passes
-    /// `Some(source)`, the others `None`.
+    /// Broadcasts like [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's
+    /// too). The root passes `Some(source)`, the others `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -175,8 +180,8 @@ impl Communicator {
         self.execute(self.prepare_broadcast_into(source.map(Buffer::memory), destination.memory_mut(), root))
     }
 
-    /// Gathers every rank's block on every rank, in place: the buffer is one block per rank, in rank order, and this rank's
-    /// contribution is its own block. Cost: (n−1)/n of the whole buffer.
+    /// Gathers every rank's block on every rank, in place. The buffer holds one block per rank, in rank order, and this
+    /// rank contributes its own block. Cost: (n−1)/n of the whole buffer.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -192,13 +197,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
+    /// Those common to all collectives; `InvalidArgument` if the length is not a multiple of the world size.
     #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
         self.execute(self.prepare_all_gather(None, buffer.memory_mut()))
     }
 
-    /// As [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × its length.
+    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × its
+    /// length.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -222,8 +228,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather(Some(source.memory()), destination.memory_mut()))
     }
 
-    /// Reduces one block per rank, and leaves each rank with its own: in place, the result lands in this rank's block, and the
-    /// other blocks keep what this rank had in them. Cost: (n−1)/n of the whole buffer.
+    /// Reduces one block per rank, and leaves each rank with its own. The result replaces this rank's block; the other
+    /// blocks keep what this rank had in them. Cost: (n−1)/n of the whole buffer.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -238,13 +244,13 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
+    /// Those common to all collectives; `InvalidArgument` if the length is not a multiple of the world size.
     #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), from a source of world size × the destination's length.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from a source of world size × the destination's length.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -268,8 +274,8 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
     }
 
-    /// Gathers every rank's block on the root: the root passes `Some(destination)` of world size × the source's length, the others
-    /// `None`. Cost: the root receives n−1 blocks.
+    /// Gathers every rank's block on the root. The root passes `Some(destination)` of world size × the source's length,
+    /// the others `None`. Cost: the root receives n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -295,8 +301,8 @@ impl Communicator {
         self.execute(self.prepare_gather_into(source.memory(), destination, root))
     }
 
-    /// As [`gather_into`](Self::gather_into), in place at the root: it passes the whole buffer with its own block filled in, the others
-    /// their block.
+    /// Gathers like [`gather_into`](Self::gather_into), in place at the root. The root passes the whole buffer with its
+    /// own block filled in, the others pass their block.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -316,8 +322,8 @@ impl Communicator {
         self.execute(self.prepare_gather_in_place(buffer, root))
     }
 
-    /// Hands each rank its block of the root's source: the root passes `Some(source)` of world size × the destination's length,
-    /// the others `None`. Cost: the root sends n−1 blocks.
+    /// Sends each rank its block of the root's source. The root passes `Some(source)` of world size × the destination's
+    /// length, the others `None`. Cost: the root sends n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -342,8 +348,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_into(source.map(Buffer::memory), destination.memory_mut(), root))
     }
 
-    /// As [`scatter_into`](Self::scatter_into), in place at the root: it passes the whole buffer and keeps its own block where it is, the
-    /// others pass room for their block.
+    /// Scatters like [`scatter_into`](Self::scatter_into), in place at the root. The root passes the whole buffer and
+    /// keeps its own block where it is; the others pass a buffer for their block.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -363,8 +369,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
 
-    /// Sends block `j` of this rank's buffer to rank `j` and replaces it by what rank `j` had for this one. Cost: (n−1)/n of the
-    /// buffer.
+    /// Sends block `j` of this rank's buffer to rank `j` and replaces it with rank `j`'s block for this rank. Cost:
+    /// (n−1)/n of the buffer.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -379,13 +385,13 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` where the length is not a multiple of the world size.
+    /// Those common to all collectives; `InvalidArgument` if the length is not a multiple of the world size.
     #[doc(alias("ncclAlltoAll", "MPI_Alltoall"))]
     pub fn all_to_all<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
         self.execute(self.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
     }
 
-    /// As [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
+    /// Exchanges blocks like [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -17,15 +17,16 @@ use crate::communicator::work::message::{Envelope, MessageBuffer, MessageContext
 use crate::error::{Error, Result};
 use crate::host::backend::Jobs;
 
-/// Calls recorded by [`Communicator::group`]; their buffers are borrowed until the group has been launched and, on the host, has
-/// ended.
+/// Calls recorded by [`Communicator::group`]. Their buffers are borrowed until the group has been launched and, on the
+/// host, has ended.
 pub struct Group<'buffers, 'comm> {
     pub(in crate::communicator) comm: &'comm Communicator,
     messages: Vec<(MessageContext, MessageBuffer)>,
     collectives: Vec<Jobs>,
     #[cfg(feature = "cuda")]
     device: Batch<'buffers>,
-    /// For each receive, what a device's will get; a host's is known when it has ended.
+    /// For each receive: on a device, what it will get; on the host `None`, because that is known only when it has
+    /// ended.
     receives: Vec<Option<Received>>,
     /// Invariant: the borrows last for exactly `'buffers`.
     buffers: PhantomData<std::cell::Cell<&'buffers mut ()>>,
@@ -39,9 +40,9 @@ impl fmt::Debug for Group<'_, '_> {
 }
 
 impl Communicator {
-    /// Records calls and launches them together: all messages are on their way at once, so opposite sends and receives do not
-    /// wait for each other; collectives run in the order in which they were recorded. Nothing is sent before the closure has
-    /// returned `Ok`; where it fails or panics, nothing has happened.
+    /// Records calls and launches them together. All messages are on their way at once, so opposite sends and receives
+    /// do not wait for each other. Collectives run in the order in which they were recorded. Nothing is sent before the
+    /// closure has returned `Ok`; if it fails or panics, nothing has happened.
     ///
     /// Returns what the receives got, in the order in which they were recorded.
     ///
@@ -62,7 +63,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The closure's own, and those of the recorded calls.
+    /// The closure's errors, and those of the recorded calls.
     #[doc(alias("ncclGroupStart", "ncclGroupEnd", "batch_isend_irecv"))]
     pub fn group<'buffers>(&self, record: impl FnOnce(&mut Group<'buffers, '_>) -> Result<()>) -> Result<Vec<Received>> {
         let mut group = Group::new(self);
@@ -70,23 +71,25 @@ impl Communicator {
         group.have_thread()?;
         #[cfg(feature = "cuda")]
         if !group.device.is_empty() {
-            // Its own: safe code can swap it with the group of another communicator.
+            // The group's own communicator: safe code can swap this group with that of another communicator.
             group.comm.queue_batch(std::mem::take(&mut group.device), Hold::Borrowed)?;
         }
         group.run_on_host()
     }
 
-    /// As [`group`](Self::group), for several communicators of this thread at once: `record` gets a group for each, in the same
-    /// order. So one thread can drive several GPUs, each with a communicator of its own. Device buffers only: on host memory each
-    /// rank needs a thread of its own. A custom op is used outside of such a group first: the ranks then agree that all can do it. What one
-    /// rank makes in such a group, all ranks of its communicator do: ranks compare these calls by messages, n - 1 for each, and not in
-    /// a collective. Where they differ, all communicators of the group are ended.
+    /// Records and launches calls like [`group`](Self::group), for several communicators of this thread at once.
+    /// `record` gets a group for each, in the same order. So one thread can drive several GPUs, each with its own
+    /// communicator. Device buffers only: on host memory each rank needs its own thread.
+    ///
+    /// Use a custom op outside of such a group first, so that the ranks agree that all of them can do it. If one rank
+    /// makes calls through `group_across`, every rank of that communicator must do so: ranks compare these calls with
+    /// n−1 messages each, not with a collective. If the calls differ, all communicators of the group are ended.
     ///
     /// Returns what the receives of each communicator got.
     ///
     /// # Errors
     ///
-    /// The closure's own, those of the recorded calls, and `Unsupported` where host buffers were recorded.
+    /// The closure's errors, those of the recorded calls, and `Unsupported` if host buffers were recorded.
     #[cfg(feature = "cuda")]
     pub fn group_across<'buffers, 'comm>(
         comms: &[&'comm Self],
@@ -107,7 +110,7 @@ impl Communicator {
 }
 
 impl<'comm> Group<'_, 'comm> {
-    /// Nothing recorded yet.
+    /// Makes a group with nothing recorded.
     fn new(comm: &'comm Communicator) -> Self {
         Self {
             comm,
@@ -120,24 +123,25 @@ impl<'comm> Group<'_, 'comm> {
         }
     }
 
-    /// Has the thread that moves messages on while collectives run, before anything is begun.
+    /// Starts the thread that moves messages on while collectives run, before anything else begins.
     fn have_thread(&self) -> Result<()> {
         if self.messages.is_empty() || self.collectives.is_empty() {
             return Ok(());
         }
         let shared = &self.comm.core.shared;
-        // In a forked process the thread is the parent's.
+        // A forked process does not have the parent's thread.
         shared.health.refusal(|| "group".to_owned(), self.comm.peers()).map_or(Ok(()), Err)?;
         shared.progress.start_background()
     }
 
-    /// Runs what was recorded on host memory; what every receive got, in the order in which they were recorded.
+    /// Runs what was recorded on host memory. Returns what every receive got, in the order in which they were recorded.
     fn run_on_host(self) -> Result<Vec<Received>> {
         let Self { comm, messages, collectives, receives, .. } = self;
         let run = || collectives.iter().try_for_each(|jobs| comm.run_all(jobs));
         let progress = &comm.core.shared.progress;
-        // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this call: those that are
-        // written by nobody else meanwhile, the jobs that run here included, since their borrows are exclusive.
+        // SAFETY: every recorded buffer is borrowed for `'buffers`, which the caller chose and which outlasts this
+        // call. A buffer that is written is accessed by no other code meanwhile, including the jobs that run here,
+        // since its borrow is exclusive.
         let ended = unsafe {
             match (messages.is_empty(), collectives.is_empty()) {
                 (_, true) => progress.transfer(&messages, comm.timeout()),

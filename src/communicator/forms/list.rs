@@ -1,8 +1,9 @@
-//! Collectives to and from lists of buffers, one for each rank, in all their forms.
+//! Collectives to and from lists of buffers, one buffer for each rank, in all their forms.
 //!
-//! Whether a rank has its blocks side by side or each in a buffer of its own is its own affair: these are the calls with a count for each
-//! rank (`gather_v`, `scatter_v`, `all_to_all_v`), and a rank with a list meets ranks without. Nothing is copied together: plans name
-//! places by offsets, and a list says where these are (`job::List`).
+//! Each rank decides for itself whether its blocks lie side by side or each in its own buffer. So these are the calls
+//! with a count for each rank (`gather_v`, `scatter_v`, `all_to_all_v`), and a rank with a list can call together with
+//! ranks without one. No buffers are copied together: plans name places by offsets, and a list gives their addresses
+//! (`job::List`).
 
 use std::marker::PhantomData;
 
@@ -23,16 +24,20 @@ use crate::host::backend::Job;
 
 /// # Lists of buffers
 ///
-/// Gathers and scatters to and from a buffer for each rank, in rank order, in place of one long buffer: bytes go straight into and out of
-/// them, without first being put together. The buffers of a list may differ in length, may be empty, and are all on one side. Lengths of the two ends of
-/// each transfer are compared before anything is written, as in [`gather_v_into`](Self::gather_v_into): if any differ, every rank gets the same
-/// `Mismatch`. The started forms and those in a group mean the same.
+/// Gathers to, and scatters from, one buffer for each rank, in rank order, instead of one long buffer. Bytes go
+/// straight into and out of these buffers, without being put together first. The buffers of a list may differ in length
+/// and may be empty. They must all be on the host, or all on a device.
 ///
-/// A rank that has its blocks in one buffer can make the same call with `_v_into` while others pass lists, and errors and records name the calls
-/// so (`gather_v`, `scatter_v`, `all_to_all_v`); but for `all_gather_list`, which is a call of its own.
+/// Before anything is written, the lengths at the two ends of each transfer are compared, as in
+/// [`gather_v_into`](Self::gather_v_into). If any differ, every rank gets the same `Mismatch`. The started forms, and
+/// those in a group, do the same.
+///
+/// A rank that has its blocks in one buffer can make the matching `_v_into` call while others pass lists. Errors and
+/// records use the name of that call (`gather_v`, `scatter_v`, `all_to_all_v`). The exception is `all_gather_list`,
+/// which is a separate call.
 impl Communicator {
-    /// Gathers every rank's source on the root, each in a buffer of its own: the root passes `Some` with a list, a destination for each rank,
-    /// the others `None`. Cost: the root receives n−1 blocks.
+    /// Gathers every rank's source on the root, each into its own buffer. The root passes `Some` with a list of one
+    /// destination for each rank, the others `None`. Cost: the root receives n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -48,7 +53,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` where the list does not have one buffer for each rank, or has buffers on both sides.
+    /// Those common to all collectives; `InvalidArgument` if the list does not have one buffer for each rank, or has
+    /// some buffers on the host and others on a device.
     #[doc(alias = "gather")]
     pub fn gather_list<S, D>(&self, source: &S, destinations: Option<&mut [D]>, root: usize) -> Result<()>
     where
@@ -58,8 +64,8 @@ impl Communicator {
         self.execute(self.prepare_gather_list(source, destinations, root))
     }
 
-    /// Hands each rank its buffer of the root's list: the root passes `Some` with a list, a source for each rank, the others `None`. Cost: the
-    /// root sends n−1 blocks.
+    /// Sends each rank its buffer of the root's list. The root passes `Some` with a list of one source for each rank,
+    /// the others `None`. Cost: the root sends n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -75,7 +81,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`gather_list`](Self::gather_list).
+    /// Same as for [`gather_list`](Self::gather_list).
     #[doc(alias = "scatter")]
     pub fn scatter_list<S, D>(&self, sources: Option<&[S]>, destination: &mut D, root: usize) -> Result<()>
     where
@@ -85,7 +91,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_list(sources, destination, root))
     }
 
-    /// Gathers every rank's source on every rank, each in a buffer of its own. Every rank sends its source to each other one: n−1 blocks.
+    /// Gathers every rank's source on every rank, each into its own buffer. Cost: every rank sends its source to each
+    /// other rank, n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -100,7 +107,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`gather_list`](Self::gather_list).
+    /// Same as for [`gather_list`](Self::gather_list).
     #[doc(alias = "all_gather")]
     pub fn all_gather_list<S, D>(&self, source: &S, destinations: &mut [D]) -> Result<()>
     where
@@ -110,8 +117,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather_list(source, destinations))
     }
 
-    /// Sends a buffer to each rank and gets one from each: what rank `i` has as source `j` becomes destination `i` of rank `j`. Cost: n−1
-    /// blocks.
+    /// Sends a buffer to each rank and receives one from each: source `j` of rank `i` becomes destination `i` of rank
+    /// `j`. Cost: n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -127,7 +134,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`gather_list`](Self::gather_list).
+    /// Same as for [`gather_list`](Self::gather_list).
     #[doc(alias = "all_to_all")]
     pub fn all_to_all_list<S, D>(&self, sources: &[S], destinations: &mut [D]) -> Result<()>
     where
@@ -252,7 +259,7 @@ impl<'buffers> Group<'buffers, '_> {
     }
 }
 
-/// What a call reads, or writes.
+/// The buffers that a call reads, or writes.
 enum Given<M> {
     Nothing,
     Whole(M),
@@ -261,7 +268,7 @@ enum Given<M> {
 }
 
 impl<M> Given<M> {
-    /// Each buffer.
+    /// Returns each buffer.
     fn all(&self) -> &[M] {
         match self {
             Self::Nothing => &[],
@@ -271,12 +278,12 @@ impl<M> Given<M> {
     }
 }
 
-/// What all ranks must agree on in a call on lists.
+/// The properties of a call on lists that all ranks must agree on.
 struct Agreed {
     kind: Collective,
     root: Option<u32>,
     op: u64,
-    /// As errors name it.
+    /// The call's name in errors.
     name: &'static str,
 }
 
@@ -334,7 +341,7 @@ impl Communicator {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element>,
     {
-        // The same block for everyone.
+        // Every rank gets the same block.
         let sources = vec![source.memory(); self.world_size()];
         let destinations = self.written("all_gather_list", destinations)?;
         self.exchange_lists("all_gather_list", Call::SAME_FOR_ALL, sources, destinations)
@@ -350,7 +357,7 @@ impl Communicator {
         self.exchange_lists(call, 0, sources, destinations)
     }
 
-    /// A block for each rank, and one from each.
+    /// Makes a call that sends a block to each rank and receives one from each.
     fn exchange_lists<'a, T: Data>(
         &self,
         name: &'static str,
@@ -371,13 +378,13 @@ impl Communicator {
         lists(&agreed, Given::List(sources), Given::List(destinations), layout)
     }
 
-    /// A list of sources, one for each rank.
+    /// Checks that there is one source for each rank, and returns their memory.
     fn read<'a, S: Buffer>(&self, call: &'static str, list: &'a [S]) -> Result<Vec<Memory<'a, S::Element>>> {
         self.one_for_each(call, "sources", list.len())?;
         Ok(list.iter().map(Buffer::memory).collect())
     }
 
-    /// A list of destinations, one for each rank.
+    /// Checks that there is one destination for each rank, and returns their memory.
     fn written<'a, D: BufferMut>(&self, call: &'static str, list: &'a mut [D]) -> Result<Vec<MemoryMut<'a, D::Element>>> {
         self.one_for_each(call, "destinations", list.len())?;
         Ok(list.iter_mut().map(BufferMut::memory_mut).collect())
@@ -391,7 +398,7 @@ impl Communicator {
     }
 }
 
-/// What all buffers of a call on lists hold: its tag, and the size of an element.
+/// Returns what all buffers of a call on lists hold: the tag of the element type, and the size of an element.
 fn held_by_all<T: Data>(
     call: &'static str,
     source: &Given<Memory<'_, T>>,
@@ -413,13 +420,13 @@ fn held_by_all<T: Data>(
     known.map_or_else(|| element::<T>(call), Ok)
 }
 
-/// Two buffers are on several sides.
+/// Returns the error of a call with buffers both on the host and on a device.
 #[cfg(feature = "cuda")]
 fn two_sides(call: &Call) -> Error {
     Error::argument(call.name(), "some buffers are on the host and others on a device: pass all on one side")
 }
 
-/// The job of a checked call of which either buffer is a list. The layout is in elements.
+/// Makes the job of a checked call in which at least one of the two buffers is a list. The layout is in elements.
 fn lists<'a, T: Data>(
     agreed: &Agreed,
     source: Given<Memory<'a, T>>,
@@ -454,7 +461,7 @@ fn lists<'a, T: Data>(
     Ok(Prepared::Host(job, PhantomData))
 }
 
-/// Where a buffer is, how many bytes it has, and the list where it is one.
+/// Returns the address of a buffer, its length in bytes, and the list if it is one.
 fn placed<M, A: Address>(given: Given<M>, nowhere: A, place: impl Fn(M) -> Result<(A, usize)>) -> Result<(A, usize, Option<List<A>>)> {
     match given {
         Given::Nothing => Ok((nowhere, 0, None)),
@@ -467,7 +474,7 @@ fn placed<M, A: Address>(given: Given<M>, nowhere: A, place: impl Fn(M) -> Resul
     }
 }
 
-/// The same on a device, without addresses yet: those come with the stream.
+/// Makes the same job for a device. Its addresses are filled in once the stream is known.
 #[cfg(feature = "cuda")]
 fn device_lists<'a, T: Data>(
     call: Call,

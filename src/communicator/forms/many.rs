@@ -15,15 +15,17 @@ use crate::host::backend::Jobs;
 
 /// # Several buffers in one call
 ///
-/// One call on a list of buffers, whatever their number: `[Vec<T>]`, `[&mut [T]]`, `[CudaSlice<T>]` and so on, all on one side. It does what
-/// a call for each buffer would do, in their order. The list must have as many buffers of the same lengths, in the same order, on every rank:
-/// that is compared, before anything is written. It may be empty, and so may buffers in it.
+/// Each call takes a list of any number of buffers (`[Vec<T>]`, `[&mut [T]]`, `[CudaSlice<T>]` and so on), all on the
+/// host or all on a device. It does what one call for each buffer would do, in list order. On every rank, the list must
+/// have the same number of buffers, of the same lengths, in the same order. This is compared before anything is
+/// written. The list may be empty, and so may buffers in it.
 ///
-/// On the host small buffers are joined, so that together they cost one call and two copies of their bytes; large ones (above 4 KiB where all
-/// ranks share a host, 64 KiB between hosts) are done one after the other, without a copy. No other thread's call comes in between, and
-/// the timeout is that of the whole. On devices all are queued as one group, with one launch.
+/// On the host, small buffers are joined, so that together they cost one call and two copies of their bytes. Large ones
+/// (above 4 KiB if all ranks share a host, 64 KiB between hosts) run one after the other, without a copy. No other
+/// thread's call runs in between, and the timeout covers the whole call. On devices, all buffers are queued as one
+/// group, with one launch.
 impl Communicator {
-    /// As [`all_reduce`](Self::all_reduce) of each buffer.
+    /// Reduces each buffer like [`all_reduce`](Self::all_reduce).
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -38,13 +40,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` where some buffers are on the host and others on a device, or hold another element type ([`TypedBytes`](crate::TypedBytes)).
+    /// Those common to all collectives; `InvalidArgument` if some buffers are on the host and others on a device, or if
+    /// they hold different element types ([`TypedBytes`](crate::TypedBytes)).
     #[doc(alias("all_reduce_coalesced", "ncclGroupStart"))]
     pub fn all_reduce_many<B: BufferMut>(&self, buffers: &mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_all_reduce_many(buffers, &op.into()))
     }
 
-    /// As [`broadcast`](Self::broadcast) of each buffer.
+    /// Broadcasts each buffer like [`broadcast`](Self::broadcast).
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -59,13 +62,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce_many`](Self::all_reduce_many).
+    /// Same as for [`all_reduce_many`](Self::all_reduce_many).
     #[doc(alias("_broadcast_coalesced", "sync_module_states"))]
     pub fn broadcast_many<B: BufferMut>(&self, buffers: &mut [B], root: usize) -> Result<()> {
         self.execute(self.prepare_broadcast_many(buffers, root))
     }
 
-    /// As [`all_gather_into`](Self::all_gather_into) from each source into its destination, of world size × its length.
+    /// Gathers each source like [`all_gather_into`](Self::all_gather_into), into its destination of world size × its
+    /// length.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -81,7 +85,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce_many`](Self::all_reduce_many); `InvalidArgument` where the lists differ in length.
+    /// Same as for [`all_reduce_many`](Self::all_reduce_many); `InvalidArgument` if the lists differ in length.
     #[doc(alias("all_gather_into_tensor_coalesced", "all_gather_coalesced"))]
     pub fn all_gather_many_into<S, D>(&self, sources: &[S], destinations: &mut [D]) -> Result<()>
     where
@@ -91,7 +95,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather_many(sources, destinations))
     }
 
-    /// As [`reduce_scatter_into`](Self::reduce_scatter_into) from each source, of world size × its destination's length.
+    /// Reduces each source like [`reduce_scatter_into`](Self::reduce_scatter_into). A source has world size × its
+    /// destination's length.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -106,7 +111,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`all_gather_many_into`](Self::all_gather_many_into).
+    /// Same as for [`all_gather_many_into`](Self::all_gather_many_into).
     #[doc(alias = "reduce_scatter_tensor_coalesced")]
     pub fn reduce_scatter_many_into<S, D>(&self, sources: &[S], destinations: &mut [D], op: impl Into<Reduction<S::Element>>) -> Result<()>
     where
@@ -290,8 +295,8 @@ impl Communicator {
         )
     }
 
-    /// One call of what `prepare` makes of each buffer of a list. An empty list is compared as any other, over the host: no buffer says on which
-    /// side it is.
+    /// Joins the calls that `prepare` makes for each buffer of a list into one call. Ranks compare an empty list like
+    /// any other, over the host backend, because no buffer shows which backend to use.
     fn prepare_many<'a, M>(
         &self,
         call: &'static str,
@@ -335,7 +340,7 @@ impl Communicator {
         nothing()
     }
 
-    /// A call on a list of none: the ranks agree on it, and nothing is folded, whatever the elements and the op.
+    /// Makes a call on an empty list. The ranks agree on it, and nothing is folded, whatever the elements and the op.
     fn of_no_buffer<'a, T: Data>(&self, kind: Collective, root: Option<u32>, op: Option<&Reduction<T>>) -> Result<Prepared<'a>> {
         let nothing = MemoryMut::<T>::from(&mut [][..]);
         Ok(match self.moving(kind, root, 0, Source::InPlace, nothing, BlockLayout::Equal(0))? {
@@ -351,7 +356,7 @@ impl Communicator {
 /// A source with its destination.
 type Pair<'a, T> = (Memory<'a, T>, MemoryMut<'a, T>);
 
-/// Each source with its destination.
+/// Pairs each source with its destination.
 fn pairs<'a, S, D>(call: &'static str, sources: &'a [S], destinations: &'a mut [D]) -> Result<impl Iterator<Item = Pair<'a, S::Element>>>
 where
     S: Buffer,
@@ -364,7 +369,7 @@ where
     Ok(sources.iter().map(Buffer::memory).zip(destinations.iter_mut().map(BufferMut::memory_mut)))
 }
 
-/// What is wrong with a buffer of a list, and which one it is.
+/// Adds a buffer's place in the list to an error about that buffer.
 fn at_place(call: &'static str, place: usize, error: Error) -> Error {
     match error {
         Error::InvalidArgument { reason, .. } => Error::argument(call, format!("buffer {place} of the list: {reason}")),

@@ -17,7 +17,7 @@ use crate::communicator::work::{Drive, OwnedBuffer, OwnedSource, Work};
 use crate::error::{Error, Result};
 
 impl Communicator {
-    /// The terms of a message to a rank, or from one or any, whose buffer holds such elements.
+    /// Checks an envelope and returns the context of its message, for a buffer that holds elements of type `held`.
     #[inline]
     pub(in crate::communicator) fn context(
         &self,
@@ -31,7 +31,7 @@ impl Communicator {
         self.any_context(call, envelope, held)
     }
 
-    /// The same for the crate's own messages too, whose tags carry the internal bit.
+    /// Does the same, but also accepts the crate's own messages, whose tags carry the internal bit.
     #[inline]
     fn any_context(&self, call: &'static str, envelope: &Envelope, (element, element_bytes): (TypeTag, usize)) -> Result<MessageContext> {
         let Envelope { peer, tag, .. } = *envelope;
@@ -43,12 +43,12 @@ impl Communicator {
         Ok(MessageContext { peer, tag, element, element_bytes })
     }
 
-    /// The rank that a message goes to.
+    /// Returns the rank that a message goes to.
     pub(in crate::communicator) fn destination(call: &'static str, envelope: &Envelope) -> Result<usize> {
         envelope.peer.ok_or_else(|| Error::argument(call, "a message goes to one rank: name it, any will not do"))
     }
 
-    /// The rank that a message on a device comes from.
+    /// Returns the rank that a message on a device comes from.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) fn device_source(call: &'static str, envelope: &Envelope) -> Result<usize> {
         envelope
@@ -56,13 +56,13 @@ impl Communicator {
             .ok_or_else(|| Error::unsupported(format!("{call} from any rank into device memory"), "NCCL needs to know the source; name it"))
     }
 
-    /// This communicator with an envelope's timeout, where it has one.
+    /// Returns this communicator with the envelope's timeout, if it has one.
     #[cfg(feature = "cuda")]
     fn within(&self, envelope: &Envelope) -> Cow<'_, Self> {
         envelope.timeout.map_or(Cow::Borrowed(self), |timeout| Cow::Owned(self.with_timeout(timeout)))
     }
 
-    /// How long a message may take.
+    /// Returns how long a message may take.
     #[inline]
     fn limit(&self, envelope: &Envelope) -> Duration {
         envelope.timeout.unwrap_or_else(|| self.timeout())
@@ -107,7 +107,7 @@ impl Communicator {
         Ok(Work::<B>::receiving(state, Some(Arc::clone(&self.core.shared.progress) as Arc<dyn Drive>)))
     }
 
-    /// A message of the crate's own; the tag carries the internal bit.
+    /// Starts to send one of the crate's own messages. The tag carries the internal bit.
     pub(in crate::communicator) fn post_internal_send(
         &self,
         to: usize,
@@ -118,7 +118,7 @@ impl Communicator {
         self.send_background(bytes, &Envelope::rank(to).tag(tag).timeout(limit), Self::any_context)
     }
 
-    /// A message of the crate's own; the tag carries the internal bit.
+    /// Starts to receive one of the crate's own messages. The tag carries the internal bit.
     pub(in crate::communicator) fn post_internal_receive(
         &self,
         from: usize,
@@ -130,39 +130,47 @@ impl Communicator {
     }
 }
 
-/// How a message's terms are checked: [`Communicator::context`] or, for the crate's own, [`Communicator::any_context`].
+/// The check of a message's envelope: [`Communicator::context`] or, for the crate's own messages,
+/// [`Communicator::any_context`].
 type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Result<MessageContext>;
 
 /// # Messages
 ///
-/// A message goes from one rank to another under a tag (0 where none is given) and is received by a call that names its source
-/// and its tag, or any source: by an [`Envelope`], or simply by the rank's number. Messages of one source and tag arrive in the order in
-/// which they were sent. The element types of the two ends must agree, and the receiver's buffer must be long enough; a shorter message is
-/// fine.
+/// A message goes from one rank to another under a tag (0 by default). The receiving call names the source and the tag,
+/// or accepts any source. Both ends pass an [`Envelope`], or simply the rank's number. Messages with the same source
+/// and tag arrive in the order in which they were sent. The element types of the two ends must agree. The receiver's
+/// buffer must be long enough; a shorter message is allowed.
 ///
-/// A small message is on its way when `send` returns; a large one waits for its receive. So two ranks that send each other
-/// large messages before they receive wait for each other: use [`group`](Self::group), [`send_recv`](Self::send_recv) or
-/// [`start_send`](Self::start_send) there. Messages wait for no collective, and no collective for them: any number of threads may send and
-/// receive while others are in a barrier.
+/// A small message is on its way when `send` returns; a large one waits for its receive. So two ranks that send each
+/// other large messages before they receive wait for each other. Use [`group`](Self::group),
+/// [`send_recv`](Self::send_recv) or [`start_send`](Self::start_send) instead. Messages and collectives do not wait for
+/// each other: any number of threads may send and receive while others are in a barrier.
 ///
-/// Messages on device buffers go over NCCL: both ends must name the same length and type; there are no tags, and no receiving from any source.
-/// A sender says over the host backend what it sends, and a receive waits on the host until its sender has made the call, before it is queued
-/// on the device. Where the two ends differ, the receiver gets a `Mismatch`, and the communicator ends on all ranks.
+/// Messages on device buffers go over NCCL. Both ends must name the same length and type. Tags, and receiving from any
+/// source, are not supported. A sender announces its message over the host backend. A receive waits on the host until
+/// its sender has made the call, and is then queued on the device. If the two ends differ, the receiver gets a
+/// `Mismatch`, and the communicator ends on all ranks.
 ///
-/// All calls on devices, messages too, are one sequence for NCCL, which runs a communicator's calls one after the other in the order in which
-/// they were queued, on whatever streams. So those of several threads take turns, and a receive keeps its turn until its sender has made the
-/// call: a call that passed it would be queued before the receive here, and may be queued after the send there, and the devices would wait for
-/// each other. What waits behind it for longer than its timeout gets a `Timeout` that says so, and the communicator lives on. Threads that send
-/// and receive on devices beside each other take a [`group`](Self::group) together, or a communicator each.
+/// NCCL runs all device calls of a communicator, messages included, one after the other in the order in which they were
+/// queued, on any stream. So the device calls of several threads take turns, and a receive keeps its turn until its
+/// sender has made the call. Otherwise a call could be queued before the receive here but after the send there, and the
+/// devices would wait for each other. A call that waits behind a receive for longer than its timeout gets a `Timeout`
+/// that reports this, and the communicator stays usable. Threads that send and receive on devices at the same time
+/// should use one [`group`](Self::group), or a communicator each.
 ///
-/// A send that gives up before its message was received leaves a note: the receive that would have got it fails at once with `Message`. A receive
-/// that gives up in the middle of a message leaves it for the next receive. Where that has no room for it (256 MiB on a rank) both ends are told that it is lost. The error
-/// says which it was. A send of at most 64 KiB that has begun to be written is sent, and succeeds.
+/// If a send gives up before its message was received, the receive that would have got it fails at once with `Message`.
+/// If a receive gives up in the middle of a message, the message is kept for the next receive. If it cannot be kept
+/// (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The error distinguishes these cases. A
+/// send of at most 64 KiB that has begun to be written is completed, and succeeds.
 ///
-/// Errors: `InvalidArgument` for a rank or tag that cannot be, `Message` where the two ends do not fit together (both get it) or the other
-/// end gave up, after both of which the communicator lives on, `PeerLost`, `Timeout`, `Poisoned`.
+/// Errors common to messages:
+/// - `InvalidArgument` if a rank or tag cannot exist.
+/// - `Message` if the two ends do not match (both get it), or if the other end gave up.
+/// - `PeerLost`, `Timeout`, `Poisoned`.
+///
+/// After the first two, the communicator stays usable.
 impl Communicator {
-    /// Sends a buffer to a rank. The buffer may be reused when it returns.
+    /// Sends a buffer to a rank. The buffer may be reused when the call returns.
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope};
@@ -185,7 +193,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages. After a `Timeout` the message was not sent, and its receive is told so.
+    /// Those common to messages. After a `Timeout` the message was not sent, and its receive gets an error that reports
+    /// this.
     #[doc(alias("ncclSend", "MPI_Send"))]
     pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: impl Into<Envelope>) -> Result<()> {
         let to = to.into();
@@ -204,7 +213,7 @@ impl Communicator {
         unsafe { self.core.shared.progress.transfer_one(&context, memory, self.limit(&to)) }.map(drop)
     }
 
-    /// Receives a message from a rank, or from whichever rank sends first.
+    /// Receives a message from a rank, or from the rank that sends first.
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope};
@@ -226,8 +235,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages. After a `Timeout` in the middle of a message the next receive gets that message, whole; the buffer may hold a part
-    /// of it.
+    /// Those common to messages. After a `Timeout` in the middle of a message, the next receive gets the whole message;
+    /// the buffer may hold a part of it.
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
         let from = from.into();
@@ -245,7 +254,8 @@ impl Communicator {
         unsafe { self.core.shared.progress.transfer_one(&context, memory, self.limit(&from)) }
     }
 
-    /// Sends to one rank while receiving from another (or the same), without waiting for either first. Of two timeouts the shorter counts.
+    /// Sends to one rank while receiving from another (or the same), without waiting for either first. If both
+    /// envelopes have a timeout, the shorter one applies.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -295,8 +305,8 @@ impl Communicator {
         received.first().copied().ok_or_else(|| Error::argument(CALL, "no message was posted"))
     }
 
-    /// Starts a send; the buffer comes back through the [`Work`]. Any number may be outstanding. What is only read may be shared: an
-    /// `Arc<[T]>`, `Arc<Vec<T>>` or `&'static [T]` can be on its way to several ranks.
+    /// Starts a send. The buffer comes back through the [`Work`]. Any number of sends may be outstanding. A buffer that
+    /// is only read may be shared: an `Arc<[T]>`, `Arc<Vec<T>>` or `&'static [T]` can be on its way to several ranks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -319,8 +329,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, `Poisoned`, and `Io` where there can be no thread for it, here: nothing was sent then, and the buffer is free. The rest through
-    /// the [`Work`].
+    /// `InvalidArgument`, `Poisoned`, and `Io` if no thread can be started for it, are returned here: nothing was sent
+    /// then, and the buffer is free. Other errors come through the [`Work`].
     #[doc(alias("isend", "MPI_Isend"))]
     pub fn start_send<B: OwnedSource>(&self, buffer: B, to: impl Into<Envelope>) -> Result<Work<B>> {
         let to = to.into();
@@ -328,11 +338,11 @@ impl Communicator {
         self.send_background(buffer, &to, Self::context)
     }
 
-    /// Starts a receive; the buffer and what came into it come back through the [`Work`].
+    /// Starts a receive. The buffer, and what was received into it, come back through the [`Work`].
     ///
     /// # Errors
     ///
-    /// As [`start_send`](Self::start_send).
+    /// Same as for [`start_send`](Self::start_send).
     #[doc(alias("irecv", "MPI_Irecv"))]
     pub fn start_recv<B: OwnedBuffer>(&self, buffer: B, from: impl Into<Envelope>) -> Result<Work<(B, Received)>> {
         let from = from.into();

@@ -1,4 +1,4 @@
-//! The forms in which a call is made: blocking, started, in a group, of many buffers, with values that are serialised.
+//! The forms of a call: blocking, started, in a group, on many buffers, and on serialised values.
 
 mod barrier;
 mod collectives;

@@ -1,4 +1,4 @@
-//! Collectives on any serialisable value (feature `serde`): postcard on the wire, sizes first, bounded.
+//! Collectives on any serialisable value (feature `serde`): encoded with postcard, sizes first, total size limited.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -6,15 +6,15 @@ use serde::de::DeserializeOwned;
 use crate::communicator::Communicator;
 use crate::error::{Error, Peer, Result};
 
-/// In place of a size: the value could not be serialised, so that the others do not wait for it.
+/// Sent in place of a size if the value could not be serialised, so that the other ranks do not wait for it.
 const FAILED: u64 = u64::MAX;
 
-/// The size of an encoded value, as it is told to the others.
+/// Returns the size of an encoded value, as it is sent to the other ranks.
 fn told(encoded: &Result<Vec<u8>>) -> u64 {
     encoded.as_ref().map_or(FAILED, |bytes| bytes.len() as u64)
 }
 
-/// Bytes of another rank as a value. All of them: where some are left, the sender meant another type.
+/// Decodes the bytes of another rank. Every byte must be used: if some are left over, the sender meant another type.
 pub(in crate::communicator) fn decode<T: DeserializeOwned>(from: &Peer, bytes: &[u8]) -> Result<T> {
     let wrong = |what: String| Error::Protocol {
         with: from.to_string(),
@@ -28,18 +28,18 @@ pub(in crate::communicator) fn decode<T: DeserializeOwned>(from: &Peer, bytes: &
 }
 
 impl Communicator {
-    /// A value as bytes.
+    /// Encodes a value as bytes.
     pub(in crate::communicator) fn encode<T: Serialize + ?Sized>(call: &'static str, value: &T) -> Result<Vec<u8>> {
         postcard::to_stdvec(value).map_err(|error| Error::argument(call, format!("the value cannot be serialised: {error}")))
     }
 
-    /// Bytes of rank `from` as a value.
+    /// Decodes the bytes of rank `from`.
     pub(in crate::communicator) fn decode<T: DeserializeOwned>(&self, from: usize, bytes: &[u8]) -> Result<T> {
         decode(&self.peers()[from], bytes)
     }
 
-    /// Refuses objects that are together larger than `Config::object_limit_bytes` or could not be serialised (by `encoder`, or each
-    /// by its own rank), on every rank alike.
+    /// Refuses objects that are together larger than `Config::object_limit_bytes`, or that could not be serialised (by
+    /// `encoder`, or else each by its own rank). Every rank refuses them alike.
     fn bounded(&self, call: &'static str, sizes: &[u64], encoder: Option<usize>) -> Result<Vec<usize>> {
         if let Some(rank) = sizes.iter().position(|size| *size == FAILED) {
             let encoder = &self.peers()[encoder.unwrap_or(rank)];
@@ -53,7 +53,7 @@ impl Communicator {
         }
     }
 
-    /// This rank's object as bytes, and the sizes of everyone's.
+    /// Encodes this rank's object, and returns it with the sizes of all ranks' objects.
     fn exchange_sizes<T: Serialize>(&self, call: &'static str, object: &T) -> Result<(Vec<u8>, Vec<usize>)> {
         let encoded = Self::encode(call, object);
         let mut sizes = vec![0_u64; self.world_size()];
@@ -62,7 +62,8 @@ impl Communicator {
         Ok((encoded, self.bounded(call, &sizes, None)?))
     }
 
-    /// Every rank's object, in rank order, on every rank. Two collectives: the sizes, then the bytes.
+    /// Gathers every rank's object on every rank, in rank order. Uses two collectives: one for the sizes, one for the
+    /// bytes.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -73,7 +74,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of the collectives; `InvalidArgument` where a value cannot be serialised or the objects are too large together.
+    /// Those of the collectives; `InvalidArgument` if a value cannot be serialised or the objects together are too
+    /// large.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
         self.composite("all_gather_object", || {
             let (mine, counts) = self.exchange_sizes("all_gather_object", object)?;
@@ -83,7 +85,7 @@ impl Communicator {
         })
     }
 
-    /// The root's object on every rank: the root passes `Some`, the others `None`.
+    /// Broadcasts the root's object to every rank. The root passes `Some`, the others `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -95,7 +97,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`all_gather_object`](Self::all_gather_object).
+    /// Same as for [`all_gather_object`](Self::all_gather_object).
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(&self, object: Option<&T>, root: usize) -> Result<T> {
         self.composite("broadcast_object", || {
             self.only_at_root(crate::call::Collective::Broadcast, "an object", object.is_some(), root)?;
@@ -110,7 +112,7 @@ impl Communicator {
         })
     }
 
-    /// Every rank's object, in rank order, on the root; `None` elsewhere.
+    /// Gathers every rank's object on the root, in rank order. Returns `None` on the other ranks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -121,10 +123,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`all_gather_object`](Self::all_gather_object).
+    /// Same as for [`all_gather_object`](Self::all_gather_object).
     pub fn gather_object<T: Serialize + DeserializeOwned>(&self, object: &T, root: usize) -> Result<Option<Vec<T>>> {
         self.composite("gather_object", || {
-            // Everyone learns the sizes, so that too much is refused by everyone.
+            // Every rank learns the sizes, so that every rank refuses objects that are too large.
             let (mine, counts) = self.exchange_sizes("gather_object", object)?;
             if self.rank() != root {
                 self.gather_v_into(&mine, None::<(&mut Vec<u8>, &[usize])>, root)?;
@@ -136,7 +138,8 @@ impl Communicator {
         })
     }
 
-    /// Hands each rank its object of the root's list: the root passes `Some` with one object per rank, the others `None`.
+    /// Sends each rank its object of the root's list. The root passes `Some` with one object per rank, the others
+    /// `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -148,7 +151,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`all_gather_object`](Self::all_gather_object).
+    /// Same as for [`all_gather_object`](Self::all_gather_object).
     pub fn scatter_object<T: Serialize + DeserializeOwned>(&self, objects: Option<&[T]>, root: usize) -> Result<T> {
         self.composite("scatter_object", || {
             self.only_at_root(crate::call::Collective::Scatter, "objects", objects.is_some(), root)?;
@@ -190,7 +193,7 @@ impl Communicator {
     }
 }
 
-/// What must hold whatever another rank sends as an object.
+/// Properties that must hold whatever another rank sends as an object.
 #[cfg(feature = "__internals")]
 pub(crate) mod fuzz {
     use std::collections::BTreeMap;
@@ -200,7 +203,7 @@ pub(crate) mod fuzz {
     use super::decode;
     use crate::error::Peer;
 
-    /// Something with everything in it.
+    /// A type that contains every kind of value.
     #[derive(Debug, Serialize, Deserialize)]
     struct Everything {
         name: String,
@@ -220,7 +223,8 @@ pub(crate) mod fuzz {
         Identity,
     }
 
-    /// Any bytes as an object: an error that names the sender, or a value that means the same when encoded again.
+    /// Checks that any bytes decode to an error that names the sender, or to a value that keeps its meaning when
+    /// encoded again.
     pub fn objects(data: &[u8]) {
         check::<Everything>(data);
         check::<Vec<(u8, String)>>(data);
@@ -230,7 +234,8 @@ pub(crate) mod fuzz {
     fn check<T: Serialize + serde::de::DeserializeOwned>(data: &[u8]) {
         match decode::<T>(&Peer::unknown(3), data) {
             Ok(value) => {
-                // Numbers of many lengths mean the same, and NaN is not equal to itself: so bytes are compared once they are ours.
+                // A number can be encoded with several lengths, and NaN is not equal to itself, so only our own
+                // encodings are compared.
                 let bytes = postcard::to_stdvec(&value).expect("what was decoded can be encoded");
                 let again = decode::<T>(&Peer::unknown(3), &bytes).expect("what was encoded can be decoded");
                 assert!(bytes.len() <= data.len());
@@ -240,7 +245,7 @@ pub(crate) mod fuzz {
         }
     }
 
-    /// Inputs to begin with.
+    /// Returns the first inputs for the fuzzer.
     pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let layers = vec![Layer::Dense { inputs: u64::MAX, outputs: -7 }, Layer::Dropout(0.5), Layer::Identity];
         let everything = |boxed| Everything {
@@ -288,7 +293,7 @@ mod tests {
                 comm.broadcast_object(at_root.as_ref().map(|objects| &objects[1]), 1).unwrap_err(),
                 comm.scatter_object(at_root.as_ref().map(|objects| &objects[..]), 1).unwrap_err(),
             ];
-            // The communicator lives on.
+            // The communicator stays usable.
             assert_eq!(comm.all_gather_object(&comm.rank())?, [0, 1, 2]);
             Ok(errors.map(|error| error.to_string()))
         });

@@ -1,7 +1,9 @@
-//! Any serialisable value as a message between two ranks (feature `serde`): postcard on the wire, one message for each object, bounded.
+//! Any serialisable value as a message between two ranks (feature `serde`): encoded with postcard, one message per
+//! object, size limited.
 //!
-//! An object's message has an element type of its own. So it can be told from a buffer's under the same tag, and a receive of the other kind
-//! fails instead of taking it. The receive makes its memory when a message has met it, so no size travels ahead.
+//! An object's message has its own element type. So it differs from a buffer's message under the same tag, and a
+//! receive of the other kind fails instead of taking it. The receive allocates memory once a message has matched it, so
+//! no size is sent first.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,17 +15,21 @@ use crate::error::Result;
 
 /// # Objects as messages (feature `serde`)
 ///
-/// A value goes from one rank to another as [`send`](Self::send) and [`recv`](Self::recv) move buffers: to a rank, from one or any, under a
-/// tag, within a time of its own. Each object is one message: two threads that receive objects from one source under one tag get whole ones,
-/// in no particular order. Objects and buffers of one source and tag are one sequence: a `recv` that meets an object, or a `recv_object` that
-/// meets a buffer, fails with `Message`, as other types that differ do, and uses the message up.
+/// A value goes from one rank to another as buffers do with [`send`](Self::send) and [`recv`](Self::recv): to one rank,
+/// from one rank or any, under a tag, with its own timeout if needed. Each object is one message. If two threads
+/// receive objects from one source under one tag, each gets whole objects, in no particular order.
 ///
-/// Cost: encoding by `postcard`, a message of so many bytes, and decoding; up to 64 KiB it is on its way when the send returns. Objects
-/// travel over the host backend, also where there are devices. Nothing that is received is ever run.
+/// Objects and buffers with the same source and tag form one sequence. A `recv` that meets an object, or a
+/// `recv_object` that meets a buffer, fails with `Message`, as for any other types that differ, and uses the message
+/// up.
 ///
-/// In the background: on a thread of the program's, with a clone.
+/// Cost: encoding with `postcard`, a message of the encoded size, and decoding. Up to 64 KiB, the message is on its way
+/// when the send returns. Objects travel over the host backend even if there are devices. Received data is never
+/// executed.
+///
+/// To send or receive in the background, use one of your own threads with a clone of the communicator.
 impl Communicator {
-    /// Sends a value to a rank, for its [`recv_object`](Self::recv_object).
+    /// Sends a value to a rank, which receives it with [`recv_object`](Self::recv_object).
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope};
@@ -43,8 +49,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages. `InvalidArgument` where the value cannot be serialised: nothing is sent then, and its receiver waits on.
-    /// `Message` where it has more than 64 KiB and the receiver cannot take it; of less only the receiver is told.
+    /// Those common to messages, and:
+    /// - `InvalidArgument` if the value cannot be serialised. Nothing is sent then, and the receiver keeps waiting.
+    /// - `Message` if the object has more than 64 KiB and the receiver cannot take it. For a smaller one, only the
+    ///   receiver gets an error.
     #[doc(alias("send_object_list", "MPI_Send"))]
     pub fn send_object<T: Serialize + ?Sized>(&self, value: &T, to: impl Into<Envelope>) -> Result<()> {
         let to = to.into();
@@ -54,7 +62,8 @@ impl Communicator {
         self.core.shared.progress.send_object(&context, &bytes, to.timeout.unwrap_or_else(|| self.timeout()))
     }
 
-    /// Receives a value from a rank, or from whichever rank sends one first; with who sent it, and as `count` its size in bytes.
+    /// Receives a value from a rank, or from the rank that sends one first. Returns it with its source and, as `count`,
+    /// its size in bytes.
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope};
@@ -76,9 +85,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages; `Message`, naming the sender, where the object is larger than
-    /// [`Config::object_limit_bytes`](crate::Config::object_limit_bytes) of this rank, before memory is made for it; `Protocol`, naming the
-    /// sender, where the bytes are not a `T`. Each uses the message up, and the communicator lives on.
+    /// Those common to messages, and:
+    /// - `Message`, naming the sender, if the object is larger than
+    ///   [`Config::object_limit_bytes`](crate::Config::object_limit_bytes) of this rank. No memory is allocated for it.
+    /// - `Protocol`, naming the sender, if the bytes are not a `T`.
+    ///
+    /// Both use the message up, and the communicator stays usable.
     #[doc(alias("recv_object_list", "MPI_Recv"))]
     pub fn recv_object<T: DeserializeOwned>(&self, from: impl Into<Envelope>) -> Result<(T, Received)> {
         let from = from.into();
@@ -89,7 +101,7 @@ impl Communicator {
         self.decode(received.source, &bytes).map(|value| (value, received))
     }
 
-    /// The terms of an object's message.
+    /// Returns the context of an object's message.
     fn object_context(&self, call: &'static str, envelope: &Envelope) -> Result<MessageContext> {
         self.context(call, envelope, (TypeTag::Object, 1))
     }

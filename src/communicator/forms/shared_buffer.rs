@@ -1,4 +1,4 @@
-//! Buffers that the crate hands out: memory that the ranks of a host have in common.
+//! Buffers that the crate allocates, in memory that the ranks of a host share.
 
 #![expect(unsafe_code, reason = "a slice over mapped memory")]
 
@@ -16,28 +16,30 @@ use crate::communicator::prepare::prepared::element;
 use crate::error::{Error, Result};
 use crate::host::shm::{ShareError, Size, Storage};
 
-/// A buffer that [`Communicator::alloc`] has handed out: a slice of `T` that any call takes, whole or in part.
+/// A buffer allocated by [`Communicator::alloc`]: a slice of `T` that any call takes, whole or in part.
 ///
-/// It belongs to this rank alone, as a vector does, and can be sent to other threads and outlive its communicator. Other ranks read
-/// it, inside collectives that this rank calls with it, and nobody else ever writes to it. After a call that failed its destination holds
-/// anything, its source what it held. Others may still be reading the buffer then; they do not see what this rank writes to it, for which
-/// the system finds memory page by page. (A device or a network card that was given its addresses has to be given them again.)
+/// It belongs to this rank alone, as a vector does. It can be sent to other threads and can outlive its communicator.
+/// Other ranks read it, inside collectives that this rank calls with it, but never write to it.
+///
+/// After a failed call, a destination holds unspecified data, and a source is unchanged. Other ranks may still be
+/// reading the buffer then. They do not see what this rank writes to it: the system allocates new memory for that, page
+/// by page. (If a device or a network card was given the buffer's addresses, give it the addresses again.)
 pub struct SharedBuffer<T> {
-    /// Of `len` elements.
+    /// The first of `len` elements.
     base: NonNull<T>,
     len: usize,
-    /// What keeps it mapped; `None` where there is nothing in it.
+    /// Keeps the memory mapped; `None` if the buffer has no bytes.
     _storage: Option<Storage>,
     elements: PhantomData<T>,
 }
 
 // SAFETY: it owns its elements as a vector does, and `Data` is `Send`; the mapping belongs to no thread.
 unsafe impl<T: Data> Send for SharedBuffer<T> {}
-// SAFETY: a shared reference gives shared references to elements alone, and `Data` is `Sync`.
+// SAFETY: a shared reference gives only shared references to elements, and `Data` is `Sync`.
 unsafe impl<T: Data> Sync for SharedBuffer<T> {}
 
 impl<T: Data> SharedBuffer<T> {
-    /// `len` zeros in memory that was handed out for them.
+    /// Makes a buffer of `len` zeros in the memory allocated for them.
     fn new(storage: Option<Storage>, len: usize) -> Self {
         let base = storage.as_ref().map_or(NonNull::dangling(), |storage| storage.base().cast());
         Self { base, len, _storage: storage, elements: PhantomData }
@@ -50,17 +52,19 @@ impl<T: Data> Deref for SharedBuffer<T> {
     fn deref(&self) -> &[T] {
         // SAFETY: - as many elements as the storage was asked for, aligned to them, mapped as long as this lives;
         // - initialised: zeros at first, which are a value of any `Data`, and of every element type;
-        // - nobody writes while this is borrowed: this rank does so through this value alone, and the others, which map it too, never do
-        //   (trusted of them: they run this crate). The pages may become private to this rank meanwhile, with the same bytes.
+        // - no rank writes while this is borrowed: this rank writes only through this value, and the others, which map
+        //   it too, never write (they are trusted: they run this crate). The pages may become private to this rank
+        //   meanwhile, with the same bytes.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
 
 impl<T: Data> DerefMut for SharedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as many elements as the storage was asked for, aligned, initialised and mapped as long as this lives. The borrow is
-        // exclusive in this rank. Other ranks read these pages only in calls to which this rank has lent them, which borrow or own
-        // the buffer; after one that failed they go on reading pages of the file, which are no longer these.
+        // SAFETY: as many elements as the storage was asked for, aligned, initialised and mapped as long as this lives.
+        // The borrow is exclusive in this rank. Other ranks read these pages only in calls to which this rank has lent
+        // them, and those calls borrow or own the buffer. After a failed call they keep reading pages of the file,
+        // which are no longer these.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 }
@@ -88,20 +92,21 @@ impl<T: Data> BufferMut for SharedBuffer<T> {
     }
 }
 
-/// An allocation in words, as its ranks tell it: the element type's code, its alignment, and how many.
+/// Describes an allocation from the words that ranks exchange: the element type's code, its alignment, and the number
+/// of elements.
 fn in_words([code, align, len]: [u64; 3]) -> String {
     let element = u32::try_from(code).ok().and_then(TypeTag::from_code).map_or("unknown elements".to_owned(), |tag| tag.to_string());
     let aligned = if align > COMMON_ALIGNMENT { format!(", aligned to {align} B") } else { String::new() };
     format!("alloc({element}, count {len}{aligned})")
 }
 
-/// To what buffers are aligned whatever their elements want.
+/// The alignment of buffers in bytes, unless their elements need more.
 const COMMON_ALIGNMENT: u64 = 4096;
 
 impl Communicator {
-    /// A buffer of `len` zeros in memory that all ranks of this host have in common, so that collectives on it, or on parts of it, can
-    /// reach from one rank's buffer into another's. Collective: every rank calls it with the same type and length, and gets a buffer
-    /// of its own.
+    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share, so that collectives on it, or on
+    /// parts of it, can access one rank's buffer from another rank. This is a collective: every rank calls it with the
+    /// same type and length, and gets its own buffer.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -116,24 +121,31 @@ impl Communicator {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Between ranks that share no host, or with `Transport::Tcp`, it is ordinary memory at a page's beginning, so programs need no
-    /// second way. On several hosts each host's ranks share theirs.
+    /// Between ranks that share no host, or with `Transport::Tcp`, it is ordinary memory that begins at a page, so
+    /// programs need no second code path. On several hosts, the ranks of each host share memory.
     ///
-    /// **What it costs.** The bytes of every rank's buffer exist once on the host, and are there when this returns: 3 to 6 µs
-    /// for each page of 4 KiB were measured. Each rank maps all of them, and its own once more: as many times `len` elements, rounded up to
-    /// pages (of 2 MiB where a buffer fills one), as the host has ranks and one, of address space. Another rank's page is mapped when a call first reaches it, for
-    /// about 1 µs. So allocate once and use it often. Huge pages are used where the system gives them to shared memory
+    /// **Cost.**
+    /// - Memory: the bytes of every rank's buffer exist once on the host, and are allocated when this returns.
+    ///   Measured: 3 to 6 µs per page of 4 KiB.
+    /// - Address space: each rank maps the buffers of all ranks on its host and its own buffer a second time, so (ranks
+    ///   on the host + 1) × `len` elements, rounded up to pages (of 2 MiB if a buffer fills one).
+    /// - First use: another rank's page is mapped when a call first reaches it, in about 1 µs. So allocate once and use
+    ///   it often.
+    ///
+    /// Huge pages are used if the system allows them for shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
     ///
-    /// Dropping the buffer is this rank's own affair: its memory is free again at once, and its address space with the next collective
-    /// of this communicator. The others' buffers stay as they are; collectives on them then go through memory of the communicator's.
-    /// After a call that failed other ranks may still be reading what was in the buffer: that memory is free when all ranks of the
-    /// host have dropped theirs and the communicator.
+    /// Dropping the buffer needs no other rank. Its memory is freed at once, and its address space with the next
+    /// collective of this communicator. The other ranks' buffers remain; collectives on them then go through the
+    /// communicator's own memory. After a failed call, other ranks may still be reading what was in the buffer. That
+    /// memory is freed when all ranks of the host have dropped their buffers and the communicator.
     ///
     /// # Errors
     ///
-    /// `Mismatch` where ranks ask for different things, `InvalidArgument` for what no address space holds, `Io` naming the rank that
-    /// could not get its memory (all ranks fail then); none of these ends the communicator. And those of collectives.
+    /// Those of collectives, and these, after which the communicator stays usable:
+    /// - `Mismatch` if ranks ask for different types or lengths.
+    /// - `InvalidArgument` if the buffer is too large for an address space.
+    /// - `Io`, naming the rank that could not get its memory. All ranks fail then.
     #[doc(alias("ncclMemAlloc", "ncclCommWindowRegister", "MPI_Win_allocate_shared"))]
     pub fn alloc<T: Data>(&self, len: usize) -> Result<SharedBuffer<T>> {
         let (tag, size) = element::<T>("alloc")?;
@@ -141,7 +153,7 @@ impl Communicator {
         self.composite("alloc", || self.allocate(len, size, asked))
     }
 
-    /// A buffer of `len` elements of `size` bytes, as all ranks ask for.
+    /// Allocates a buffer of `len` elements of `size` bytes. All ranks must agree on `asked`.
     fn allocate<T: Data>(&self, len: usize, size: usize, asked: [u64; 3]) -> Result<SharedBuffer<T>> {
         self.same_allocation(asked)?;
         let bytes = len.checked_mul(size).filter(|bytes| *bytes <= isize::MAX as usize);
@@ -161,7 +173,7 @@ impl Communicator {
         Err(Error::Mismatch { first: peer(0), first_call: in_words(all[0]), second: peer(other), second_call: in_words(all[other]) })
     }
 
-    /// Memory for this rank's buffer, once every rank has its own.
+    /// Returns memory for this rank's buffer, once every rank has its own.
     fn storage(&self, size: Size, asked: [u64; 3]) -> Result<Storage> {
         let deadline = Deadline::after(self.timeout());
         let everyone: Vec<usize> = (0..self.world_size()).collect();

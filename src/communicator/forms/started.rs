@@ -1,4 +1,4 @@
-//! Collectives that go on in the background, on one worker thread of the communicator, in the order in which they were started.
+//! Collectives in the background, run by one worker thread of the communicator in the order in which they were started.
 
 use crate::call::buffer::{Buffer, BufferMut};
 use crate::call::op::Reduction;
@@ -9,9 +9,12 @@ use crate::error::Result;
 
 /// # Started collectives
 ///
-/// Each takes its buffers, returns at once, and gives them back through the [`Work`]. Started calls run one after another in
-/// the order in which they were started, on every rank; a blocking collective waits for them first. Arguments are checked
-/// before anything is started, and the thread is had before: after an error here nothing was begun.
+/// Each call takes its buffers, returns at once, and gives the buffers back through the [`Work`]. On every rank,
+/// started calls run one after another in the order in which they were started. A blocking collective waits for them
+/// first.
+///
+/// Before a call starts, its arguments are checked and the thread is created. If one of these methods returns an error,
+/// nothing has begun.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -357,7 +360,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of the barrier come through the [`Work`].
+    /// The barrier's errors come through the [`Work`].
     pub fn start_barrier(&self) -> Result<Work<()>> {
         self.start((), |()| self.prepare_barrier())
     }

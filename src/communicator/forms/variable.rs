@@ -1,4 +1,4 @@
-//! The collectives with a count of its own for each rank.
+//! Collectives with a separate count for each rank.
 
 use crate::call::buffer::{Buffer, BufferMut};
 use crate::call::op::Reduction;
@@ -7,21 +7,23 @@ use crate::error::Result;
 
 /// # Collectives with unequal counts
 ///
-/// Blocks lie side by side in rank order; counts are in elements and may be 0. Where every rank passes all counts they must be
-/// the same everywhere. Where each rank knows a part of them (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each
-/// transfer must have the same. All ranks compare that before anything is written: a difference is the same `Mismatch` on every rank.
+/// Blocks lie side by side in rank order. Counts are in elements and may be 0.
+///
+/// If every rank passes all counts, they must be the same on every rank. If each rank knows only some of them
+/// (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each transfer must pass the same count.
+/// All ranks compare the counts before anything is written. If any differ, every rank gets the same `Mismatch`.
 impl Communicator {
-    /// As [`all_gather`](Self::all_gather), in place, with a count for each rank.
+    /// Gathers in place like [`all_gather`](Self::all_gather), with a count for each rank.
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` where the counts do not cover the buffer.
+    /// Those common to all collectives; `InvalidArgument` if the counts do not cover the buffer.
     #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize]) -> Result<()> {
         self.execute(self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
     }
 
-    /// As [`all_gather_v`](Self::all_gather_v), from this rank's block into a destination for all of them.
+    /// Gathers like [`all_gather_v`](Self::all_gather_v), from this rank's block into a destination for all blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -45,7 +47,7 @@ impl Communicator {
         self.execute(self.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts))
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), in place, with a count for each rank.
+    /// Reduces in place like [`reduce_scatter`](Self::reduce_scatter), with a count for each rank.
     ///
     /// # Errors
     ///
@@ -60,7 +62,8 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into()))
     }
 
-    /// As [`reduce_scatter_v`](Self::reduce_scatter_v), from one buffer into another that holds this rank's block.
+    /// Reduces like [`reduce_scatter_v`](Self::reduce_scatter_v), from one buffer into another that holds this rank's
+    /// block.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -90,8 +93,8 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into()))
     }
 
-    /// As [`gather_into`](Self::gather_into) with a count for each rank, which only the root needs to know: it passes
-    /// `Some((destination, counts))`.
+    /// Gathers like [`gather_into`](Self::gather_into), with a count for each rank. Only the root needs the counts: it
+    /// passes `Some((destination, counts))`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -118,8 +121,8 @@ impl Communicator {
         self.execute(self.prepare_gather_v(source.memory(), destination, root))
     }
 
-    /// As [`scatter_into`](Self::scatter_into) with a count for each rank, which only the root needs to know: it passes
-    /// `Some((source, counts))`.
+    /// Scatters like [`scatter_into`](Self::scatter_into), with a count for each rank. Only the root needs the counts:
+    /// it passes `Some((source, counts))`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -146,7 +149,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_v(source, destination.memory_mut(), root))
     }
 
-    /// As [`all_to_all_into`](Self::all_to_all_into), with counts for what this rank sends to each rank and gets from each.
+    /// Exchanges blocks like [`all_to_all_into`](Self::all_to_all_into), with a count for each rank this rank sends to,
+    /// and one for each it receives from.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -1,52 +1,55 @@
-//! How far a tagged barrier has come on one rank, and what it knows of the others. Pure.
+//! The progress of a tagged barrier on one rank, and what it knows of the others. Pure.
 //!
-//! In each round a rank tells the one that is some distance ahead that it has come, and hears the same from the one as far behind. The distance
-//! doubles. What it hears speaks for all that its sender has heard of, so after log₂ n rounds it has heard of everyone.
+//! In each round a rank notifies the rank that is some distance ahead that it has come, and receives the same from the
+//! rank as far behind. The distance doubles each round. A notification covers all ranks that its sender knows of, so
+//! after log₂ n rounds a rank knows of all.
 //!
-//! A rank hears from another one in one round only. So messages need no number: those of one source and tag arrive in order, and each barrier
-//! takes one. A barrier whose deadline passed is not over. What it has sent will count, and what it has not heard will come; so the next one
-//! under the tag goes on where it stood. Of several threads the k-th to leave a tag has heard of k entries of every rank.
+//! A rank receives from another one in one round only. So messages need no number: those of one source and tag arrive
+//! in order, and each barrier takes one. A barrier whose deadline has passed is not over: what it has sent stays
+//! valid, and what it awaits still arrives. So the next barrier under the tag continues where it stopped. If several
+//! threads use a tag, the k-th to leave it knows of k entries of every rank.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::base::event;
 
-/// How far one barrier has come.
+/// The progress of one barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::communicator) struct Standing {
-    /// How far away the ranks of this round are.
+    /// The distance to the ranks of this round.
     pub(in crate::communicator) distance: usize,
-    /// Whether the rank ahead was told in this round.
+    /// Whether the rank ahead was notified in this round.
     pub(in crate::communicator) has_told: bool,
-    /// A rank that cannot come any more.
+    /// A rank that can no longer come.
     pub(in crate::communicator) lost: Option<u32>,
 }
 
-/// In place of a rank that is lost.
+/// Stands for no lost rank.
 const NOBODY: u32 = u32::MAX;
 
 impl Standing {
-    /// A barrier that begins.
+    /// The state at the beginning of a barrier.
     const BEGIN: Self = Self { distance: 1, has_told: false, lost: None };
 
-    /// What the rank ahead is told: who is lost.
+    /// Returns the notification for the rank ahead: the lost rank.
     pub(in crate::communicator) fn told(&self) -> [u8; 4] {
         self.lost.unwrap_or(NOBODY).to_le_bytes()
     }
 
-    /// What the rank behind has told: this round is over.
+    /// Takes the notification of the rank behind, which ends this round.
     pub(in crate::communicator) fn hear(&mut self, told: [u8; 4]) {
         let lost = Some(u32::from_le_bytes(told)).filter(|lost| *lost != NOBODY);
         *self = Self { distance: self.distance * 2, has_told: false, lost: self.lost.or(lost) };
     }
 
-    /// The rank behind is lost: this round is over.
+    /// Takes the rank behind as lost, which ends this round.
     pub(in crate::communicator) fn lose(&mut self, rank: usize) {
         self.hear((rank as u32).to_le_bytes());
     }
 
-    /// Of `world_size` ranks those that `rank` has heard of, with itself, and those that the message is to speak for which it waits for.
+    /// Returns the ranks of `world_size` that `rank` knows of, including itself, and those that the awaited message is
+    /// to cover.
     pub(in crate::communicator) fn known(&self, rank: usize, world_size: usize) -> (Vec<usize>, Vec<usize>) {
         let behind = |most: usize| (0..most.min(world_size)).map(move |distance| (rank + world_size - distance) % world_size);
         let mut heard: Vec<usize> = behind(self.distance).collect();
@@ -62,7 +65,7 @@ impl Standing {
 pub(in crate::communicator) struct Unfinished(Mutex<BTreeMap<u32, Vec<Standing>>>);
 
 impl Unfinished {
-    /// One to go on with, or a new one.
+    /// Takes an unfinished barrier, or a new one.
     pub(in crate::communicator) fn take(&self, tag: u32) -> Standing {
         let mut standings = event::lock(&self.0);
         let Some(of_tag) = standings.get_mut(&tag) else { return Standing::BEGIN };
@@ -73,7 +76,7 @@ impl Unfinished {
         standing.unwrap_or(Standing::BEGIN)
     }
 
-    /// Keeps one for the next call.
+    /// Keeps a barrier for the next call.
     pub(in crate::communicator) fn keep(&self, tag: u32, standing: Standing) {
         event::lock(&self.0).entry(tag).or_default().push(standing);
     }
@@ -92,7 +95,7 @@ mod tests {
                     let (known, awaited) = standing.known(rank, world_size);
                     heard.sort_unstable();
                     assert_eq!(known, heard, "rank {rank} of {world_size}");
-                    // Who speaks for those that are awaited has heard of as many.
+                    // The sender that covers the awaited ranks knows of as many.
                     let behind = (rank + world_size - standing.distance) % world_size;
                     let theirs = standing.known(behind, world_size).0;
                     assert!(awaited.iter().all(|rank| theirs.contains(rank) && !known.contains(rank)));

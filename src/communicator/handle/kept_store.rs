@@ -1,7 +1,8 @@
-//! The store at which the ranks of a job met, kept for the program's own keys where that was asked for (`Config::keep_store`).
+//! The store at which the ranks of a job met, kept for the program's own keys if `Config::keep_store` is set.
 //!
-//! A rank keeps no connection to a store that is served, only its address. A handle is a connection of its own, so that one thread may wait for
-//! a key that another one sets. Rank 0 keeps its server, as long as one of its communicators lives that came of the job.
+//! A rank keeps no connection to a served store, only its address. Each handle has its own connection, so that one
+//! thread may wait for a key that another one sets. Rank 0 keeps its server as long as one of its communicators of
+//! the job lives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,17 +11,17 @@ use crate::base::event;
 use crate::error::{Error, Result};
 use crate::rendezvous::{Store, StoreAddress, TcpStoreServer};
 
-/// How the store is reached.
+/// The way to reach the store.
 pub(in crate::communicator) enum Reach {
-    /// One more connection for each handle.
+    /// Each handle opens its own connection.
     Address(StoreAddress),
-    /// All handles share it.
+    /// All handles share this store.
     Shared(Arc<dyn Store>),
 }
 
 /// A store that all communicators of a job share.
 pub(in crate::communicator) struct KeptStore {
-    /// There until the drop.
+    /// `Some` until the drop.
     reach: Option<Reach>,
     server: Option<TcpStoreServer>,
 }
@@ -30,7 +31,7 @@ impl KeptStore {
         Self { reach: Some(reach), server }
     }
 
-    /// The store, for one handle.
+    /// Returns the store, for one handle.
     pub(in crate::communicator) fn open(&self, timeout: Duration) -> Result<Arc<dyn Store>> {
         match &self.reach {
             Some(Reach::Address(address)) => address.open(timeout),
@@ -42,11 +43,11 @@ impl KeptStore {
 
 impl Drop for KeptStore {
     fn drop(&mut self) {
-        // Nobody is waited for: handles of other ranks may stay open for as long as they like.
+        // Waits for no rank: handles of other ranks may stay open for any time.
         if let Some(server) = self.server.take() {
             server.end_within(Duration::ZERO);
         }
-        // A store may be the program's, and so its drop.
+        // The store, and so its drop, may be the program's code.
         let reach = self.reach.take();
         event::tell("the drop of a store", move || drop(reach));
     }

@@ -1,4 +1,5 @@
-//! A communicator: what it is made of, and what it tells of itself. All else that it does is in the files that name it.
+//! The communicator handle: its parts, and the properties that it reports. Everything else that it does is in the
+//! modules named after it.
 
 pub(in crate::communicator) mod dissemination;
 pub(in crate::communicator) mod kept_store;
@@ -32,44 +33,48 @@ use crate::observe::LIFE;
 
 /// One rank of a group of processes or threads that call collectives together.
 ///
-/// Every rank makes the same calls in the same order; ranks that do not are told so by an error that names both calls.
-/// Blocking calls run on the calling thread; `start_*` calls run in the background, in the order in which they were
-/// started, and blocking collectives wait for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are independent
-/// of collectives.
+/// Every rank must make the same calls in the same order; otherwise the ranks get an error that names both calls.
+/// Blocking calls run on the calling thread. `start_*` calls run in the background, in the order in which they were
+/// started, and blocking collectives wait for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are
+/// independent of collectives.
 ///
-/// A clone is the same communicator, for another thread or another owner. Collectives of several threads run one after the other, in
-/// the order in which they are called; that all ranks call them in one order is the program's affair, and what differs is told as a
-/// mismatch. Threads that need no common order take a communicator each, by [`split`](Self::split). Messages wait for nobody's
-/// collectives. A call that waits for its turn behind another thread's does so for at most its timeout; it has not begun then, and the
-/// communicator lives on.
+/// A clone is the same communicator, for another thread or another owner. Collectives of several threads run one after
+/// the other, in the order in which they are called. The program must make sure that all ranks call them in the same
+/// order; calls that differ are reported as a mismatch. Threads that need no common order should each use their own
+/// communicator, made by [`split`](Self::split). Messages do not wait for collectives. A call waits for its turn
+/// behind another thread's call for at most its timeout. If the timeout passes then, the call has not begun, and the
+/// communicator stays usable.
 ///
-/// Two communicators that two ranks, or two threads, use in opposite orders wait for each other until a deadline passes. The error then
-/// names the call, whom it waited for, and what else this process has waited in meanwhile ([`Error::Timeout`]); where the ranks are processes, each
-/// names its own call, and `collperf --explain-hang` puts them side by side.
+/// If two ranks, or two threads, use two communicators in opposite orders, they wait for each other until a deadline
+/// passes. The error then names the call, the ranks it waited for, and what else this process has waited in meanwhile
+/// ([`Error::Timeout`]). If the ranks are processes, each names its own call, and `collperf --explain-hang` compares
+/// them.
 ///
-/// After a lost peer, a mismatch, an abort or a deadline that passed inside a collective the communicator is ended: further
-/// calls are refused with an error that carries the first one; [`shrink`](Self::shrink) makes a new one of the ranks that are left.
+/// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator: further calls are refused
+/// with an error that contains the first one. [`shrink`](Self::shrink) makes a new communicator of the remaining
+/// ranks.
 ///
-/// [`Device`](crate::Device)s, the `DataParallel` of `collectives-train` and what captures a clone keep a communicator alive; what it keeps
-/// itself, an observer in its settings, should hold an [`abort_handle`](Self::abort_handle) instead.
+/// [`Device`](crate::Device)s, the `DataParallel` of `collectives-train` and closures that capture a clone keep a
+/// communicator alive. Objects that it keeps itself, such as an observer in its settings, should hold an
+/// [`abort_handle`](Self::abort_handle) instead.
 ///
-/// Dropping the last clone waits a short while for started calls, tells the peers and closes its connections; see also
-/// [`close`](Self::close).
+/// Dropping the last clone waits a short while for started calls, notifies the peers and closes its connections; see
+/// also [`close`](Self::close).
 #[derive(Clone)]
 pub struct Communicator {
     pub(in crate::communicator) core: Arc<Core>,
-    /// This handle's own, where it has one.
+    /// The timeout of this handle, if it has its own.
     pub(in crate::communicator) timeout: Option<Duration>,
-    /// Where device calls are queued; `None` for the device backend's own stream.
+    /// The stream on which device calls are queued; `None` for the device backend's own stream.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) stream: Option<Arc<CudaStream>>,
 }
 
-/// What all clones of a communicator share. Dropped with the last of them.
+/// The state that all clones of a communicator share. Dropped with the last of them.
 pub(in crate::communicator) struct Core {
     pub(in crate::communicator) shared: Arc<Shared>,
     pub(in crate::communicator) worker: OnceLock<Worker>,
-    /// Packed, as by [`packed`].
+    /// Encoded by [`packed`].
     timeout: AtomicU64,
     /// The number of the next monitored barrier.
     pub(in crate::communicator) monitored: AtomicU64,
@@ -77,21 +82,21 @@ pub(in crate::communicator) struct Core {
     pub(in crate::communicator) unfinished: Unfinished,
     /// How many communicators were made from this one.
     pub(in crate::communicator) children: AtomicU64,
-    /// Held by a thread that looks for the survivors of a failure: a rank takes part once.
+    /// Held by a thread that runs a shrink: a rank takes part once.
     pub(in crate::communicator) shrinking: TicketLock<()>,
-    /// The device backend, once it was asked for, or why there is none.
+    /// The device backend once it was requested, or why there is none.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) device: OnceLock<std::result::Result<NcclCommunicator, String>>,
 }
 
-/// A communicator may be kept anywhere, and used from any thread.
+/// A communicator can be stored anywhere, and used from any thread.
 const _: () = {
     const fn shareable<T: Clone + Send + Sync + 'static>() {}
     shareable::<Communicator>();
 };
 
 impl Communicator {
-    /// Of what its threads share.
+    /// Makes a communicator of the state that its threads share.
     pub(in crate::communicator) fn new(shared: Shared) -> Self {
         let timeout = shared.config.timeout;
         let core = Core {
@@ -113,39 +118,40 @@ impl Communicator {
         }
     }
 
-    /// This process's number in the group, from 0.
+    /// Returns this process's number in the group, from 0.
     #[must_use]
     #[doc(alias = "ncclCommUserRank")]
     pub fn rank(&self) -> usize {
         self.core.shared.rank
     }
 
-    /// How many ranks the group has.
+    /// Returns the number of ranks in the group.
     #[must_use]
     #[doc(alias = "ncclCommCount")]
     pub fn world_size(&self) -> usize {
         self.core.shared.peers.len()
     }
 
-    /// This rank's number among the group's ranks on the same host, from 0, as found by host identity.
+    /// Returns this rank's number among the group's ranks on the same host, from 0, as determined by host identity.
     #[must_use]
     pub fn local_rank(&self) -> usize {
         self.core.shared.local.0
     }
 
-    /// How many of the group's ranks share this host.
+    /// Returns how many of the group's ranks share this host.
     #[must_use]
     pub fn local_world_size(&self) -> usize {
         self.core.shared.local.1
     }
 
-    /// Every rank's host and process, indexed by rank.
+    /// Returns every rank's host and process, indexed by rank.
     #[must_use]
     pub fn peers(&self) -> &[Peer] {
         &self.core.shared.peers
     }
 
-    /// By rank, the number that each has in the communicator of the job, of which this one was made by splits, subgroups and shrinks.
+    /// Returns each rank's number in the job's communicator, indexed by rank. This communicator was made from that one
+    /// by splits, subgroups and shrinks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -163,14 +169,15 @@ impl Communicator {
         &self.core.shared.world_ranks
     }
 
-    /// The settings this communicator was made with.
+    /// Returns the settings that this communicator was made with.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.core.shared.config
     }
 
-    /// How calls of this communicator are done, in words: over shared memory, over TCP, and between hosts which collective takes which
-    /// algorithm at which size (in the form that [`AlgorithmRanges`](crate::AlgorithmRanges) are written in). For people; the text may change.
+    /// Describes how this communicator's calls are done: over shared memory, over TCP, and between hosts which
+    /// algorithm each collective takes at which size (in the format of [`AlgorithmRanges`](crate::AlgorithmRanges)).
+    /// The text is for people and may change.
     #[must_use]
     pub fn explain(&self) -> String {
         if self.core.shared.health.is_foreign() {
@@ -180,10 +187,11 @@ impl Communicator {
         said.unwrap_or_else(|_| "in use by a call that is under way".to_owned())
     }
 
-    /// How a collective is done on this rank, on ordinary host memory with a built-in op. `bytes`: the whole vector; where there are blocks, all
-    /// of them together.
+    /// Returns the algorithm of a collective on this rank, on ordinary host memory with a built-in op. `bytes` is the
+    /// size of the whole vector; if there are blocks, of all of them together.
     ///
-    /// `None` while a reduction is under way that calls this, once the communicator is closed, and in a forked child.
+    /// Returns `None` if called inside a reduction that is under way, once the communicator is closed, and in a forked
+    /// child.
     ///
     /// ```
     /// # use collectives::{Algorithm, Collective, Communicator, DType};
@@ -199,20 +207,22 @@ impl Communicator {
         self.with_backend(|backend| backend.algorithm(collective, bytes, dtype.size_bytes())).ok()
     }
 
-    /// How long a call may wait for its peers.
+    /// Returns how long a call may wait for its peers.
     #[inline]
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout.unwrap_or_else(|| unpacked(self.core.timeout.load(Ordering::Relaxed)))
     }
 
-    /// The same communicator, with a timeout of its own for the calls made with this handle: for one call, or kept.
+    /// Returns the same communicator with its own timeout for the calls made with this handle. You can use it for one
+    /// call, or keep it.
     ///
-    /// A call on devices is queued, and this is how long the device may take for it. Its time counts from when it is queued (to a tenth of a
-    /// second), or from when all is over that this communicator had queued before with other timeouts, if that is later: NCCL runs a
-    /// communicator's calls in their order. So no call's timeout shortens or lengthens another's. Where one passes the communicator ends. A
-    /// call with another timeout than the one before it costs an event on each stream that is in use. Who waits for a started call, or
-    /// in [`Device::synchronize`](crate::Device::synchronize), does so for this long, counted from the call.
+    /// Calls on devices are queued, and the timeout limits the time that the device may take. It counts from when the
+    /// call is queued (to a tenth of a second). If calls with other timeouts were queued on this communicator before
+    /// and end later, it counts from their end: NCCL runs a communicator's calls in their order. So no call's timeout
+    /// shortens or lengthens another's. If one passes, the communicator ends. A call with another timeout than the one
+    /// before it costs an event on each stream that is in use. Waiting for a started call, or in
+    /// [`Device::synchronize`](crate::Device::synchronize), is limited to this time too, counted from the call.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -228,19 +238,20 @@ impl Communicator {
         Self { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// Sets how long later calls may wait for their peers: those of all clones, on this rank, that have no timeout of their own.
+    /// Sets how long later calls may wait for their peers. It applies to all clones on this rank that have no timeout
+    /// of their own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.core.shared.allow_timeout(timeout);
         self.core.timeout.store(packed(timeout), Ordering::Relaxed);
     }
 
-    /// Why a call did not get its turn.
+    /// Returns the error of a call that did not get its turn.
     #[cold]
     pub(in crate::communicator) fn no_turn(&self, call: &'static str, why: NoTurn) -> Error {
         self.no_turn_behind(call, why, || self.core.shared.under_way())
     }
 
-    /// The same, of a turn behind what is found to be under way.
+    /// Returns the same error for a turn behind the call that `under_way` finds.
     #[cold]
     pub(in crate::communicator) fn no_turn_behind(
         &self,
@@ -251,14 +262,15 @@ impl Communicator {
         self.core.shared.no_turn(call, why, self.timeout(), under_way)
     }
 
-    /// Reaches for the host backend on this thread, after the calls that came before, started ones and other threads' included.
+    /// Runs `work` with the host backend on this thread, after all earlier calls, including started ones and those of
+    /// other threads.
     #[inline]
     pub(in crate::communicator) fn with_backend<R>(&self, work: impl FnOnce(&mut HostBackend) -> R) -> std::result::Result<R, NoTurn> {
         self.core.shared.backend.with(self.timeout(), work)
     }
 
-    /// Runs what consists of several collectives in one turn: no other thread's call comes in between. Within one of its own kind it is part
-    /// of that.
+    /// Runs several collectives in one turn: no other thread's call comes in between. A nested composite belongs to
+    /// the outer one.
     pub(in crate::communicator) fn composite<R>(&self, call: &'static str, work: impl FnOnce() -> Result<R>) -> Result<R> {
         let backend = &self.core.shared.backend;
         if backend.is_inside() && !backend.is_used_here() {
@@ -270,7 +282,7 @@ impl Communicator {
 }
 
 impl Core {
-    /// Waits a short while for what was started and sent, and ends the threads.
+    /// Waits a short while for started calls and sent messages, and ends the threads.
     pub(in crate::communicator) fn finish(&self) {
         if let Some(worker) = self.worker.get() {
             worker.stop(&self.shared);
@@ -284,7 +296,7 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         if self.shared.health.is_foreign() {
-            // Its thread is the parent's, and so is what the device backend has of the driver and NCCL.
+            // The worker's thread, and what the device backend has of the driver and NCCL, belong to the parent.
             #[cfg(feature = "cuda")]
             std::mem::forget(self.device.take());
             return std::mem::forget(self.worker.take());

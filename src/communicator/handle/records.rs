@@ -1,4 +1,4 @@
-//! The face of what is recorded of calls: the flight recorder and traces.
+//! Access to the records of calls: the flight recorder and traces.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,12 @@ use crate::observe::TraceLog;
 
 /// # The flight recorder
 ///
-/// The last calls of every communicator are kept ([`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls)), with how
-/// far each is. Where a call fails for lack of a peer they are written to a folder, if one was named
-/// ([`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)); otherwise when somebody asks, from any thread, or by a
-/// signal ([`flight::write_records_on_sigusr1`]).
+/// Every communicator keeps its last calls ([`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls)),
+/// with the state of each. If a call fails for lack of a peer, they are written to a folder, if one is set
+/// ([`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)). Otherwise you can request them, from any
+/// thread or by a signal ([`flight::write_records_on_sigusr1`]).
 impl Communicator {
-    /// A handle on this communicator's records, which any thread can read.
+    /// Returns a handle on this communicator's records, which any thread can read.
     ///
     /// ```
     /// # use collectives::{Collective, Communicator, flight};
@@ -32,7 +32,8 @@ impl Communicator {
         flight::Recorder::new(&self.core.shared.recorder)
     }
 
-    /// The name of the communicator that these ranks are about to make, as all of this one's ranks count them.
+    /// Returns the name of the communicator that these ranks are about to make, with the number by which all of this
+    /// one's ranks count it.
     pub(in crate::communicator) fn name_child(&self, members: &[usize]) -> String {
         let number = self.core.children.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let first = members.first().map_or_else(|| "nobody".to_owned(), ToString::to_string);
@@ -42,10 +43,13 @@ impl Communicator {
 
 /// # Traces
 impl Communicator {
-    /// Writes what the calls of this communicator and of those that were made of it took into a folder, as `trace-ID-rankR.json`, whole
-    /// or not at all; the file, for Perfetto or `collperf trace`. In full where a trace was asked for beforehand
-    /// ([`Config::trace`](crate::Config::trace)); otherwise what the [flight recorder](Self::flight_recorder) has of this communicator: it
-    /// knows the beginning of most calls and the end of the longer ones.
+    /// Writes the timings of this communicator's calls, and of communicators made from it, into a folder as
+    /// `trace-ID-rankR.json`. Returns the file, which Perfetto and `collperf trace` can read. It is written completely
+    /// or not at all.
+    ///
+    /// The trace is complete if it was enabled beforehand ([`Config::trace`](crate::Config::trace)). Otherwise it
+    /// contains what the [flight recorder](Self::flight_recorder) has of this communicator: the beginning of most
+    /// calls and the end of the longer ones.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -62,7 +66,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Io` where it cannot be written, `Unsupported` in a process that was forked from the one that made the communicator.
+    /// `Io` if it cannot be written; `Unsupported` in a process that was forked from the one that made the
+    /// communicator.
     pub fn write_trace(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
         if self.core.shared.health.is_foreign() {
             let reason = "this process was forked from the one that made the communicator, and has none of its trace".to_owned();
@@ -71,13 +76,13 @@ impl Communicator {
         self.with_trace(|log| log.write(folder.as_ref()))
     }
 
-    /// The same as text: JSON in Chrome's Trace Event Format. Without calls in a forked process.
+    /// Returns the same trace as text: JSON in Chrome's Trace Event Format. In a forked process it contains no calls.
     #[must_use]
     pub fn trace_json(&self) -> String {
         self.with_trace(TraceLog::to_json)
     }
 
-    /// The log that is kept, or one of what the flight recorder knows.
+    /// Passes the log that is kept, or one made of the flight recorder's records.
     fn with_trace<R>(&self, give: impl FnOnce(&TraceLog) -> R) -> R {
         let shared = &self.core.shared;
         if let Some(log) = &shared.trace {

@@ -1,4 +1,4 @@
-//! What the threads of a communicator have in common.
+//! The state that the threads of a communicator share.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,18 +20,18 @@ use crate::host::health::{Health, forked};
 use crate::observe::Observers;
 use crate::observe::TraceLog;
 
-/// What the caller, the background threads and abort handles share.
+/// The state that the caller, the background threads and abort handles share.
 pub(in crate::communicator) struct Shared {
     pub(in crate::communicator) rank: usize,
     pub(in crate::communicator) peers: Arc<[Peer]>,
-    /// This rank's number among the ranks of its host, and how many they are.
+    /// This rank's number among the ranks of its host, and the number of those ranks.
     pub(in crate::communicator) local: (usize, usize),
     pub(in crate::communicator) config: Config,
-    /// Whether it has ended, and why.
+    /// Whether the communicator has ended, and why.
     pub(in crate::communicator) health: Arc<Health>,
-    /// What its calls are recorded in.
+    /// The record of its calls.
     pub(in crate::communicator) recorder: Arc<Flight>,
-    /// Who is told of its device calls. The host backend and the progress engine have copies.
+    /// The observers of its device calls. The host backend and the progress engine have copies.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) observers: Observers,
     pub(in crate::communicator) backend: TicketLock<HostBackend>,
@@ -40,26 +40,26 @@ pub(in crate::communicator) struct Shared {
     pub(in crate::communicator) listen: IpAddr,
     /// A random number that no other communicator has.
     pub(in crate::communicator) id: [u8; 16],
-    /// Where its ranks find each other should it fail.
+    /// The means by which its ranks find each other after a failure.
     pub(in crate::communicator) recovery: RecoveryGroup,
-    /// By rank, the number in the job.
+    /// The number in the job, by rank.
     pub(in crate::communicator) world_ranks: Arc<[usize]>,
-    /// The log of this rank, which communicators hand on to those that are made of them. Written with the last of them; so nothing that
-    /// may outlive them, as handles do, holds it.
+    /// This rank's log, shared with the communicators that are made from this one. It is written when the last of them
+    /// is dropped, so nothing that may outlive them (such as handles) may hold it.
     pub(in crate::communicator) trace: Option<Arc<TraceLog>>,
-    /// The job's store, where it is kept, until the communicator is closed.
+    /// The job's store, if it is kept, until the communicator is closed.
     pub(in crate::communicator) store: Mutex<Option<Arc<KeptStore>>>,
     /// The longest timeout that was ever set, packed.
     longest_timeout: AtomicU64,
 }
 
 impl Shared {
-    /// The numbers in the job of some ranks.
+    /// Returns the numbers in the job of some ranks.
     pub(in crate::communicator) fn world_ranks_of(&self, members: &[usize]) -> Arc<[usize]> {
         members.iter().map(|member| self.world_ranks[*member]).collect()
     }
 
-    /// Of a backend whose observers are known, and what its messages travel on.
+    /// Makes the state of a backend whose observers are set, and of the connector that its messages use.
     pub(in crate::communicator) fn new(
         backend: HostBackend,
         connector: MessageConnector,
@@ -91,12 +91,12 @@ impl Shared {
         }
     }
 
-    /// The longest timeout that a call of this communicator may have.
+    /// Returns the longest timeout that a call of this communicator may have.
     pub(in crate::communicator) fn longest_timeout(&self) -> Duration {
         unpacked(self.longest_timeout.load(Ordering::Relaxed))
     }
 
-    /// Calls may have this timeout from now on.
+    /// Allows this timeout for calls from now on.
     pub(in crate::communicator) fn allow_timeout(&self, timeout: Duration) {
         let timeout = packed(timeout);
         if self.longest_timeout.load(Ordering::Relaxed) < timeout {
@@ -104,14 +104,14 @@ impl Shared {
         }
     }
 
-    /// The collective that is under way, in words, where one is on record.
+    /// Describes the collective that is under way, if one is recorded.
     pub(in crate::communicator) fn under_way(&self) -> Option<String> {
         let records = self.recorder.records();
         let call = records.iter().rev().find(|record| record.sequence.is_some() && record.state == flight::State::Started)?;
         Some(format!("{} number {}", call.kind, call.sequence?))
     }
 
-    /// Why a call did not get its turn within `limit`, behind what is found to be under way.
+    /// Returns the error of a call that did not get its turn within `limit`, behind the call that `under_way` finds.
     #[cold]
     pub(in crate::communicator) fn no_turn(
         &self,
@@ -132,7 +132,7 @@ impl Shared {
         }
     }
 
-    /// After a collective that failed: where that ended the communicator, peers that wait for messages hear of it too.
+    /// Notifies peers that wait for messages, if a failed collective has ended the communicator.
     #[cold]
     pub(in crate::communicator) fn announce_end(&self) {
         if self.health.abort_reason().is_some() {
@@ -140,14 +140,15 @@ impl Shared {
         }
     }
 
-    /// After a call that failed: the peers hear of it, and the records are written where that was asked for.
+    /// Notifies the peers after a failed call, and writes the records if that is enabled.
     #[cold]
     pub(in crate::communicator) fn after_failure(&self, error: &Error) {
         self.announce_end();
         self.recorder.after_error(error);
     }
 
-    /// Where peers ended the communicator and no call here has heard of it, writes the records now, while they are there.
+    /// Writes the records now, while they exist, if peers have ended the communicator and no call here has reported
+    /// it.
     pub(in crate::communicator) fn write_unwritten(&self) {
         let by_trouble = matches!(
             self.health.abort_reason(),

@@ -22,10 +22,10 @@ use crate::host::backend::{HostBackend, Jobs, op_panicked};
 /// How long a dropped communicator waits for calls that were started and not waited for.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The most calls that are made in one turn, each for its whole time, as the collectives on objects make them.
+/// The most calls that one turn makes, each up to its full timeout, as the collectives on objects do.
 const CALLS_OF_A_TURN: u32 = 4;
 
-/// A started call: what to run, what it owns, whom to tell.
+/// A started call: its jobs, its buffers, and the state that reports its end.
 pub(in crate::communicator) struct Started {
     pub(in crate::communicator) jobs: Jobs,
     pub(in crate::communicator) buffers: Box<dyn ErasedBuffer>,
@@ -33,30 +33,31 @@ pub(in crate::communicator) struct Started {
     pub(in crate::communicator) timeout: Duration,
 }
 
-/// What is left of a started call that has ended.
+/// What remains of a started call that has ended.
 struct Left {
-    /// Of one that failed.
+    /// The buffers of a call that failed.
     buffers: Option<Box<dyn ErasedBuffer>>,
     state: Arc<State>,
 }
 
 impl Started {
-    /// Takes its turn, runs it there, and frees what is left.
+    /// Takes the call's turn, runs it there, and frees what remains.
     fn take_turn(self, ticket: Ticket, shared: &Shared) {
-        // Only the program's code in a call can take longer: an op that waits for what was started behind it.
+        // Only the program's code in a call can take longer: for example, an op that waits for a call started behind
+        // it.
         let limit = shared.longest_timeout().saturating_mul(CALLS_OF_A_TURN);
         let limit = if shared.health.has_ended() { Duration::ZERO } else { limit };
         let mut started = Some(self);
-        // What is left is freed in the turn, too: a buffer whose drop calls this communicator is refused, and does not wait for
-        // calls that only this thread can run.
+        // Freeing happens in the turn, too. A buffer whose drop calls this communicator is then refused, instead of
+        // waiting for calls that only this thread can run.
         let turn = shared.backend.with_ticket(ticket, limit, |backend| started.take().map(|started| started.run(backend, shared).free()));
         if let (Err(why), Some(started)) = (turn, started) {
             started.refuse(why, limit, shared).free();
         }
     }
 
-    /// Ends it with the error of a turn that did not come, and the communicator with it: the call has its place in the order of all ranks, and
-    /// the next one must not take it.
+    /// Ends the call with the error of a turn that did not come, and ends the communicator. The call has its place in
+    /// the order of all ranks, which the next call must not take.
     #[cold]
     fn refuse(self, why: NoTurn, limit: Duration, shared: &Shared) -> Left {
         let Self { jobs, buffers, state, .. } = self;
@@ -75,7 +76,7 @@ impl Started {
         Left { buffers: Some(buffers), state }
     }
 
-    /// Runs it, and tells its end to whoever waits for it; nothing of the program's can keep that from being told.
+    /// Runs the call, and reports its end to the waiting threads. No code of the program can prevent that report.
     fn run(self, backend: &mut HostBackend, shared: &Shared) -> Left {
         let Self { jobs, buffers, state, timeout } = self;
         shared.recorder.take_up();
@@ -85,7 +86,7 @@ impl Started {
         if let Err(error) = &result {
             shared.after_failure(error);
         }
-        // Before the caller gets the backend back: whoever waited for it finds this call ended.
+        // Before the turn ends: a thread that waited for the turn then finds this call ended.
         let buffers = match result {
             Ok(()) => {
                 state.end(Ok(Finished { buffer: buffers.release(), received: None }));
@@ -101,7 +102,8 @@ impl Started {
 }
 
 impl Left {
-    /// Frees what nobody else holds: how a buffer is freed is the program's. Each by itself, as two panics at once end the process.
+    /// Drops what no other owner holds; the drops may be the program's code. Each is caught separately, because two
+    /// panics at once end the process.
     fn free(self) {
         let Self { buffers, state } = self;
         event::caught("the drop of a buffer", || drop(buffers));
@@ -110,7 +112,7 @@ impl Left {
 }
 
 thread_local! {
-    /// The address of what a worker's thread runs calls of; 0 on other threads.
+    /// The address of the state whose calls this worker thread runs; 0 on other threads.
     static SERVED: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -120,7 +122,7 @@ impl Turns for Shared {
     }
 }
 
-/// The thread that runs started collectives, and the way to it.
+/// The thread that runs started collectives, and the channel to it.
 #[derive(Default)]
 pub(in crate::communicator) struct Worker {
     thread: Mutex<Option<Thread>>,
@@ -145,32 +147,32 @@ impl Thread {
 }
 
 impl Worker {
-    /// Gives a call its place in the order of calls, and hands it to the worker, which is started by the first one.
+    /// Gives a call its place in the order of calls, and sends it to the worker, which the first call starts.
     pub(in crate::communicator) fn submit(&self, started: Started, shared: &Arc<Shared>) -> Result<()> {
-        // Held until the call is in the queue: tickets stand there in their order.
+        // Held until the call is in the queue, so that tickets are queued in their order.
         let mut held = event::lock(&self.thread);
         if held.is_none() {
             *held = Some(Thread::spawn(shared)?);
         }
         let Some(thread) = &*held else { return Err(gone()) };
         shared.recorder.queue(started.jobs.call());
-        // From here to the queue nothing can unwind: a ticket that was drawn has to get there.
+        // From here to the queue nothing can unwind: a drawn ticket has to get there.
         let sent = thread.jobs.send((shared.backend.draw(), started));
-        // Before what was not sent is dropped: that is the program's.
+        // Before a call that was not sent is dropped: its drop may be the program's code.
         drop(held);
         sent.map_err(|SendError((ticket, _))| {
-            // Cannot be while this lives: the thread ends when its queue is dropped, and catches panics.
+            // Cannot happen while this lives: the thread ends when its queue is dropped, and catches panics.
             shared.backend.give_up(ticket);
             gone()
         })
     }
 
-    /// Waits a while for what was started, then ends the communicator, and the thread with it.
+    /// Waits a while for started calls, then ends the communicator and its thread.
     pub(in crate::communicator) fn stop(&self, shared: &Shared) {
         let Some(Thread { jobs, own }) = event::lock(&self.thread).take() else { return };
         drop(jobs);
-        // By a custom op, with a buffer, or by a callback of this communicator or of another one: the thread ends by itself when it has run what
-        // is queued.
+        // The drop may run inside a custom op, a buffer or a callback of this communicator or another one. Then the
+        // thread ends by itself once it has run what is queued.
         if is_own() || own.wait(DROP_PATIENCE) {
             return;
         }
@@ -181,7 +183,7 @@ impl Worker {
     }
 }
 
-/// What a call gets that no worker can run.
+/// Returns the error of a call that no worker can run.
 fn gone() -> Error {
     Error::argument("start", "the worker thread of this communicator is gone")
 }

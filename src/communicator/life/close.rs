@@ -1,4 +1,4 @@
-//! How a communicator ends: closed by all ranks together, or aborted by one.
+//! The end of a communicator: closed by all ranks together, or aborted by one.
 
 use std::sync::{Arc, Weak};
 
@@ -19,7 +19,8 @@ use crate::observe::LIFE;
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
     rank: usize,
-    // Not held: an observer that has this handle is itself held by what it leads to, and a communicator that is gone is not to be ended.
+    // Weak: an observer that owns this handle is itself owned by these objects, and a dropped communicator needs no
+    // end.
     health: Weak<Health>,
     recorder: Weak<Flight>,
     progress: Weak<ProgressEngine>,
@@ -28,9 +29,10 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator: a call that is under way here returns `Aborted` soon, as do those of its peers that wait for this
-    /// rank, and later calls are refused. Where none is under way here, the peers hear of it when this rank makes its next call or
-    /// drops the communicator. Idempotent; does nothing once the communicator is gone, nor in a forked child.
+    /// Ends the communicator. A call that is under way here returns `Aborted` soon, and so do calls of peers that wait
+    /// for this rank; later calls are refused. If none is under way here, the peers are notified when this rank makes
+    /// its next call or drops the communicator. Idempotent. Does nothing once the communicator is dropped, or in a
+    /// forked child.
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
         if let (None, Some(recorder)) = (health.abort_reason(), self.recorder.upgrade()) {
@@ -48,7 +50,7 @@ impl AbortHandle {
 }
 
 impl Communicator {
-    /// A handle that any thread can use to end this communicator while a call is under way.
+    /// Returns a handle that any thread can use to end this communicator while a call is under way.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -73,16 +75,16 @@ impl Communicator {
         }
     }
 
-    /// Ends the communicator at once, on this rank and on its peers, without waiting for anyone. Idempotent.
+    /// Ends the communicator at once, on this rank and on its peers, without waiting for other ranks. Idempotent.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) {
         self.abort_handle().abort();
-        // Another thread may be in a call, which ends now, and tells the peers as well.
+        // Another thread may be in a call, which ends now and notifies the peers as well.
         let _ = self.core.shared.backend.with(ABORTING, HostBackend::propagate);
     }
 
-    /// Waits until every rank has come this far and all started calls have ended, then closes the communicator, for all its clones: later
-    /// calls get [`Error::Closed`], messages that others wait for end.
+    /// Waits until every rank calls this and all started calls have ended, then closes the communicator for all its
+    /// clones. Later calls get [`Error::Closed`], and messages that others wait for end.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -97,9 +99,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::barrier`]: the communicator is closed all the same, but where this is called from within a call of it, or its turn
-    /// does not come within the timeout, and where CUDA graphs are alive that hold device calls of it (`InvalidArgument`: drop them first). `Closed` where it
-    /// was closed before.
+    /// Those of [`Communicator::barrier`]. The communicator is closed even then, with these exceptions:
+    /// - This is called from within one of its calls.
+    /// - Its turn does not come within the timeout.
+    /// - CUDA graphs still contain its device calls (`InvalidArgument`: drop them first).
+    ///
+    /// `Closed` if it was closed before.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
     pub fn close(&self) -> Result<()> {
         let shared = &self.core.shared;
@@ -115,8 +120,8 @@ impl Communicator {
             let _turn = self.device_turn("close")?;
             self.composite("close", || self.close_in_turn())
         };
-        // Without the turn: what was started behind it ends now, refused, and callbacks may wait for a turn. A store may be the program's, and so its
-        // drop.
+        // Outside of the turn: calls started behind it are refused now, and callbacks may wait for a turn. The drop of
+        // a store may be the program's code.
         if shared.health.is_closed() {
             self.core.finish();
             self.keep_store(None);
@@ -124,7 +129,7 @@ impl Communicator {
         closed
     }
 
-    /// Closes while no other thread's collective runs; those that come later are refused.
+    /// Closes while no other thread's collective runs; later ones are refused.
     fn close_in_turn(&self) -> Result<()> {
         let shared = &self.core.shared;
         if shared.health.is_closed() {

@@ -1,4 +1,4 @@
-//! The life of a communicator: how it starts, what is made from it, what is left of it after a failure, and how it ends.
+//! The life of a communicator: how it starts, what is made from it, how it is shrunk after a failure, and how it ends.
 
 pub(in crate::communicator) mod bootstrap;
 pub(in crate::communicator) mod close;

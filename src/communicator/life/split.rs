@@ -8,15 +8,16 @@ use crate::communicator::life::bootstrap::{Origin, ParentExchange, Start, connec
 use crate::error::{Error, Result};
 use crate::observe::LIFE;
 
-/// The colour that a rank says in a split in which it takes no part.
+/// The colour of a rank that takes no part in a split.
 const NO_COLOR: u64 = u64::MAX;
 
-/// How many bytes of a call's words an error quotes.
+/// The most bytes of a call's description that an error quotes.
 const MOST_WORDS: usize = 400;
 
 impl Communicator {
-    /// Splits the ranks into new communicators: those that pass the same colour form one, ordered by key and, among equal keys, by
-    /// their rank here. `None` takes no part. Collective: every rank of this communicator calls it.
+    /// Splits the ranks into new communicators: those that pass the same colour form one, ordered by key and, among
+    /// equal keys, by their rank here. A rank that passes `None` joins none. Collective: every rank of this
+    /// communicator calls it.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -47,8 +48,8 @@ impl Communicator {
         self.connect_members(&members)
     }
 
-    /// A new communicator of the listed ranks, numbered as listed. Collective: every rank of this communicator calls it with the
-    /// same list; those that are not in it get `None`.
+    /// Makes a new communicator of the listed ranks, numbered as listed. Collective: every rank of this communicator
+    /// calls it with the same list; ranks that are not listed get `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -62,8 +63,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// On every rank alike: `InvalidArgument` for a rank that does not exist or is listed twice, `Conflict` where ranks pass different lists. And
-    /// as [`split`](Self::split).
+    /// The same on every rank: `InvalidArgument` for a rank that does not exist or is listed twice, `Conflict` if
+    /// ranks pass different lists. In addition, those of [`split`](Self::split).
     #[doc(alias = "new_group")]
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>> {
         self.making("subgroup", || {
@@ -73,11 +74,12 @@ impl Communicator {
         })
     }
 
-    /// A new communicator for each list of ranks, numbered as listed: `Some` where this rank is in the list. Collective: every rank of this
-    /// communicator calls it with the same lists.
+    /// Makes a new communicator for each list of ranks, numbered as listed: `Some` if this rank is in the list.
+    /// Collective: every rank of this communicator calls it with the same lists.
     ///
-    /// Lists that have no rank in common are made together, at the cost of one [`split`](Self::split). A rank may be in several: those lists are
-    /// made one after the other, in the order of the call, each beside as many others as have no rank in common with it.
+    /// Lists that have no rank in common are made together, at the cost of one [`split`](Self::split). A rank may be
+    /// in several lists. Those are made one after the other, in the order of the call, each together with as many
+    /// others as have no rank in common with it.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -92,8 +94,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`subgroup`](Self::subgroup). Where one of several fails on its ranks, these get its error and none of the others, which the other
-    /// ranks have all the same.
+    /// Those of [`subgroup`](Self::subgroup). If one list fails, its ranks get the error and none of their other
+    /// communicators. The other ranks still get theirs.
     #[doc(alias = "new_subgroups_by_enumeration")]
     pub fn subgroups<L: AsRef<[usize]>>(&self, lists: &[L]) -> Result<Vec<Option<Self>>> {
         let lists: Vec<&[usize]> = lists.iter().map(AsRef::as_ref).collect();
@@ -104,7 +106,7 @@ impl Communicator {
             let (mut made, mut failure): (Vec<Option<Self>>, _) = (lists.iter().map(|_| None).collect(), None);
             for round in 0..rounds.iter().max().map_or(0, |last| last + 1) {
                 let own = (0..lists.len()).find(|list| rounds[*list] == round && lists[*list].contains(&self.rank()));
-                // Whatever becomes of it, this rank takes part in what the others make.
+                // Even after a failure, this rank takes part in making the other communicators.
                 match (own, self.connect_members(own.map_or(&[], |list| lists[list]))) {
                     (Some(list), Ok(comm)) => made[list] = comm,
                     (None, Ok(_)) => {}
@@ -115,8 +117,8 @@ impl Communicator {
         })
     }
 
-    /// Splits the ranks into communicators of `size` each, neighbours together: this rank's one. Collective: every rank of this communicator
-    /// calls it with the same size.
+    /// Splits the ranks into communicators of `size` neighbouring ranks each, and returns this rank's one. Collective:
+    /// every rank of this communicator calls it with the same size.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -130,8 +132,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// On every rank alike: `InvalidArgument` for a size of which the world size is no multiple, `Conflict` where ranks pass different sizes.
-    /// And as [`split`](Self::split).
+    /// The same on every rank: `InvalidArgument` if the world size is not a multiple of the size, `Conflict` if ranks
+    /// pass different sizes. In addition, those of [`split`](Self::split).
     #[doc(alias = "new_subgroups")]
     pub fn subgroup_of_size(&self, size: usize) -> Result<Self> {
         self.making("subgroup_of_size", || {
@@ -145,7 +147,7 @@ impl Communicator {
         })
     }
 
-    /// Refuses lists with ranks that do not exist, or are listed twice.
+    /// Refuses lists with ranks that do not exist or are listed twice.
     fn check_list(&self, call: &'static str, ranks: &[usize]) -> Result<()> {
         let mut seen = vec![false; self.world_size()];
         for rank in ranks {
@@ -158,14 +160,15 @@ impl Communicator {
         Ok(())
     }
 
-    /// Makes a communicator while no other thread's call runs: on devices NCCL splits between calls, at the same place on every rank.
+    /// Makes a communicator while no other thread's call runs: on devices NCCL splits between calls, at the same point
+    /// on every rank.
     fn making<R>(&self, call: &'static str, make: impl FnOnce() -> Result<R>) -> Result<R> {
         #[cfg(feature = "cuda")]
         let _turn = self.device_turn(call)?;
         self.composite(call, make)
     }
 
-    /// Refuses calls that differ between ranks, each told in words.
+    /// Refuses calls whose descriptions differ between ranks.
     fn agree(&self, call: &str) -> Result<()> {
         let mine: [u8; 32] = Sha256::digest(call).into();
         let mut all = vec![[0_u8; 32]; self.world_size()];
@@ -177,7 +180,7 @@ impl Communicator {
         Err(Error::Conflict { reason: format!("{}, and {}", called(0), called(other)) })
     }
 
-    /// Connects `members` as a new communicator; everyone takes part in the exchanges.
+    /// Connects `members` as a new communicator. All ranks take part in the exchanges.
     fn connect_members(&self, members: &[usize]) -> Result<Option<Self>> {
         let deadline = Deadline::after(self.timeout());
         let name = self.name_child(members);
@@ -211,7 +214,7 @@ impl Communicator {
         .map(Some)
     }
 
-    /// A communicator of the same ranks with an order of calls of its own.
+    /// Makes a communicator of the same ranks with an independent order of calls.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -226,21 +229,21 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`split`](Self::split).
+    /// Those of [`split`](Self::split).
     #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Self> {
         let everyone: Vec<usize> = (0..self.world_size()).collect();
         self.making("duplicate", || self.member_of(&everyone))
     }
 
-    /// Connects `members`, this rank among them.
+    /// Connects `members`, which include this rank.
     fn member_of(&self, members: &[usize]) -> Result<Self> {
         let comm = self.connect_members(members)?;
         comm.ok_or_else(|| Error::Conflict { reason: format!("rank {} is not in its own communicator", self.rank()) })
     }
 }
 
-/// For each list the round in which it is made: the first one in which no list before it has one of its ranks.
+/// Returns the round in which each list is made: the first one in which no earlier list has one of its ranks.
 fn rounds(lists: &[&[usize]], world_size: usize) -> Vec<usize> {
     let mut taken: Vec<Vec<bool>> = Vec::new();
     let first = |list: &&[usize]| {

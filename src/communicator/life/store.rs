@@ -10,15 +10,18 @@ use crate::host::health::forked;
 use crate::rendezvous::PrefixStore;
 
 impl Communicator {
-    /// A handle on the store at which the job's ranks met, for keys of the program's own: all ranks of this communicator see the same ones, no
-    /// other communicator does, and none of the crate's own is among them. Needs [`Config::keep_store`](crate::Config::keep_store).
+    /// Returns a handle on the store at which the job's ranks met, for the program's own keys. All ranks of this
+    /// communicator see the same keys. No other communicator sees them, and they are separate from the crate's own.
+    /// Needs [`Config::keep_store`](crate::Config::keep_store).
     ///
-    /// Where the store is served over TCP each handle is a connection of its own, so threads that wait for each other's keys take one each. On
-    /// a store in a file, or one that was handed to the builder, handles share what is there. Communicators made of this one (by splits,
-    /// subgroups, duplicates and shrinks) have keys of their own in the same store. A handle may outlive its communicator.
+    /// If the store is served over TCP, each handle has its own connection, so threads that wait for each other's keys
+    /// should take one each. Handles on a store in a file, or one that was passed to the builder, share it.
+    /// Communicators made from this one (by splits, subgroups, duplicates and shrinks) have their own keys in the same
+    /// store. A handle may outlive its communicator.
     ///
-    /// The store lives as long as whoever serves it: rank 0 of the job, until it has closed or dropped its communicators of the job; then
-    /// handles of other ranks get errors that say so, and nobody waits. A launcher's store ends with the launcher.
+    /// The store lives as long as its server. Rank 0 of the job serves it until it has closed or dropped its
+    /// communicators of the job. Then handles of other ranks get errors that report this, and no call waits. A
+    /// launcher's store ends with the launcher.
     ///
     /// ```
     /// # use collectives::{Communicator, Config, store::Store};
@@ -38,8 +41,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Unsupported` where the communicator was made without `Config::keep_store`, `Closed` once it is closed, `Io` where the server does not
-    /// answer any more, `Unauthorized` as at the start. A communicator that an error has ended still gives handles.
+    /// - `Unsupported` if the communicator was made without `Config::keep_store`.
+    /// - `Closed` once it is closed.
+    /// - `Io` if the server no longer answers.
+    /// - `Unauthorized` as at the start.
+    ///
+    /// A communicator that an error has ended still returns handles.
     #[doc(alias("get_default_store", "_get_default_store"))]
     pub fn store(&self) -> Result<PrefixStore> {
         let shared = &self.core.shared;
@@ -57,15 +64,15 @@ impl Communicator {
         Ok(PrefixStore::new(format!("program/{id}"), kept.open(self.timeout())?))
     }
 
-    /// The store, while this communicator keeps it.
+    /// Returns the store, while this communicator keeps it.
     pub(in crate::communicator) fn kept_store(&self) -> Option<Arc<KeptStore>> {
         event::lock(&self.core.shared.store).clone()
     }
 
-    /// Keeps a store, for as long as this communicator lives.
+    /// Keeps a store for as long as this communicator lives.
     pub(in crate::communicator) fn keep_store(&self, store: Option<Arc<KeptStore>>) {
         let before = std::mem::replace(&mut *event::lock(&self.core.shared.store), store);
-        // Without the lock: a store may be the program's.
+        // Without the lock: the store may be the program's code.
         drop(before);
     }
 }

@@ -1,4 +1,4 @@
-//! Every argument of a collective is checked here, once, and nowhere else.
+//! The checks of every argument of a collective, once each and only here.
 
 use crate::call::buffer::{BufferMut, Memory, MemoryMut};
 use crate::call::element::Data;
@@ -8,9 +8,9 @@ use crate::communicator::Communicator;
 use crate::communicator::prepare::prepared::{Prepared, Source};
 use crate::error::{Error, Result};
 
-/// What the arguments of several collectives have to be.
+/// Checks that several collectives share.
 impl Communicator {
-    /// A root that exists.
+    /// Returns the root, if that rank exists.
     pub(in crate::communicator) fn checked_root(&self, kind: Collective, root: usize) -> Result<Option<u32>> {
         if root < self.world_size() {
             return Ok(Some(root as u32));
@@ -18,7 +18,7 @@ impl Communicator {
         Err(Error::argument(kind.name(), format!("root {root} does not exist: the ranks are 0 to {}", self.world_size() - 1)))
     }
 
-    /// The block length where `whole` elements are shared out equally between the ranks.
+    /// Returns the length of a block if `whole` elements are divided equally among the ranks.
     pub(in crate::communicator) fn block(&self, kind: Collective, what: &str, whole: usize) -> Result<usize> {
         let size = self.world_size();
         if whole.is_multiple_of(size) {
@@ -35,7 +35,7 @@ impl Communicator {
         Err(Error::argument(kind.name(), format!("{what} has {length} elements, and {expected} are needed: {why}")))
     }
 
-    /// Per-rank counts that cover a buffer exactly.
+    /// Refuses per-rank counts that do not cover a buffer exactly.
     pub(in crate::communicator) fn checked_counts(&self, kind: Collective, what: &str, counts: &[usize], length: usize) -> Result<()> {
         if counts.len() != self.world_size() {
             let reason = format!("{} counts were given for {what}, and the world size is {}", counts.len(), self.world_size());
@@ -49,7 +49,7 @@ impl Communicator {
         }
     }
 
-    /// A buffer that the root must pass and the others must not.
+    /// Refuses a buffer that is missing at the root, or that another rank passes.
     pub(in crate::communicator) fn only_at_root(&self, kind: Collective, what: &str, given: bool, root: usize) -> Result<()> {
         match (self.rank() == root, given) {
             (true, false) => Err(Error::argument(kind.name(), format!("rank {root} is the root and must pass {what}"))),
@@ -267,7 +267,7 @@ impl Communicator {
     }
 }
 
-/// Collectives with a count of its own for each rank.
+/// Collectives with a separate count for each rank.
 impl Communicator {
     pub(in crate::communicator) fn prepare_all_gather_v<'a, T: Data>(
         &self,

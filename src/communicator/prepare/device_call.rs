@@ -1,5 +1,5 @@
-//! A checked call on device buffers, before and after these have addresses, and what is held from when they are ordered until the call has
-//! been queued.
+//! A checked call on device buffers, before and after they have addresses, and the guards held from when they are
+//! ordered until the call has been queued.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::error::{Error, Result};
 
 /// A checked call on device buffers, which it borrows.
 pub(in crate::communicator) struct DeviceCall<'a> {
-    /// Its buffers have no addresses yet: those come with the stream.
+    /// Its buffers get their addresses once the stream is known.
     pub(in crate::communicator) job: device::Job,
     pub(in crate::communicator) source: Option<&'a dyn DeviceRead>,
     pub(in crate::communicator) destination: Option<&'a mut dyn DeviceWrite>,
-    /// Those of its buffers that are lists, in place of these two.
+    /// The buffers that are lists, in place of the two above.
     pub(in crate::communicator) lists: Option<Box<DeviceLists<'a>>>,
 }
 
-/// Buffers that are lists: of each block the memory, and how many bytes it has.
+/// Buffers that are lists: the memory of each block, and its length in bytes.
 #[derive(Default)]
 pub(in crate::communicator) struct DeviceLists<'a> {
     pub(in crate::communicator) sources: Vec<(&'a dyn DeviceRead, usize)>,
@@ -31,7 +31,7 @@ pub(in crate::communicator) struct DeviceLists<'a> {
 }
 
 impl DeviceCall<'_> {
-    /// The contexts of its buffers, and what each of these is called.
+    /// Returns the contexts of the call's buffers, each with the buffer's name.
     pub(in crate::communicator) fn contexts(&self) -> impl Iterator<Item = (&'static str, &Arc<CudaContext>)> {
         let source = self.source.map(|source| ("the source", source.context()));
         let destination = self.destination.as_ref().map(|destination| ("the destination", destination.context()));
@@ -43,7 +43,8 @@ impl DeviceCall<'_> {
     }
 }
 
-/// Makes `stream` wait for what else uses a call's buffers, and fills in their addresses. The call stays where it is: it is large to move.
+/// Makes `stream` wait for the other uses of a call's buffers, and fills in their addresses. The call is changed in
+/// place, because it is large to move.
 pub(in crate::communicator) fn resolve<'s, 'a: 's>(call: &mut DeviceCall<'a>, stream: &'s CudaStream, guards: &mut Guards<'s>) {
     let DeviceCall { job, source, destination, lists } = call;
     if let Some(source) = *source {
@@ -57,7 +58,7 @@ pub(in crate::communicator) fn resolve<'s, 'a: 's>(call: &mut DeviceCall<'a>, st
     }
     job.lists = lists.take().map(|lists| {
         let DeviceLists { sources, destinations } = *lists;
-        // One buffer may stand for all: it is ordered once.
+        // One buffer may stand for all blocks: it is ordered once.
         let mut last: Option<(&dyn DeviceRead, u64)> = None;
         let mut read = |block: &'s dyn DeviceRead| match last {
             Some((same, address)) if std::ptr::addr_eq(same, block) => address,
@@ -70,7 +71,8 @@ pub(in crate::communicator) fn resolve<'s, 'a: 's>(call: &mut DeviceCall<'a>, st
     });
 }
 
-/// Orders a call on `stream` among the other uses of its buffers: it can be queued then, and the guards are released afterwards.
+/// Orders a call on `stream` among the other uses of its buffers. Then it can be queued, and afterwards the guards can
+/// be released.
 pub(in crate::communicator) fn ordered<'s, 'a: 's>(
     call: &mut DeviceCall<'a>,
     backend: &CudaContext,
@@ -87,7 +89,7 @@ pub(in crate::communicator) fn ordered<'s, 'a: 's>(
     guards.check(backend, stream, name)
 }
 
-/// How a device folds what the caller asked for.
+/// Returns how a device folds for the caller's reduction.
 pub(in crate::communicator) fn device_reduction<T>(reduction: &op::Reduction<T>, element: TypeTag) -> Result<device::Reduction> {
     match &reduction.kind {
         op::ReductionKind::Builtin(op) => op.fits(element).map(|_| device::Reduction::Builtin(*op)),
@@ -101,7 +103,7 @@ pub(in crate::communicator) fn device_reduction<T>(reduction: &op::Reduction<T>,
     }
 }
 
-/// Refuses an address where no element can lie: a type that is known at run time does not see to that.
+/// Refuses an address that is misaligned for its elements: a type known only at run time does not ensure alignment.
 pub(in crate::communicator) fn check_place(call: &'static str, what: &str, element: TypeTag, address: u64, bytes: usize) -> Result<()> {
     let TypeTag::Scalar(dtype) = element else { return Ok(()) };
     if bytes == 0 || address.is_multiple_of(dtype.size_bytes() as u64) {
@@ -110,7 +112,7 @@ pub(in crate::communicator) fn check_place(call: &'static str, what: &str, eleme
     Err(Error::argument(call, element.misplaced(what, address)))
 }
 
-/// Refuses buffers of a call that lie where their elements cannot.
+/// Refuses a call whose buffers are misaligned for their elements.
 pub(in crate::communicator) fn check_places(job: &device::Job) -> Result<()> {
     let Operands { source, source_len, destination, destination_len } = job.memory;
     let (call, element) = (job.call.kind.name(), job.call.element);
@@ -128,7 +130,7 @@ pub(in crate::communicator) fn check_places(job: &device::Job) -> Result<()> {
     Ok(())
 }
 
-/// Two ranges of device memory that are not the same and share bytes.
+/// Returns whether source and destination share bytes, unless the call is in place.
 pub(in crate::communicator) fn overlap(job: &device::Job) -> bool {
     let Operands { source, source_len, destination, destination_len } = job.memory;
     let end = |start: u64, length: usize| start.saturating_add(length as u64);
@@ -145,29 +147,33 @@ pub(in crate::communicator) fn overlap(job: &device::Job) -> bool {
 
 type Outcome = std::result::Result<(), DriverError>;
 
-/// The guards of a call's buffers. They are let go once the call has been queued, and tell later users of the buffers to wait for it.
+/// The guards of a call's buffers. They are released once the call has been queued, and make later users of the buffers
+/// wait for it.
 pub(in crate::communicator) struct Guards<'s> {
     is_owned: bool,
     guards: Vec2<Ordered<'s>>,
     readings: Vec2<Reading<'s>>,
 }
 
-/// Who can reach a call's buffers while it is under way.
+/// Who can reach a call's buffers while the call runs.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::communicator) enum Hold<'a> {
-    /// Whoever lent them.
+    /// The caller, who lent them.
     Borrowed,
-    /// Nobody: the call's work owns them. It is there from when a part of the call may be on the stream, which is said here.
+    /// Only the call's work, which owns them. It exists from when a part of the call may be on the stream; the flag
+    /// records that.
     Owned(&'a Cell<bool>),
 }
 
 impl Hold<'_> {
-    /// Refuses a call that a work would own, before anything is queued: what is refused later may be on the stream, as far as anybody knows.
+    /// Refuses a call that a work would own, before anything is queued. A call that is refused later must be assumed to
+    /// be on the stream.
     pub(in crate::communicator) fn refuse_if_over(self, backend: &DeviceBackend, doing: &dyn Fn() -> String) -> Result<()> {
         if matches!(self, Self::Owned(_)) { backend.refuse_if_over(doing) } else { Ok(()) }
     }
 
-    /// Says that the call has been handed to NCCL and the driver. Where these, or what precedes them, refused it, nothing was queued.
+    /// Records that the call has been passed to NCCL and the driver. If they, or a step before them, refused it,
+    /// nothing was queued.
     pub(in crate::communicator) fn note(self, backend: &DeviceBackend, queued: &Result<()>) {
         let is_refused = matches!(queued, Err(Error::InvalidArgument { .. } | Error::Unsupported { .. }));
         if let Self::Owned(may_run) = self
@@ -178,7 +184,7 @@ impl Hold<'_> {
     }
 }
 
-/// A list that allocates for its third item only: most calls have one or two buffers.
+/// A list that allocates only for its third item and later ones: most calls have one or two buffers.
 struct Vec2<T> {
     few: [Option<T>; 2],
     more: Vec<T>,
@@ -204,10 +210,10 @@ impl<'s> Guards<'s> {
         Self { is_owned: matches!(hold, Hold::Owned(_)), guards: Vec2::default(), readings: Vec2::default() }
     }
 
-    /// Has `stream` wait for the last write of a buffer; its address.
+    /// Makes `stream` wait for the last write of a buffer. Returns the buffer's address.
     pub(in crate::communicator) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
         let (address, guard) = buffer.read(stream);
-        // Where the call owns its buffers, its work waits for it.
+        // If the call owns its buffers, its work waits for it.
         if let (Some(reading), false) = (Reading::of(buffer, &guard, stream), self.is_owned) {
             self.readings.push(reading);
         }
@@ -215,7 +221,7 @@ impl<'s> Guards<'s> {
         address
     }
 
-    /// Has `stream` wait for the last reads and writes of a buffer; its address.
+    /// Makes `stream` wait for the last reads and writes of a buffer. Returns the buffer's address.
     pub(in crate::communicator) fn write(&mut self, buffer: &'s mut (dyn DeviceWrite + '_), stream: &'s CudaStream) -> u64 {
         let (address, guard) = buffer.write(stream);
         self.guards.push(guard);
@@ -227,7 +233,8 @@ impl<'s> Guards<'s> {
         check_ordering(backend, stream).map_err(|error| device::cuda_error(format!("{call}: ordering its buffers"), error))
     }
 
-    /// Lets go, after the call has been queued on `stream`. What fails for one buffer is done for the others.
+    /// Releases the guards, after the call has been queued on `stream`. A failure for one buffer does not stop the
+    /// others.
     pub(in crate::communicator) fn release(self, backend: &CudaContext, stream: &CudaStream) -> Outcome {
         let Self { guards, readings, .. } = self;
         drop(guards);
@@ -239,8 +246,8 @@ impl<'s> Guards<'s> {
     }
 }
 
-/// What cudarc met while it ordered buffers for `stream`: it has no other way out. The stream may be of another `CudaContext` than the
-/// device backend's.
+/// Returns the error that cudarc met while it ordered buffers for `stream`; cudarc has no other way to report it. The
+/// stream may belong to another `CudaContext` than the device backend's.
 pub(in crate::communicator) fn check_ordering(backend: &CudaContext, stream: &CudaStream) -> Outcome {
     stream.context().check_err().and(backend.check_err())
 }

@@ -1,4 +1,5 @@
-//! From the arguments of a call to what runs: each argument is checked once, and a job is made for the backend that has the buffers.
+//! From a call's arguments to what runs: checks each argument once, and makes a job for the backend that holds the
+//! buffers.
 
 mod arguments;
 #[cfg(feature = "cuda")]

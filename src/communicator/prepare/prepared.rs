@@ -1,4 +1,4 @@
-//! Makes the job of a checked call, for the backend on which its buffers are.
+//! Makes the job of a checked call, for the backend that holds its buffers.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -22,7 +22,7 @@ use crate::host::backend::{self, Job, Jobs};
 use crate::host::fold::Fold;
 use crate::host::reduce::{self, Kernel};
 
-/// What a call reads: nothing, a buffer of its own, or the buffer it writes (in place).
+/// What a call reads: nothing, a separate buffer, or the buffer it writes (in place).
 pub(in crate::communicator) enum Source<M> {
     Nothing,
     Separate(M),
@@ -40,7 +40,7 @@ impl<M> Source<M> {
     }
 }
 
-/// A checked call, and the backend that runs it. Its buffers are borrowed as long as it lives.
+/// A checked call, for the backend that runs it. It borrows its buffers as long as it lives.
 pub(in crate::communicator) enum Prepared<'a> {
     Host(Job, PhantomData<&'a mut ()>),
     /// One call on several buffers.
@@ -52,7 +52,7 @@ pub(in crate::communicator) enum Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// What the elements of its buffers are, where they are one call's.
+    /// Returns the element type of its buffers, if it is a single call.
     pub(in crate::communicator) fn element(&self) -> Option<TypeTag> {
         match self {
             Prepared::Host(job, _) => Some(job.call.element),
@@ -70,7 +70,7 @@ enum OneBackend<'a, T> {
     Device(Source<DeviceMemory<'a, T>>, Option<DeviceMemoryMut<'a, T>>),
 }
 
-/// Refuses buffers of two backends in one call.
+/// Refuses a call whose two buffers are on different backends.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "without devices there is one backend"))]
 #[inline(always)]
 fn on_one_backend<'a, T>(
@@ -104,7 +104,7 @@ fn on_one_backend<'a, T>(
 }
 
 impl Communicator {
-    /// A call that moves elements. The layout is in elements.
+    /// Makes a call that moves elements. The layout is in elements.
     #[inline]
     pub(in crate::communicator) fn moving<'a, T: Data>(
         &self,
@@ -130,8 +130,8 @@ impl Communicator {
         })
     }
 
-    /// A call that reduces: as one that moves, with a kernel, and the contribution multiplied first where the op says so. The layout is in
-    /// elements.
+    /// Makes a call that reduces: like `moving`, with a kernel. If the op requires it, the contribution is multiplied
+    /// first. The layout is in elements.
     #[expect(clippy::too_many_arguments, reason = "one place where all that a reduction is made of comes together")]
     #[inline]
     pub(in crate::communicator) fn reducing<'a, T: Data>(
@@ -162,7 +162,7 @@ impl Communicator {
     }
 }
 
-/// The tag of an element type with a name and a size; types of size 0 and huge ones are refused.
+/// Returns the tag and the size of an element type. Types of size 0 and types that are too large are refused.
 #[inline(always)]
 pub(in crate::communicator) fn element<T: Data>(call: &'static str) -> Result<(TypeTag, usize)> {
     match size_of::<T>() {
@@ -174,7 +174,7 @@ pub(in crate::communicator) fn element<T: Data>(call: &'static str) -> Result<(T
     }
 }
 
-/// What one buffer holds, which lies where it may: its tag, and the size of an element.
+/// Returns what a buffer holds, unless it is misaligned: the tag of its elements, and their size.
 #[inline]
 pub(in crate::communicator) fn held<T: Data>(
     call: &'static str,
@@ -190,7 +190,7 @@ pub(in crate::communicator) fn held<T: Data>(
     }
 }
 
-/// What both buffers of a call hold.
+/// Returns what both buffers of a call hold.
 #[inline(always)]
 pub(in crate::communicator) fn agreed<T: Data>(
     kind: Collective,
@@ -200,7 +200,7 @@ pub(in crate::communicator) fn agreed<T: Data>(
     if T::KNOWN_AT_RUN_TIME { agreed_at_run_time(kind, source, destination) } else { element::<T>(kind.name()) }
 }
 
-/// As [`agreed`], of what is known at run time.
+/// Does the same as [`agreed`], for a type that is known only at run time.
 fn agreed_at_run_time<T: Data>(
     kind: Collective,
     source: &Source<Memory<'_, T>>,
@@ -223,7 +223,7 @@ fn agreed_at_run_time<T: Data>(
     }
 }
 
-/// An empty vector with room for so many elements.
+/// Returns an empty vector with capacity for `count` elements.
 pub(in crate::communicator) fn room<T>(call: &str, what: &str, count: usize) -> Result<Vec<T>> {
     let mut room = Vec::new();
     match room.try_reserve_exact(count) {
@@ -235,7 +235,7 @@ pub(in crate::communicator) fn room<T>(call: &str, what: &str, count: usize) -> 
     }
 }
 
-/// What the ranks must agree on.
+/// Makes the part of a call that the ranks must agree on.
 #[inline(always)]
 pub(in crate::communicator) fn described(
     kind: Collective,
@@ -246,14 +246,14 @@ pub(in crate::communicator) fn described(
     op: u64,
 ) -> Call {
     let (op, counts_hash) = match layout {
-        // The digest has the whole op.
+        // The digest covers the whole op.
         BlockLayout::Blocks(counts) if kind.lists_counts() => (op & 0xffff_ffff, Call::hash_counts(op, counts)),
         _ => (op, 0),
     };
     Call { kind, op, element, count: count as u64, root, counts_hash, sequence: 0 }
 }
 
-/// A job of the host backend that moves elements.
+/// Makes a job of the host backend that moves elements.
 #[inline(always)]
 fn host_job<T: Data>(
     call: Call,
@@ -267,14 +267,14 @@ fn host_job<T: Data>(
     let (source, source_len) = match source {
         Source::Nothing => (std::ptr::null(), 0),
         Source::Separate(parts) => parts,
-        // From the same pointer: one made from a shared borrow may not be read through once the other has written.
+        // From the same pointer: one made from a shared borrow must not be read after the other has written.
         Source::InPlace => (destination.cast_const(), destination_len),
     };
     let memory = Operands { source, source_len, destination, destination_len };
     Job { call, memory, layout, reduction: None, element_bytes, in_place, lists: None }
 }
 
-/// A job of the host backend that folds elements.
+/// Makes a job of the host backend that folds elements.
 #[inline(always)]
 fn folding_job<T: Data>(
     call: Call,
@@ -305,10 +305,10 @@ fn folding_job<T: Data>(
     Ok(job)
 }
 
-/// What owns a contribution times its scalar, and where that lies.
+/// The owner of a contribution multiplied by its scalar, and the contribution's address and length.
 type Scaled = (Box<dyn Any + Send>, (*const u8, usize));
 
-/// A contribution, of floats, times its scalar, in memory of its own.
+/// Multiplies a contribution of floats by its scalar, into separate memory.
 fn premultiplied<T: Data>(kind: Collective, op: ReduceOp, contribution: HostMemory<'_, T>) -> Result<Scaled> {
     match contribution.element() {
         TypeTag::Scalar(DType::F64) => premultiplied_as::<f64, T>(kind, op, contribution),
@@ -328,7 +328,7 @@ fn premultiplied_as<E: Element, T: Data>(kind: Collective, op: ReduceOp, contrib
     Ok((Box::new(scaled), parts))
 }
 
-/// A call of the device backend, without addresses yet: those come with the stream.
+/// Makes a call of the device backend. Its addresses are filled in once the stream is known.
 #[cfg(feature = "cuda")]
 fn device_call<'a, T: Data>(
     call: Call,

@@ -1,4 +1,4 @@
-//! Messages that go on in the background, and the thread that moves them on while nobody waits.
+//! Messages in the background, and the thread that moves them on while no other thread waits.
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that the progress engine keeps alive")]
 
@@ -18,7 +18,7 @@ use crate::communicator::work::pinned::ErasedBuffer;
 use crate::communicator::work::thread;
 use crate::error::{Error, Result};
 
-/// Counts a caller as away until it is dropped, also by a panic.
+/// Counts a caller as away until it is dropped, even by a panic.
 struct Away<'a>(&'a ProgressEngine);
 
 impl Drop for Away<'_> {
@@ -28,8 +28,8 @@ impl Drop for Away<'_> {
 }
 
 impl ProgressEngine {
-    /// Posts a message whose buffer the progress engine keeps until it has ended. The thread that moves it on is had first: once the message is posted,
-    /// nothing can fail but the message itself.
+    /// Posts a message whose buffer the progress engine keeps until the message has ended. The thread that moves it on
+    /// is started first, so that only the message itself can fail once it is posted.
     ///
     /// # Safety
     ///
@@ -48,8 +48,9 @@ impl ProgressEngine {
         let mut inner = self.lock_to_post(&context, &memory)?;
         inner.outstanding.reserve(1);
         let request = self.begin(&context, &memory, &deadline);
-        // SAFETY: the memory lies in the buffer (the caller's promise). The buffer is next kept in `outstanding`, where room is reserved, so that
-        // nothing can unwind in between. `finish` alone takes it out of there, and cancels the ticket first.
+        // SAFETY: the memory lies in the buffer (the caller's promise). The buffer is kept in `outstanding` next, where
+        // capacity is reserved, so that nothing can unwind in between. Only `finish` takes it out of there, and it
+        // cancels the ticket first.
         let ticket = unsafe { Self::post(&mut inner, &context, memory) };
         let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
         inner.outstanding.push(Outstanding { ticket, request, has_warned: false, buffer, state: Arc::clone(&state) });
@@ -88,7 +89,7 @@ impl ProgressEngine {
         }
     }
 
-    /// How a background message ended, where it has, be it that its time is over.
+    /// Returns how a background message ended, if it has, including by its deadline.
     fn ended(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
         self.outcome_of(inner, at).or_else(|| {
             let Outstanding { request, has_warned, .. } = &mut inner.outstanding[at];
@@ -96,13 +97,13 @@ impl ProgressEngine {
         })
     }
 
-    /// The outcome of a background message, where it has one.
+    /// Returns the outcome of a background message, if it has one.
     fn outcome_of(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
         let Outstanding { ticket, request, .. } = &inner.outstanding[at];
         inner.messages.poll(*ticket).map(|outcome| self.outcome(outcome, request))
     }
 
-    /// Ends a background message: whoever waits for it gets its buffer back, or the error.
+    /// Ends a background message: the thread that waits for it gets its buffer back, or the error.
     fn finish(&self, inner: &mut Inner, at: usize, result: Result<Received>) {
         // First, while the buffer is still kept.
         let given_up = inner.messages.give_up(inner.outstanding[at].ticket, inner.outstanding[at].request.deadline.elapsed());
@@ -124,7 +125,8 @@ impl ProgressEngine {
         self.tell_over(request, elapsed, failed, state);
     }
 
-    /// Lets the background thread, which [`start_background`](Self::start_background) has started, move messages on while `busy` runs.
+    /// Lets the background thread, which [`start_background`](Self::start_background) has started, move messages on
+    /// while `busy` runs.
     pub(in crate::communicator) fn while_away<R>(&self, busy: impl FnOnce() -> Result<R>) -> Result<R> {
         self.lock().away += 1;
         let _away = Away(self);
@@ -132,8 +134,8 @@ impl ProgressEngine {
         busy()
     }
 
-    /// Tells the peers that the communicator has ended: those that wait for a message of this rank would not learn of it otherwise. Never
-    /// waits for the lock: whoever holds it tells them too.
+    /// Notifies the peers that the communicator has ended: those that wait for a message of this rank would not learn
+    /// of it otherwise. Never waits for the lock, because the thread that holds it notifies them too.
     pub(in crate::communicator) fn announce_end(self: &Arc<Self>) {
         if self.health.is_foreign() {
             return;
@@ -146,7 +148,8 @@ impl ProgressEngine {
         }
     }
 
-    /// Sends what is still on its way, for a bounded time, and tells the peers that this rank leaves. Later messages are refused.
+    /// Sends what is still on its way, for a bounded time, and notifies the peers that this rank leaves. Later messages
+    /// are refused.
     pub(in crate::communicator) fn close(&self) {
         let deadline = Deadline::after(FLUSH);
         let mut inner = self.lock();
@@ -173,7 +176,7 @@ impl ProgressEngine {
         while let Some(last) = inner.outstanding.len().checked_sub(1) {
             let doing = inner.outstanding[last].request.doing();
             let aborted = Error::Aborted { doing, by: self.peers[self.rank].clone() };
-            // It may have ended well before this rank left.
+            // It may have ended successfully before this rank left.
             let ended = self.outcome_of(&mut inner, last).and_then(Result::ok);
             self.finish(&mut inner, last, ended.ok_or(aborted));
         }
@@ -192,8 +195,9 @@ impl ProgressEngine {
         }
     }
 
-    /// Has the background thread move on what is left of messages that were given up: word to their receivers, the rest of one that is sent all the
-    /// same, or the rest of one that comes in. Where there can be no such thread, this rank's next message does it.
+    /// Makes the background thread finish what is left of messages that were given up: notifications to their
+    /// receivers, and the rest of a message that is still sent or still comes in. If there can be no such thread, this
+    /// rank's next message does it.
     pub(super) fn finish_later(self: &Arc<Self>) {
         let is_left = {
             let inner = self.lock();
@@ -205,7 +209,7 @@ impl ProgressEngine {
         }
     }
 
-    /// Starts the background thread, unless it is there.
+    /// Starts the background thread, unless it exists.
     pub(in crate::communicator) fn start_background(self: &Arc<Self>) -> Result<()> {
         if self.background.get().is_some() {
             return Ok(());
@@ -221,8 +225,8 @@ impl ProgressEngine {
         Ok(())
     }
 
-    /// Waits for the end of the background thread, except on a thread of the crate's own: a listener may drop the communicator. When it returns,
-    /// listeners have been told of everything, except where one of them does not return.
+    /// Waits until the background thread ends, except on a thread of the crate: a listener may drop the communicator.
+    /// When it returns, listeners have been notified of everything, unless one of them does not return.
     pub(in crate::communicator) fn join_background(&self) {
         let Some(background) = self.background.get() else { return };
         background.unpark();
@@ -234,7 +238,7 @@ impl ProgressEngine {
 
 impl Drive for ProgressEngine {
     fn drive(&self, limit: Duration) -> bool {
-        // Whoever has the lock moves these messages on as well, and may hold it for longer than `limit`.
+        // The thread that has the lock moves these messages on as well, and may hold it for longer than `limit`.
         let Some(mut inner) = self.try_lock() else { return false };
         if !self.advance(&mut inner) && !inner.outstanding.is_empty() {
             inner.messages.wait_step(TURN.min(limit));
@@ -249,7 +253,7 @@ impl Drive for ProgressEngine {
     }
 }
 
-/// Moves background messages on while nobody waits for them. Ends with the communicator.
+/// Moves background messages on while no other thread waits for them. Ends with the communicator.
 fn background(progress: &Weak<ProgressEngine>) {
     while let Some(progress) = progress.upgrade() {
         let idle = match progress.try_lock() {
@@ -260,7 +264,7 @@ fn background(progress: &Weak<ProgressEngine>) {
                 let moved = progress.advance(&mut inner);
                 inner.is_busy().then_some(!moved)
             }
-            // Somebody is waiting, and moves everything on.
+            // Another thread is waiting, and moves everything on.
             None => Some(true),
         };
         drop(progress);

@@ -23,27 +23,28 @@ struct Posted {
     object: Vec<u8>,
 }
 
-/// Messages that their caller waits for. When the caller leaves, however it does, the buffers are no longer borrowed: so the drop cancels what
-/// has not ended. This exists before the first message is posted, and takes each ticket in before anything else can unwind. A caller declares
-/// the engine's lock after it, so that the lock is released first.
+/// Messages that their caller waits for. However the caller leaves, the buffers are no longer borrowed then, so the
+/// drop cancels every message that has not ended. This exists before the first message is posted, and takes each ticket
+/// in before anything else can unwind. A caller declares the engine's lock after it, so that the lock is released
+/// first.
 struct Posteds<'a> {
     progress: &'a Arc<ProgressEngine>,
-    /// One, which is most often all, needs no allocation.
+    /// The first message, which is most often the only one, needs no allocation.
     first: Option<Posted>,
     others: Vec<Posted>,
 }
 
 impl<'a> Posteds<'a> {
-    /// None yet, with room for `most`.
+    /// Makes an empty list with capacity for `most` messages.
     fn new(progress: &'a Arc<ProgressEngine>, most: usize) -> Self {
         Self { progress, first: None, others: Vec::with_capacity(most.saturating_sub(1)) }
     }
 
-    /// Posts a message, unless it has begun already, and puts it on record.
+    /// Posts a message, unless it has begun already, and records it.
     ///
     /// # Safety
     ///
-    /// The place stays valid, and untouched by others, as long as this lives; there is room for the message.
+    /// The place stays valid, and untouched by others, as long as this lives; there is capacity for the message.
     unsafe fn post(
         &mut self,
         inner: &mut Inner,
@@ -54,8 +55,8 @@ impl<'a> Posteds<'a> {
         let request = self.progress.begin(context, memory, deadline);
         let ticket = match begun {
             Some(ticket) => Ok(ticket),
-            // SAFETY: the place stays valid as long as this lives (this function's contract), which takes the ticket in next, without
-            // anything that could unwind, and cancels it when it is dropped.
+            // SAFETY: the place stays valid as long as this lives (this function's contract). The ticket is taken in
+            // next, without anything that could unwind, and the drop cancels it.
             None => unsafe { ProgressEngine::post(inner, context, *memory) },
         };
         let ticket = ticket.map_err(|stop| self.progress.not_posted(&stop, &request))?;
@@ -68,7 +69,7 @@ impl<'a> Posteds<'a> {
         Ok(())
     }
 
-    /// What came of those that have ended, in the order in which they were posted.
+    /// Returns the results of the messages that have ended, in the order in which they were posted.
     fn received(&self) -> impl Iterator<Item = Received> {
         self.all().filter_map(|posted| posted.received)
     }
@@ -81,7 +82,7 @@ impl<'a> Posteds<'a> {
         self.first.iter_mut().chain(&mut self.others)
     }
 
-    /// Those that have not ended.
+    /// Returns the messages that have not ended.
     fn unfinished(&self) -> impl Iterator<Item = &Posted> {
         self.all().filter(|posted| posted.received.is_none())
     }
@@ -99,7 +100,8 @@ impl Drop for Posteds<'_> {
 }
 
 impl Inner {
-    /// Whether the next message may go the short way: nothing else is under way, and it is not time to move everything on.
+    /// Returns whether the next message may take the short path: nothing else is outstanding, and it is not time to
+    /// move everything on.
     #[inline]
     fn may_go_direct(&mut self) -> bool {
         self.direct += 1;
@@ -130,11 +132,11 @@ impl ProgressEngine {
         })
     }
 
-    /// Sends or receives one message: the short way where that is open, else as [`ProgressEngine::transfer`].
+    /// Sends or receives one message: on the short path if possible, otherwise like [`ProgressEngine::transfer`].
     ///
     /// # Safety
     ///
-    /// As [`ProgressEngine::transfer`].
+    /// Same as for [`ProgressEngine::transfer`].
     pub(in crate::communicator) unsafe fn transfer_one(
         self: &Arc<Self>,
         context: &MessageContext,
@@ -150,7 +152,7 @@ impl ProgressEngine {
         result.inspect_err(|error| self.recorder.after_error(error))
     }
 
-    /// The same, without what follows on an error.
+    /// Does the same, without what follows an error.
     ///
     /// # Safety
     ///
@@ -161,7 +163,7 @@ impl ProgressEngine {
         unsafe { self.transfer_locked(inner, &(*context, memory), limit) }
     }
 
-    /// The same, under the lock.
+    /// Does the same, under the lock.
     ///
     /// # Safety
     ///
@@ -174,7 +176,8 @@ impl ProgressEngine {
         limit: Duration,
     ) -> Result<Received> {
         let (context, memory) = message;
-        // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes in what has begun.
+        // SAFETY: the place is valid during the call (this function's contract), in which `wait_one` takes over what
+        // has begun.
         let begun = match unsafe { Self::attempt(&mut inner, context, *memory) } {
             Attempt::Done(envelope) => {
                 self.recorder.note_message(&memory.recorded(context));
@@ -187,7 +190,8 @@ impl ProgressEngine {
         unsafe { self.wait_one(inner, message, begun, limit) }.map(|(received, _)| received)
     }
 
-    /// Posts one message, unless it has begun, and waits for it; what came, and the bytes of an object that was received.
+    /// Posts one message, unless it has begun, and waits for it. Returns the result, and the bytes of an object that
+    /// was received.
     ///
     /// # Safety
     ///
@@ -206,19 +210,20 @@ impl ProgressEngine {
             self.advance(&mut inner);
         }
         let deadline = Deadline::after(limit);
-        // SAFETY: the place is valid during the call (this function's contract), and `posted` lives less long; there is room for one.
+        // SAFETY: the place is valid during the call (this function's contract), and `posted` does not outlive the
+        // call; it has capacity for one.
         unsafe { posted.post(&mut inner, message, begun, &deadline) }?;
         self.wait_all(inner, &mut posted)?;
         let received = posted.first.as_mut().and_then(|posted| Some((posted.received?, std::mem::take(&mut posted.object))));
         received.ok_or_else(|| Error::argument("message", "nothing was posted"))
     }
 
-    /// Tries the short way.
+    /// Tries the short path.
     ///
     /// # Safety
     ///
-    /// The bytes are initialised, and those of a send stay unwritten, those of a receive untouched by others, until this has returned
-    /// something else than a ticket, or the ticket has ended or was cancelled.
+    /// The bytes are initialised. The bytes of a send stay unwritten, and those of a receive untouched by others, until
+    /// this has returned anything other than a ticket, or the ticket has ended or was cancelled.
     pub(super) unsafe fn attempt(inner: &mut Inner, context: &MessageContext, memory: MessageBuffer) -> Attempt {
         let may = inner.may_go_direct();
         let MessageContext { peer: Some(peer), tag, element, .. } = *context else { return Attempt::Wait };
@@ -235,11 +240,11 @@ impl ProgressEngine {
         }
     }
 
-    /// As [`ProgressEngine::transfer`], and runs `meanwhile` between posting and waiting.
+    /// Does the same as [`ProgressEngine::transfer`], and runs `meanwhile` between posting and waiting.
     ///
     /// # Safety
     ///
-    /// As [`ProgressEngine::transfer`].
+    /// Same as for [`ProgressEngine::transfer`].
     pub(in crate::communicator) unsafe fn transfer_while(
         self: &Arc<Self>,
         messages: &[(MessageContext, MessageBuffer)],
@@ -250,7 +255,7 @@ impl ProgressEngine {
         self.observed(messages, || unsafe { self.transfer_or_fail(messages, limit, meanwhile) })
     }
 
-    /// Runs a call of several messages, and tells those who listen and the record how it ended.
+    /// Runs a call of several messages, and reports to observers and the flight recorder how it ended.
     fn observed(
         &self,
         messages: &[(MessageContext, MessageBuffer)],
@@ -265,11 +270,11 @@ impl ProgressEngine {
         result.inspect_err(|error| self.recorder.after_error(error))
     }
 
-    /// The same, without what follows on an error.
+    /// Does the same, without what follows an error.
     ///
     /// # Safety
     ///
-    /// As [`ProgressEngine::transfer`].
+    /// Same as for [`ProgressEngine::transfer`].
     unsafe fn transfer_or_fail(
         self: &Arc<Self>,
         messages: &[(MessageContext, MessageBuffer)],
@@ -286,7 +291,7 @@ impl ProgressEngine {
     ///
     /// # Safety
     ///
-    /// As [`ProgressEngine::transfer`].
+    /// Same as for [`ProgressEngine::transfer`].
     pub(super) unsafe fn transfer_posted<'a>(
         self: &'a Arc<Self>,
         inner: Locked<'a, Inner>,
@@ -299,7 +304,8 @@ impl ProgressEngine {
         let mut posted = Posteds::new(self, messages.len());
         // Declared after `posted`, which takes the lock when it is dropped.
         let mut inner = inner;
-        // SAFETY: every place is valid during the call (this function's contract), and `posted`, with room for all, lives less long.
+        // SAFETY: every place is valid during the call (this function's contract), and `posted`, which has capacity for
+        // all, does not outlive the call.
         let posting = messages.iter().try_for_each(|message| unsafe { posted.post(&mut inner, message, begun.take(), &deadline) });
         drop(inner);
         if let Err(error) = posting.and_then(|()| meanwhile()) {
@@ -312,7 +318,7 @@ impl ProgressEngine {
         Ok(posted.received().collect())
     }
 
-    /// Moves messages on until every posted one has ended, and puts on record how.
+    /// Moves messages on until every posted one has ended, and records how.
     fn wait_all<'a>(self: &'a Arc<Self>, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
         self.wait_each(inner, posted).or_else(|error| {
             let is_late = self.is_late(&error);
@@ -320,8 +326,9 @@ impl ProgressEngine {
         })
     }
 
-    /// Gives up the messages that have not ended, and puts on record what they end with. Some may have ended while the lock was free. Where their
-    /// deadline has passed, those that are sent all the same have ended well; the error is that of another one. Records are written under the lock.
+    /// Gives up the messages that have not ended, and records how they end. Some may have ended while the lock was
+    /// free. If their deadline has passed, those that are still sent have ended successfully, and the error is that of
+    /// another message. Records are written under the lock.
     #[cold]
     fn give_up_unfinished(self: &Arc<Self>, posted: &mut Posteds<'_>, error: Error, is_late: bool) -> Result<()> {
         let mut failure = (!is_late).then(|| error.clone());
@@ -374,7 +381,7 @@ impl ProgressEngine {
             let left = self.check_pending(request, &mut has_warned)?;
             inner.messages.wait_step(self.turn().min(left));
             self.attend(&mut inner);
-            // Others may want to post, or wait as well, and listeners to be told.
+            // Other threads may want to post or wait, and listeners must be notified.
             drop(inner);
             self.let_others_in();
             inner = self.lock();
@@ -382,7 +389,7 @@ impl ProgressEngine {
     }
 }
 
-/// Has the error of a call that makes several messages say how many of them have ended: their effect is there.
+/// Adds to the error of a call of several messages how many of them have ended: their effect remains.
 fn say_what_ended(error: &mut Error, posted: &Posteds<'_>) {
     let (all, unfinished) = (posted.all().count(), posted.unfinished().count());
     if let Error::Timeout { doing, .. } = error
@@ -400,22 +407,22 @@ mod tests {
     use crate::communicator::{Communicator, Envelope};
 
     const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
-    /// Longer than what is sent at once.
+    /// Longer than a message that is sent at once.
     const LONG: usize = 100_000;
 
     fn context(tag: u64, element: TypeTag) -> MessageContext {
         MessageContext { peer: Some(1), tag, element, element_bytes: 1 }
     }
 
-    /// Rank 0 posts a message; it ends while another call moves everything on. Then the deadline of the first is found to have passed. How it ends, and
-    /// the bytes of an object.
+    /// Posts a message on rank 0, which ends while another call moves everything on. Then the deadline of the first is
+    /// found to have passed. Returns how it ended, and the bytes of an object.
     fn late_after_its_end(comm: &Communicator, message: (MessageContext, MessageBuffer)) -> Result<(Option<Received>, Vec<u8>)> {
         let progress = &comm.core.shared.progress;
         let deadline = Deadline::after(Duration::ZERO);
         let mut posted = Posteds::new(progress, 1);
-        // SAFETY: the memory outlives this function, in which nobody else touches it; there is room for one.
+        // SAFETY: the memory outlives this function, in which no other code touches it; there is capacity for one.
         unsafe { posted.post(&mut progress.lock(), &message, None, &deadline) }?;
-        // The peer sends it after all that the message needs.
+        // The peer sends this after everything that the message needs.
         comm.recv(&mut [0_u8], Envelope::rank(1).tag(9))?;
         let error = progress.late(&posted.first.as_ref().expect("it is posted").request);
         progress.give_up_unfinished(&mut posted, error, true)?;

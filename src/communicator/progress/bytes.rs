@@ -1,4 +1,5 @@
-//! Messages of bytes: an object's, for which a receive makes its memory when it has met it, and the crate's own.
+//! Messages of bytes: the crate's own, and those of objects, for which a receive allocates memory once it has matched
+//! one.
 
 #![expect(unsafe_code, reason = "posted messages point into bytes that their caller lends")]
 
@@ -18,7 +19,7 @@ use crate::flight;
 use crate::observe::Track;
 
 impl ProgressEngine {
-    /// Receives bytes, as many as there is room for or fewer.
+    /// Receives as many bytes as `into` holds, or fewer.
     pub(in crate::communicator) fn receive_bytes(
         self: &Arc<Self>,
         context: &MessageContext,
@@ -36,7 +37,8 @@ impl ProgressEngine {
         unsafe { self.transfer_one(context, send_place(bytes.into()), limit) }.map(drop)
     }
 
-    /// Receives the bytes of an object, `most` of them at most, in one message: into memory that is made once their number is known.
+    /// Receives the bytes of an object, at most `most` of them, in one message. Their memory is allocated once their
+    /// number is known.
     #[cfg(feature = "serde")]
     pub(in crate::communicator) fn receive_object(
         self: &Arc<Self>,
@@ -47,7 +49,7 @@ impl ProgressEngine {
         let watched = self.observers.watch().map(|watch| (watch, Instant::now()));
         let memory = MessageBuffer::Object { most };
         let result = self.lock_to_post(context, &memory).and_then(|inner| {
-            // SAFETY: the message has no place in a caller's memory.
+            // SAFETY: the message uses no memory of the caller.
             unsafe { self.wait_one(inner, &(*context, memory), None, limit) }
         });
         if let Some((watch, began)) = watched {

@@ -1,4 +1,4 @@
-//! One message out and one in, as of two ranks that swap: neither waits for the other to be posted.
+//! One message out and one in, as when two ranks swap: neither waits for the other to be posted.
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller keeps alive")]
 
@@ -13,14 +13,16 @@ use crate::host::point_to_point::Attempt;
 type Message = (MessageContext, MessageBuffer);
 
 impl ProgressEngine {
-    /// Sends one message and receives another: at once if nothing is in the way of the first, else both as requests. What came of each.
+    /// Sends one message and receives another: at once if nothing blocks the first, otherwise both as requests. Returns
+    /// the results of both.
     ///
     /// # Safety
     ///
     /// Both places stay valid, and untouched by others, during the call.
     pub(super) unsafe fn exchange(self: &Arc<Self>, sending: &Message, receiving: &Message, limit: Duration) -> Result<[Received; 2]> {
         let mut inner = self.lock_to_post(&sending.0, &sending.1)?;
-        // SAFETY: the place is valid during the call (this function's contract), in which `transfer_posted` takes in what has begun.
+        // SAFETY: the place is valid during the call (this function's contract), in which `transfer_posted` takes over
+        // what has begun.
         let begun = match unsafe { Self::attempt(&mut inner, &sending.0, sending.1) } {
             Attempt::Done(envelope) => {
                 self.recorder.note_message(&sending.1.recorded(&sending.0));

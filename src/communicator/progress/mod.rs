@@ -1,5 +1,5 @@
-//! Where messages are posted and finished: one engine behind a lock. Whoever waits moves it on, and so does a thread of its own while
-//! background messages are outstanding.
+//! Posts and finishes messages: one engine behind a lock. Every thread that waits moves it on, and so does a separate
+//! thread while background messages are outstanding.
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller or the progress engine keeps alive")]
 
@@ -28,7 +28,7 @@ use crate::host::health::Health;
 use crate::host::point_to_point::{Messages, Ticket};
 use crate::observe::Observers;
 
-/// A message that was asked for.
+/// A requested message.
 #[derive(Debug, Clone)]
 struct PendingMessage {
     context: MessageContext,
@@ -40,18 +40,18 @@ struct PendingMessage {
 }
 
 impl PendingMessage {
-    /// The message as it is put on record.
+    /// Returns the message as the flight recorder stores it.
     fn message(&self) -> Message {
         self.context.recorded(self.sends, self.bytes)
     }
 
-    /// `send to rank 3, tag 7`.
+    /// Describes the message: `send to rank 3, tag 7`.
     fn doing(&self) -> String {
         self.context.doing(self.sends)
     }
 }
 
-/// A message that goes on in the background.
+/// A message in the background.
 struct Outstanding {
     ticket: Ticket,
     request: PendingMessage,
@@ -64,18 +64,18 @@ struct Outstanding {
 struct Inner {
     messages: Messages<MessageConnector>,
     outstanding: Vec<Outstanding>,
-    /// Since when the peers are told of the end of the communicator.
+    /// When this rank began to notify the peers that the communicator has ended.
     telling: Option<Instant>,
-    /// Callers that are busy with something else while their messages are on their way.
+    /// The number of callers that do something else while their messages are on their way.
     away: usize,
-    /// Nothing is posted any more: the communicator is gone.
+    /// Whether the communicator is closed: no message is posted any more.
     closed: bool,
-    /// Messages that tried the short way since everything was last moved on.
+    /// The number of messages that tried the short path since everything was last moved on.
     direct: u32,
 }
 
 impl Inner {
-    /// Whether there is something to move on while nobody waits.
+    /// Returns whether there is something to move on while no thread waits.
     fn is_busy(&self) -> bool {
         !self.outstanding.is_empty()
             || self.away > 0
@@ -85,7 +85,7 @@ impl Inner {
     }
 }
 
-/// One communicator's messages.
+/// The messages of one communicator.
 pub(super) struct ProgressEngine {
     rank: usize,
     peers: Arc<[Peer]>,
@@ -93,17 +93,17 @@ pub(super) struct ProgressEngine {
     recorder: Arc<Flight>,
     observers: Observers,
     inner: Mutex<Inner>,
-    /// How many wait for the lock.
+    /// The number of threads that wait for the lock.
     wanted: AtomicUsize,
-    /// Whether a thread has ever waited for it.
+    /// Whether a thread has ever waited for the lock.
     is_shared: AtomicBool,
     background: OnceLock<OwnThread>,
-    /// Held while the background thread is started: there is one.
+    /// Held while the background thread is started, so that there is only one.
     starting: Mutex<()>,
 }
 
 impl ProgressEngine {
-    /// The progress engine of the communicator whose backend this is.
+    /// Makes the progress engine of the communicator that `backend` belongs to.
     pub(super) fn new(backend: &HostBackend, connector: MessageConnector) -> Self {
         let (rank, peers) = (backend.rank(), backend.peers());
         let waiting = connector.waiting;
@@ -123,7 +123,7 @@ impl ProgressEngine {
         }
     }
 
-    /// The engine, for as long as this is held. Listeners are told afterwards.
+    /// Locks the engine. Listeners are notified once the lock is released.
     #[inline]
     fn lock(&self) -> Locked<'_, Inner> {
         self.try_lock().unwrap_or_else(|| self.lock_after_others())
@@ -138,52 +138,54 @@ impl ProgressEngine {
         inner
     }
 
-    /// How long one turn may hold the lock.
+    /// Returns how long one turn may hold the lock.
     fn turn(&self) -> Duration {
         if self.is_shared.load(Ordering::Relaxed) { TURN } else { LONE_TURN }
     }
 
-    /// Gives whoever waits for the lock the time to wake up and take it. To be called between two turns: a thread that releases the lock and
-    /// takes it again at once would keep all others from it, past their deadlines.
+    /// Gives the threads that wait for the lock time to wake up and take it. Call it between two turns: a thread that
+    /// releases the lock and takes it again at once would keep all others from it, past their deadlines.
     fn let_others_in(&self) {
         if self.wanted.load(Ordering::Relaxed) != 0 {
             std::thread::sleep(HAND_OVER);
         }
     }
 
-    /// As [`ProgressEngine::lock`]; `None` where somebody has it.
+    /// Locks the engine like [`ProgressEngine::lock`]. Returns `None` if another thread holds the lock.
     #[inline]
     fn try_lock(&self) -> Option<Locked<'_, Inner>> {
         event::try_lock(&self.inner)
     }
 
-    /// Refuses a message once the communicator is ended, or in a forked process. Before the lock: in a forked process its holder may not
-    /// exist.
+    /// Refuses a message once the communicator has ended, or in a forked process. Called before taking the lock: in a
+    /// forked process the lock's holder may not exist.
     fn refuse_if_ended(&self, context: &MessageContext, memory: &MessageBuffer) -> Result<()> {
         self.health.refusal(|| context.doing(memory.sends()), &self.peers).map_or(Ok(()), Err)
     }
 
-    /// The engine, for a message that is to be posted; refused once the communicator is ended or closed.
+    /// Locks the engine to post a message. Refuses it once the communicator has ended or is closed.
     #[inline]
     fn lock_to_post(&self, context: &MessageContext, memory: &MessageBuffer) -> Result<Locked<'_, Inner>> {
         self.refuse_if_ended(context, memory)?;
         let inner = self.lock();
-        // It may have been closed while this thread waited for the lock: nobody moves a message on any more.
+        // It may have been closed while this thread waited for the lock: no thread moves messages on any more.
         if inner.closed { Err(Error::Closed { call: context.doing(memory.sends()) }) } else { Ok(inner) }
     }
 
-    /// From whom a message has come under a tag that nobody has received, as far as was heard; `None` also where the engine is in use.
+    /// Returns the source of a message that has arrived under `tag` and was not received, as far as this rank knows.
+    /// Also returns `None` while the engine is in use.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) fn has_arrived(&self, tag: u64) -> Option<usize> {
         self.try_lock().and_then(|inner| inner.messages.has_arrived(tag))
     }
 
-    /// Posts a message. Nothing of the program's is called meanwhile, and where it breaks off, by an error or a panic, nothing is posted.
+    /// Posts a message. No code of the program runs meanwhile. If this fails or panics, nothing is posted.
     ///
     /// # Safety
     ///
-    /// The bytes are initialised, and stay valid, those of a send unwritten and those of a receive untouched by others, until the ticket has
-    /// ended or was cancelled; so whoever gets the ticket has what cancels it in place before anything else can unwind.
+    /// The bytes are initialised and stay valid until the ticket has ended or was cancelled. Until then, the bytes of a
+    /// send stay unwritten, and those of a receive untouched by others. So the code that gets the ticket must have its
+    /// cancellation in place before anything else can unwind.
     unsafe fn post(inner: &mut Inner, context: &MessageContext, memory: MessageBuffer) -> std::result::Result<Ticket, Interrupted> {
         match memory {
             // SAFETY: `bytes` bytes at `data`, initialised and unwritten until the ticket has ended or was cancelled (this function's contract).
@@ -213,14 +215,14 @@ mod tests {
         let has_heard = Meeting::new(2);
         let heard = Communicator::builder().configure(|config| config.timeout = Duration::from_secs(30)).run_local(2, |comm| {
             if comm.rank() == 0 {
-                // Nobody is called under the lock, but another thread may have it.
+                // No callback runs under the lock, but another thread may hold it.
                 let held = comm.core.shared.progress.lock();
                 comm.abort_handle().abort();
                 drop(held);
                 has_heard.meet();
                 return Ok("aborted".to_owned());
             }
-            // Before the call, or in it.
+            // The abort arrives before this call, or during it.
             let error = comm.recv(&mut [0_u8], 0).expect_err("nothing was sent");
             has_heard.meet();
             Ok(error.to_string())

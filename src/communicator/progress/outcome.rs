@@ -1,5 +1,5 @@
-//! How a message begins and ends: on record, in the caller's terms, and for listeners. These are told by `event`, after the lock is released:
-//! they may take it themselves.
+//! How a message begins and ends: in the flight recorder, in the caller's terms, and for listeners. `event` notifies
+//! listeners after the lock is released, because they may take it themselves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::host::point_to_point::{GivenUp, MessageError, Outcome};
 use crate::observe::Track;
 
 impl ProgressEngine {
-    /// Puts on record that a message is asked for.
+    /// Records that a message was requested.
     pub(super) fn begin(&self, context: &MessageContext, memory: &MessageBuffer, deadline: &Deadline) -> PendingMessage {
         let number = self.recorder.begin_message(&memory.recorded(context));
         PendingMessage { context: *context, sends: memory.sends(), bytes: memory.bytes(), deadline: deadline.clone(), number }
     }
 
-    /// How long a message that has not ended may still take; an error where the communicator has ended, or its deadline has passed. Of one
-    /// that takes long listeners are told, once.
+    /// Returns how long a message that has not ended may still take, or an error if the communicator has ended or the
+    /// deadline has passed. Listeners are notified once of a message that takes long.
     pub(super) fn check_pending(&self, request: &PendingMessage, has_warned: &mut bool) -> Result<Duration> {
         if let Some(abort_reason) = self.health.abort_reason() {
             let error = self.stopped(&(*abort_reason).into(), request);
@@ -45,7 +45,7 @@ impl ProgressEngine {
         Ok(limit - elapsed)
     }
 
-    /// How a message ended, in the caller's terms.
+    /// Returns how a message ended, in the caller's terms.
     pub(super) fn outcome(&self, outcome: Outcome, request: &PendingMessage) -> Result<Received> {
         outcome.map(|envelope| request.context.received(envelope)).map_err(|error| match error {
             MessageError::Ended(abort_reason) => self.stopped(&abort_reason.into(), request),
@@ -53,7 +53,7 @@ impl ProgressEngine {
         })
     }
 
-    /// A message that could not be posted.
+    /// Records that a message could not be posted, and returns its error.
     #[cold]
     pub(super) fn not_posted(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
         let error = self.stopped(stop, request);
@@ -61,14 +61,14 @@ impl ProgressEngine {
         error
     }
 
-    /// A stop, in the caller's terms.
+    /// Returns the error of a stop, in the caller's terms.
     fn stopped(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
         let seen = stop.clone().seen_by(self.rank as u32, request.context.peer.map(|peer| peer as u32));
         let told = || self.recorder.with_meanwhile(seen.to_error(&request.doing(), &request.deadline, &self.peers));
         self.health.own_failure(&stop.abort_reason, self.rank).unwrap_or_else(told)
     }
 
-    /// A deadline that passed.
+    /// Returns the error of a deadline that passed.
     pub(super) fn late(&self, request: &PendingMessage) -> Error {
         let is_missing = |peer: &Peer| request.context.peer.map_or(peer.rank != self.rank, |missing| peer.rank == missing);
         let missing: Vec<Peer> = self.peers.iter().filter(|peer| is_missing(peer)).cloned().collect();
@@ -77,13 +77,13 @@ impl ProgressEngine {
         self.recorder.with_meanwhile(Error::Timeout { doing, elapsed, missing, arrived, meanwhile: Vec::new() })
     }
 
-    /// Whether the error of a message is its own deadline, and not the end of the communicator.
+    /// Returns whether a message failed because its own deadline passed, and not because the communicator ended.
     pub(super) fn is_late(&self, error: &Error) -> bool {
         matches!(error, Error::Timeout { .. }) && self.health.abort_reason().is_none()
     }
 
-    /// How a message ends that was given up for an error, by what it leaves behind. One that is sent all the same has not failed: a short message is
-    /// done when it is on its way.
+    /// Returns how a message ends that was given up because of an error, depending on what it leaves behind. A message
+    /// that is still sent has not failed: a short message is done when it is on its way.
     pub(super) fn given_up(&self, left: GivenUp, mut error: Error, is_late: bool, request: &PendingMessage) -> Result<Received> {
         match left {
             GivenUp::Sent(envelope) if is_late => return Ok(request.context.received(envelope)),
@@ -98,8 +98,8 @@ impl ProgressEngine {
         Err(error)
     }
 
-    /// Tells listeners that a background message is over. Where it failed, or nobody holds its `Work` any more, this also drops its buffer:
-    /// that runs the program's code too.
+    /// Notifies listeners that a background message is over. If it failed, or if its `Work` was dropped, this also
+    /// drops its buffer, which runs code of the program too.
     pub(super) fn tell_over(
         &self,
         request: PendingMessage,
@@ -122,7 +122,7 @@ impl ProgressEngine {
         event::tell("the drop of a buffer", move || drop(state));
     }
 
-    /// Warns of a message that does not end.
+    /// Warns that a message has not ended for a long time.
     #[cold]
     fn warn(&self, request: &PendingMessage) {
         let missing: Vec<u32> = match request.context.peer {
@@ -133,7 +133,7 @@ impl ProgressEngine {
     }
 }
 
-/// What a message that was given up leaves behind, to follow its name in an error.
+/// Describes what a message that was given up leaves behind, to follow its name in an error.
 fn in_words(left: GivenUp) -> Option<String> {
     match left {
         GivenUp::Nothing | GivenUp::Sent(_) => None,

@@ -1,4 +1,4 @@
-//! How a call that goes on in the background ends: what it leaves, and who is told.
+//! How a background call ends: what it leaves, and who is notified.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -10,17 +10,17 @@ use crate::base::event;
 use crate::communicator::work::message::Received;
 use crate::error::Result;
 
-/// What the background and the handle share.
+/// The state that a background call shares with its handle.
 pub(in crate::communicator) struct State {
     outcome: Mutex<Outcome>,
     ended: Condvar,
 }
 
-/// What a call that went well leaves behind.
+/// What a successful call leaves behind.
 pub(in crate::communicator) struct Finished {
-    /// The buffer it worked on.
+    /// The buffer that the call worked on.
     pub(in crate::communicator) buffer: Box<dyn Any + Send>,
-    /// For a receive: what came.
+    /// For a receive: what was received.
     pub(in crate::communicator) received: Option<Received>,
 }
 
@@ -28,12 +28,12 @@ thread_local! {
     static IS_WAKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is waking a task at the moment: some executors poll it there.
+/// Returns whether this thread is waking a task: some executors poll the task inside its waker.
 pub(in crate::communicator) fn is_waking() -> bool {
     IS_WAKING.get()
 }
 
-/// As long as it lives the thread is waking a task; then it is as before.
+/// Marks the thread as waking a task while this lives; the drop restores the earlier state.
 struct Waking(bool);
 
 impl Drop for Waking {
@@ -42,18 +42,18 @@ impl Drop for Waking {
     }
 }
 
-/// Whoever is to be told of the end.
+/// The listeners to notify when a call ends.
 #[derive(Default)]
 struct Listeners {
-    /// Of the task that awaits it: a future has one owner.
+    /// The waker of the task that awaits the call: a future has one owner.
     task: Option<Waker>,
-    /// Of threads that wait for it among others, each once.
+    /// The wakers of threads that wait for the call among others, each once.
     threads: Vec<Waker>,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl Listeners {
-    /// Tells them, outside of all locks.
+    /// Notifies the listeners, outside of all locks.
     fn tell(self) {
         let Self { task, threads, callbacks } = self;
         threads.into_iter().for_each(Waker::wake);
@@ -67,7 +67,7 @@ impl Listeners {
     }
 }
 
-/// How far it is.
+/// The state of a call's outcome.
 enum Outcome {
     Pending(Listeners),
     Ended(Result<Finished>),
@@ -75,7 +75,7 @@ enum Outcome {
 }
 
 impl State {
-    /// Still pending.
+    /// Makes a pending state.
     pub(in crate::communicator) fn new() -> Arc<Self> {
         Arc::new(Self { outcome: Mutex::new(Outcome::Pending(Listeners::default())), ended: Condvar::new() })
     }
@@ -84,20 +84,20 @@ impl State {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has ended.
+    /// Returns whether the call has ended.
     pub(in crate::communicator) fn has_ended(&self) -> bool {
         !matches!(*self.outcome(), Outcome::Pending(_))
     }
 
-    /// Waits for the end, for at most `limit`.
+    /// Waits until the call ends, for at most `limit`.
     pub(in crate::communicator) fn wait_pending(&self, limit: Duration) {
-        // A clock cannot be set arbitrarily far ahead: wait in slices.
+        // A clock cannot be set arbitrarily far ahead, so one wait is one slice at most.
         let slice = limit.min(Duration::from_secs(3600));
         let outcome = self.outcome();
         drop(self.ended.wait_timeout_while(outcome, slice, |outcome| matches!(outcome, Outcome::Pending(_))));
     }
 
-    /// Has a thread woken at the end, by a waker of this crate's. Nobody, where it has ended.
+    /// Registers a thread to be woken at the end, by a waker of this crate. Does nothing if the call has ended.
     pub(in crate::communicator) fn wake_thread(&self, waker: &Waker) {
         if let Outcome::Pending(listeners) = &mut *self.outcome()
             && !listeners.threads.iter().any(|known| known.will_wake(waker))
@@ -106,9 +106,9 @@ impl State {
         }
     }
 
-    /// Has a task woken at the end, in place of the one before. Nobody, where it has ended.
+    /// Registers a task to be woken at the end, in place of the previous one. Does nothing if the call has ended.
     pub(in crate::communicator) fn wake(&self, waker: &Waker) {
-        // Cloned and dropped outside of the lock: both are the executor's code.
+        // Cloned and dropped outside of the lock: both run the executor's code.
         let mut waker = Some(waker.clone());
         if let Outcome::Pending(listeners) = &mut *self.outcome() {
             std::mem::swap(&mut listeners.task, &mut waker);
@@ -116,7 +116,7 @@ impl State {
         event::caught("the drop of a waker", || drop(waker));
     }
 
-    /// Has somebody called at the end, or now where it has ended.
+    /// Runs `callback` when the call ends, or now if it has ended.
     pub(in crate::communicator) fn on_end(&self, callback: Box<dyn FnOnce() + Send>) {
         if let Outcome::Pending(listeners) = &mut *self.outcome() {
             return listeners.callbacks.push(callback);
@@ -124,7 +124,7 @@ impl State {
         event::tell("a callback", callback);
     }
 
-    /// Records how it ended and tells who waits; the first outcome wins.
+    /// Records the outcome and notifies the listeners; the first outcome wins.
     pub(in crate::communicator) fn end(&self, result: Result<Finished>) {
         let mut outcome = self.outcome();
         let listeners = match &mut *outcome {
@@ -137,7 +137,7 @@ impl State {
         listeners.tell();
     }
 
-    /// Takes how it ended; `None` where that was taken before, or it has not.
+    /// Takes the outcome. Returns `None` if it was taken before, or if the call has not ended.
     pub(in crate::communicator) fn take(&self) -> Option<Result<Finished>> {
         let mut outcome = self.outcome();
         match std::mem::replace(&mut *outcome, Outcome::Taken) {

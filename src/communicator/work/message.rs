@@ -1,4 +1,4 @@
-//! What a message is: with whom, under which tag, of which type, where its bytes lie, and what came of it.
+//! What a message is: its peer, its tag, its element type, its memory, and what was received.
 
 use std::time::Duration;
 
@@ -8,13 +8,15 @@ use crate::flight::{self, Message};
 use crate::host::point_to_point::Envelope as Arrived;
 use crate::observe::{CallReport, Watch};
 
-/// Tags with this bit are the crate's own.
+/// The bit that marks the tags of the crate's own messages.
 pub(in crate::communicator) const INTERNAL_TAG: u64 = 1 << 63;
 
-/// The messages of tagged barriers, which have the barrier's tag besides. Other internal tags have a bit above this one's.
+/// The bits that mark the messages of tagged barriers; the barrier's tag is added to them. Other internal tags use bits
+/// between these two.
 pub(in crate::communicator) const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 59;
 
-/// The other end of a message: a rank, or any; the tag; and how long the call may take. A rank's number is one, under tag 0.
+/// The other end of a message: a rank or any rank, the tag, and how long the call may take. A plain rank number is an
+/// envelope with tag 0.
 ///
 /// ```
 /// # use collectives::Envelope;
@@ -32,23 +34,23 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// To a rank, or from it.
+    /// Names the rank that a message goes to or comes from.
     pub const fn rank(rank: usize) -> Self {
         Self { peer: Some(rank), tag: 0, timeout: None }
     }
 
-    /// From whichever rank sends first under the tag.
+    /// Accepts a message from the rank that sends first under the tag.
     #[doc(alias = "MPI_ANY_SOURCE")]
     pub const fn any() -> Self {
         Self { peer: None, tag: 0, timeout: None }
     }
 
-    /// Under a tag below 2⁶³, in place of 0.
+    /// Sets the tag, which is below 2⁶³, in place of 0.
     pub const fn tag(self, tag: u64) -> Self {
         Self { tag, ..self }
     }
 
-    /// Within a time of its own, in place of [`Communicator::timeout`](crate::Communicator::timeout).
+    /// Sets a timeout for this message, in place of [`Communicator::timeout`](crate::Communicator::timeout).
     pub const fn timeout(self, timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..self }
     }
@@ -60,21 +62,21 @@ impl From<usize> for Envelope {
     }
 }
 
-/// What a receive got.
+/// The result of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// Who sent it.
+    /// The rank that sent the message.
     pub source: usize,
-    /// The tag it was sent under.
+    /// The tag under which the message was sent.
     pub tag: u64,
-    /// How many elements came: the buffer's length or less.
+    /// The number of elements received: the buffer's length or less.
     pub count: usize,
 }
 
-/// What is sent or received: with whom, under which tag, of which type.
+/// The peer, the tag and the element type of a message.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::communicator) struct MessageContext {
-    /// `None`: from any rank.
+    /// The other rank; `None` to receive from any rank.
     pub(in crate::communicator) peer: Option<usize>,
     pub(in crate::communicator) tag: u64,
     pub(in crate::communicator) element: TypeTag,
@@ -82,14 +84,14 @@ pub(in crate::communicator) struct MessageContext {
 }
 
 impl MessageContext {
-    /// The message as it is put on record.
+    /// Returns the message as the flight recorder stores it.
     #[inline]
     pub(in crate::communicator) fn recorded(&self, sends: bool, bytes: usize) -> Message {
         let MessageContext { peer, tag, element, element_bytes } = *self;
         Message { sends, peer, tag, count: (bytes / element_bytes) as u64, element }
     }
 
-    /// `send to rank 3, tag 7`.
+    /// Describes the message: `send to rank 3, tag 7`.
     pub(in crate::communicator) fn doing(&self, sends: bool) -> String {
         let what = if self.element == TypeTag::Object { "_object" } else { "" };
         let whom = match (sends, self.peer) {
@@ -105,14 +107,14 @@ impl MessageContext {
         }
     }
 
-    /// What came, in the caller's terms.
+    /// Returns what was received, in the caller's terms.
     #[inline]
     pub(in crate::communicator) fn received(&self, envelope: Arrived) -> Received {
         Received { source: envelope.source, tag: envelope.tag, count: envelope.bytes / self.element_bytes }
     }
 }
 
-/// Where a posted message's bytes are.
+/// The memory of a posted message.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::communicator) enum MessageBuffer {
     Send {
@@ -123,7 +125,7 @@ pub(in crate::communicator) enum MessageBuffer {
         into: *mut u8,
         bytes: usize,
     },
-    /// An object of at most so many bytes is received, into memory that is made for it.
+    /// Receives an object of at most `most` bytes, into memory that is allocated for it.
     #[cfg_attr(not(feature = "serde"), expect(dead_code, reason = "there are no objects without serde"))]
     Object {
         most: usize,
@@ -131,7 +133,7 @@ pub(in crate::communicator) enum MessageBuffer {
 }
 
 impl MessageBuffer {
-    /// How many bytes there are; none where that is not known yet.
+    /// Returns the message's length in bytes; 0 if it is not known yet.
     #[inline]
     pub(in crate::communicator) fn bytes(&self) -> usize {
         match self {
@@ -145,26 +147,26 @@ impl MessageBuffer {
         matches!(self, MessageBuffer::Send { .. })
     }
 
-    /// The message as it is put on record.
+    /// Returns the message as the flight recorder stores it.
     #[inline]
     pub(in crate::communicator) fn recorded(&self, context: &MessageContext) -> Message {
         context.recorded(self.sends(), self.bytes())
     }
 
-    /// The message, for those who listen.
+    /// Returns the message's report for observers.
     pub(in crate::communicator) fn report<'a>(&self, watch: &'a Watch, context: &MessageContext) -> CallReport<'a> {
         watch.message(&self.recorded(context), flight::Backend::Host, self.bytes())
     }
 }
 
-/// Where a message that is sent lies.
+/// Returns the memory of a message to send.
 #[inline]
 pub(in crate::communicator) fn send_place<T: Data>(memory: HostMemory<'_, T>) -> MessageBuffer {
     let (data, bytes) = memory.parts();
     MessageBuffer::Send { data, bytes }
 }
 
-/// Where a message that is received goes.
+/// Returns the memory for a message to receive.
 #[inline]
 pub(in crate::communicator) fn receive_place<T: Data>(mut memory: HostMemoryMut<'_, T>) -> MessageBuffer {
     let (into, bytes) = memory.parts();

@@ -1,4 +1,4 @@
-//! Handles of calls that go on in the background.
+//! Handles of calls that run in the background.
 
 pub(in crate::communicator) mod completion;
 pub(in crate::communicator) mod message;
@@ -22,13 +22,20 @@ use crate::error::Error;
 use crate::error::Result;
 use crate::host::health::forked;
 
-/// A call that was started and goes on in the background, with the buffer it works on.
+/// A started call that runs in the background, with the buffer it works on.
 ///
-/// [`Work::wait`] gives the buffer back; where the call failed, its error comes instead and the buffer is freed. Dropping the handle lets the call go on and frees the buffer when it has ended;
-/// leaking it leaks the buffer and nothing worse. A buffer that a device may still use, be it that its call failed, is freed once the device has passed the call.
+/// [`Work::wait`] gives the buffer back. If the call failed, it returns the error instead, and the buffer is freed. If
+/// you drop the handle, the call goes on, and the buffer is freed when it has ended. If you leak the handle, only the
+/// buffer leaks. A buffer that a device may still use, even after a failed call, is freed once the device has passed
+/// the call.
 ///
-/// It can be waited for ([`wait`](Self::wait)), looked at ([`is_done`](Self::is_done)), awaited by any executor, waited for together with others
-/// ([`wait_any`](Self::wait_any)), and it can call back ([`on_end`](Self::on_end)). None of these takes a thread for each call.
+/// You can:
+/// - wait for it ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
+/// - poll it ([`is_done`](Self::is_done)),
+/// - await it with any executor,
+/// - register a callback ([`on_end`](Self::on_end)).
+///
+/// None of these takes a thread for each call.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -47,11 +54,11 @@ pub struct Work<B> {
     state: Arc<State>,
     /// Takes the buffer out of its box.
     unpack: Unpack<B>,
-    /// For messages: what moves them on while someone waits. Collectives have a thread of their own.
+    /// For messages: moves them on while a thread waits. Collectives have their own thread.
     driver: Option<Arc<dyn Drive>>,
-    /// For collectives: where they take their turn.
+    /// For collectives: where they take their turns.
     turns: Option<Weak<dyn Turns>>,
-    /// Children of this process have nobody who moves the call on.
+    /// The process that started the call: a forked child has no thread that moves the call on.
     process: Process,
 }
 
@@ -59,41 +66,42 @@ pub struct Work<B> {
 const FOR_ITSELF: &str = "called from within a call of the same communicator, behind which the call comes that is waited for; or from a callback, on \
                           the thread that is to end it";
 
-/// How long a waiter leaves another thread to move messages on before it tries to do so itself.
+/// How long a waiter lets another thread move messages on before it tries to do so itself.
 const OTHERS_TURN: Duration = Duration::from_micros(50);
 
-/// How long [`Work::wait_any`] sleeps at most before it looks again: a clock cannot be set arbitrarily far ahead.
+/// The longest sleep of [`Work::wait_any`] before it checks again: a clock cannot be set arbitrarily far ahead.
 const LONGEST_PARK: Duration = Duration::from_secs(3600);
 
-/// How long it sleeps at most where nobody can wake it.
+/// Its longest sleep if no other thread can wake it.
 const NAP: Duration = Duration::from_millis(1);
 
 /// Where started collectives take their turns.
 pub(in crate::communicator) trait Turns: Send + Sync {
-    /// Whether what is started there would be waited for in vain by this thread: it has a turn, or runs what was started.
+    /// Returns whether this thread would wait forever for a call started there: it has a turn, or runs the started
+    /// calls.
     fn would_wait_for_itself(&self) -> bool;
 }
 
 /// Moves background calls on from the thread that waits for them.
 pub(in crate::communicator) trait Drive: Send + Sync {
-    /// Moves what can move; where nothing can, waits for at most `limit`. `false` where another thread does so.
+    /// Moves what can move. If nothing can, waits for at most `limit`. Returns `false` if another thread does so.
     fn drive(&self, limit: Duration) -> bool;
 
-    /// Looks, without waiting, whether the call has ended where nobody else does; whether it has.
+    /// Checks, without waiting, whether the call has ended, if no other thread checks. Returns whether it has.
     fn poll(&self) -> bool {
         false
     }
 
-    /// Sees to it that the end is noticed while nobody waits.
+    /// Makes sure that the end is noticed while no thread waits.
     fn attend(self: Arc<Self>) {}
 
-    /// Whether it is this thread that notices: it would sleep in vain.
+    /// Returns whether this thread is the one that notices the end: if it slept, it would never be woken.
     fn is_noticed_here(&self) -> bool {
         false
     }
 }
 
-/// Takes what a call worked on out of what it has left.
+/// Extracts what a call worked on from what it left behind.
 enum Unpack<B> {
     As(fn(Finished) -> Option<B>),
     By(Box<dyn FnOnce(Finished) -> Option<B> + Send + Sync>),
@@ -111,36 +119,37 @@ impl<B> Unpack<B> {
 }
 
 impl<B: Send + 'static> Work<B> {
-    /// The handle of a call whose end is told to `state` with a boxed `B`.
+    /// Makes the handle of a call that reports its end to `state`, with a boxed `B`.
     pub(in crate::communicator) fn new(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Self {
         let unpack = |finished: Finished| finished.buffer.downcast::<B>().ok().map(|buffer| *buffer);
         Self { state, unpack: Unpack::As(unpack), driver, turns: None, process: Process::this() }
     }
 
-    /// The handle of a receive into a `B`.
+    /// Makes the handle of a receive into a `B`.
     pub(in crate::communicator) fn receiving(state: Arc<State>, driver: Option<Arc<dyn Drive>>) -> Work<(B, Received)> {
         let unpack = |finished: Finished| Some((*finished.buffer.downcast::<B>().ok()?, finished.received?));
         Work { state, unpack: Unpack::As(unpack), driver, turns: None, process: Process::this() }
     }
 
-    /// The same for a collective, which takes its turn there.
+    /// Marks the call as a collective that takes its turn at `turns`.
     pub(in crate::communicator) fn taking_turns(mut self, turns: Weak<dyn Turns>) -> Self {
         self.turns = Some(turns);
         self
     }
 
-    /// Whether this thread would wait for itself: it is in a call of the communicator, behind which this one comes.
+    /// Returns whether this thread would wait for itself: it is inside a call of the communicator that this one is
+    /// queued behind.
     fn would_wait_for_itself(&self) -> bool {
         self.turns.as_ref().and_then(Weak::upgrade).is_some_and(|turns| turns.would_wait_for_itself())
     }
 
-    /// Whether this thread would sleep in vain until the end is noticed: only itself could get there, or notice it.
+    /// Returns whether this thread would sleep forever: only this thread could reach the end, or notice it.
     fn would_sleep_in_vain(&self) -> bool {
         self.would_wait_for_itself() || self.driver.as_ref().is_some_and(|driver| driver.is_noticed_here())
     }
 
-    /// The same call under one type, whatever it works on: works of several types in one list. [`wait`](Self::wait) gives back what it
-    /// would have given, as [`Any`].
+    /// Erases the type of the buffer, so that works of several types fit in one list. [`wait`](Self::wait) then gives
+    /// back what it would have given, as [`Any`].
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp, Work};
@@ -167,9 +176,12 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Calls back once, when the call has ended, well or not: on the thread that ends it, or here and now where it has ended already. What
-    /// is called should be short, and must not wait for this communicator, nor for another one whose callbacks wait for this one; a panic in it
-    /// is caught. A thread that waits for the call may return before the callback has run. In a forked child it is never called.
+    /// Calls `callback` once, when the call has ended, successfully or not. It runs on the thread that ends the call,
+    /// or now on this thread if the call has ended already.
+    ///
+    /// The callback should be short. It must not wait for this communicator, nor for another one whose callbacks wait
+    /// for this one. A panic in it is caught. A thread that waits for the call may return before the callback has run.
+    /// In a forked child the callback never runs.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -191,16 +203,19 @@ impl<B: Send + 'static> Work<B> {
         self.attend();
     }
 
-    /// Has somebody notice the end, where nobody waits for it.
+    /// Makes sure that the end is noticed if no thread waits for it.
     fn attend(&self) {
         if let Some(driver) = &self.driver {
             Arc::clone(driver).attend();
         }
     }
 
-    /// Waits until one of several calls has ended, for at most `limit`: its place in the list, the first where there are several. `None` where
-    /// none has by then, where the list is empty, and, at once, within a call of a communicator behind which one of these comes, and in a callback
-    /// on the thread that is to end one of these. Works of different types are listed [`erased`](Self::erased).
+    /// Waits until one of `works` ends, and returns its index (the lowest, if several have ended). Returns `None` if
+    /// `limit` passes first, or if `works` is empty.
+    ///
+    /// If none has ended, it also returns `None` at once inside a call that one of `works` is queued behind, and in a
+    /// callback on the thread that ends one of them. Works of different types can be listed after
+    /// [`erased`](Self::erased).
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope, Work};
@@ -228,7 +243,7 @@ impl<B: Send + 'static> Work<B> {
             return ended();
         }
         let deadline = Deadline::after(limit);
-        // In the destructor of another thread local it may be gone.
+        // In the destructor of another thread-local, the waker may be gone.
         let waker = UNPARK.try_with(Waker::clone).ok();
         for work in works {
             waker.iter().for_each(|waker| work.state.wake_thread(waker));
@@ -245,7 +260,8 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Whether the call has ended, well or not. Never blocks. Always true in a forked child, where [`wait`](Self::wait) says why.
+    /// Returns whether the call has ended, successfully or not. Never blocks. Always true in a forked child, where
+    /// [`wait`](Self::wait) returns the reason.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if self.process.is_foreign() {
@@ -257,12 +273,13 @@ impl<B: Send + 'static> Work<B> {
         self.state.has_ended()
     }
 
-    /// Waits for the end of the call and gives the buffer back.
+    /// Waits until the call ends, and gives the buffer back.
     ///
     /// # Errors
     ///
-    /// Those of the call itself. The call is bounded by the communicator's timeout, and so are those before it, so this is too.
-    /// `InvalidArgument` within a call of the same communicator, as in a custom op: it would wait for itself. `Unsupported` in a forked child.
+    /// Those of the call itself. The communicator's timeout bounds the call and the calls before it, and so it bounds
+    /// this wait. `InvalidArgument` inside a call of the same communicator, such as in a custom op, which would wait
+    /// for itself. `Unsupported` in a forked child.
     pub fn wait(mut self) -> Result<B> {
         loop {
             if let Some(buffer) = self.wait_deadline(Duration::MAX)? {
@@ -271,14 +288,15 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Waits for the end of the call for at most `limit`: the buffer, or `None` where it has not ended by then (the call goes on).
+    /// Waits until the call ends, for at most `limit`. Returns the buffer, or `None` if the call has not ended by then
+    /// (it goes on).
     ///
     /// # Errors
     ///
     /// Those of the call itself; `Unsupported` in a forked child, and `InvalidArgument` once the buffer has been given back.
     pub fn wait_deadline(&mut self, limit: Duration) -> Result<Option<B>> {
         if self.process.is_foreign() {
-            // Nor is the lock touched: it may have been taken for good when this process was forked.
+            // The lock is not touched either: if it was held when this process was forked, it stays held permanently.
             return Err(forked("waiting for a started call".to_owned()));
         }
         if !self.is_done() && self.would_wait_for_itself() {
@@ -305,14 +323,14 @@ impl<B: Send + 'static> Work<B> {
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
         if self.process.is_foreign() {
-            // Buffers and an event of a device would be freed by a driver that does not know this process.
+            // Freeing buffers and an event of a device would call a driver that does not know this process.
             std::mem::forget((self.driver.take(), Arc::clone(&self.state)));
         }
     }
 }
 
 thread_local! {
-    /// Wakes this thread: one for all its waits, so that a call knows it again.
+    /// This thread's waker. All its waits use the same one, so that a call recognises it.
     static UNPARK: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
 }
 
@@ -329,9 +347,9 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
     type Output = Result<B>;
     type IntoFuture = WorkFuture<B>;
 
-    /// The call's end, for any executor: it wakes the task and needs nothing else of it. Awaited within a call of the same communicator, or in a
-    /// callback on the thread that is to end it, it is `InvalidArgument` at once, as by [`wait`](Work::wait); not in a task that is polled where it
-    /// is woken.
+    /// Returns the future of the call's end, for any executor: it wakes the task and needs nothing else from it. Like
+    /// [`wait`](Work::wait), it yields `InvalidArgument` at once inside a call of the same communicator, and in a
+    /// callback on the thread that ends the call. It does not in a task that is polled inside its waker.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -359,7 +377,7 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
     }
 }
 
-/// The end of a started call; see [`Work`]. A future that is dropped behaves as a work that is dropped: the call goes on.
+/// The future of a started call's end; see [`Work`]. Dropping it has the effect of dropping the work: the call goes on.
 #[must_use = "the call's outcome and its buffer come back by awaiting it"]
 pub struct WorkFuture<B>(Option<Work<B>>);
 
@@ -371,14 +389,14 @@ impl<B: Send + 'static> Future for WorkFuture<B> {
             return Poll::Ready(Err(Error::argument("await", "the buffer of this work has been given back already")));
         };
         if !work.process.is_foreign() && !work.is_done() {
-            // An executor that polls a task where it is woken does not wait.
+            // An executor that polls a task inside its waker does not wait.
             if !is_waking() && work.would_sleep_in_vain() {
                 self.0 = None;
                 return Poll::Ready(Err(Error::argument("await", FOR_ITSELF)));
             }
             work.state.wake(context.waker());
             work.attend();
-            // It may have ended in between, and then wakes nobody.
+            // The call may have ended in between, and then does not wake the task.
             if !work.is_done() {
                 return Poll::Pending;
             }
@@ -390,7 +408,7 @@ impl<B: Send + 'static> Future for WorkFuture<B> {
     }
 }
 
-// It is not pinned by anything in it.
+// Nothing in it relies on being pinned.
 impl<B> Unpin for WorkFuture<B> {}
 
 impl<B> fmt::Debug for WorkFuture<B> {
@@ -410,7 +428,7 @@ pub trait OwnedBuffer: crate::call::buffer::BufferMut + Send + 'static {}
 
 impl<B: crate::call::buffer::BufferMut + Send + 'static> OwnedBuffer for B {}
 
-/// A buffer that a background call can own and only reads: also one that others share.
+/// A buffer that a background call can own and only reads. It may be shared with others.
 pub trait OwnedSource: crate::call::buffer::Buffer + Send + 'static {}
 
 impl<B: crate::call::buffer::Buffer + Send + 'static> OwnedSource for B {}

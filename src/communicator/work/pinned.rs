@@ -17,7 +17,7 @@ impl<B> PinnedBuffer<B> {
         Self(NonNull::from(Box::leak(Box::new(value))))
     }
 
-    /// The value, before the call starts; pointers taken from it stay valid as long as the pinned buffer lives.
+    /// Returns the value, before the call starts. Pointers taken from it stay valid as long as the pinned buffer lives.
     pub(in crate::communicator) fn value(&mut self) -> &mut B {
         // SAFETY: the allocation is owned by this pinned buffer, initialised, and borrowed through it alone.
         unsafe { self.0.as_mut() }
@@ -31,9 +31,9 @@ impl<B> Drop for PinnedBuffer<B> {
     }
 }
 
-/// A pinned buffer whose type is forgotten.
+/// A pinned buffer whose type is erased.
 pub(in crate::communicator) trait ErasedBuffer: Send {
-    /// The value as a box again, once nothing points into it any more.
+    /// Returns the value as a box again, once nothing points into it any more.
     fn release(self: Box<Self>) -> Box<dyn Any + Send>;
 }
 

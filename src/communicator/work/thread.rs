@@ -1,11 +1,12 @@
-//! Threads of a communicator. Each is had before anything is begun that needs it: where the system refuses it, nothing has happened.
+//! Threads of a communicator. Each is started before the work that needs it: if the system refuses it, nothing has
+//! happened.
 
 use std::io;
 
 use crate::base::own_thread::OwnThread;
 use crate::error::{Error, Result};
 
-/// Starts a thread of this name. `what` says whose it is, in the error where the system refuses it.
+/// Starts a thread with this name. If the system refuses it, the error names the thread as `what`.
 pub(in crate::communicator) fn spawn(name: String, what: &str, body: impl FnOnce() + Send + 'static) -> Result<OwnThread> {
     #[cfg(test)]
     if refusal::is_due() {
@@ -20,7 +21,7 @@ fn refused(what: &str, error: &io::Error) -> Error {
     Error::io(format!("starting {what}"), io::Error::new(error.kind(), format!("{error}: {advice}")))
 }
 
-/// Refuses threads to tests.
+/// Makes the start of threads fail in tests.
 #[cfg(test)]
 pub(in crate::communicator) mod refusal {
     use std::cell::Cell;
@@ -33,7 +34,7 @@ pub(in crate::communicator) mod refusal {
         REFUSES.get()
     }
 
-    /// Runs `body`, in which this thread can start no thread of a communicator.
+    /// Runs `body`, in which this thread cannot start any thread of a communicator.
     pub(in crate::communicator) fn during<R>(body: impl FnOnce() -> R) -> R {
         REFUSES.set(true);
         let result = body();
@@ -49,7 +50,7 @@ mod tests {
     use crate::communicator::{Communicator, Envelope};
     use crate::error::{Error, Result};
 
-    /// That a call was refused for want of a thread, in words that help.
+    /// Asserts that a call was refused because its thread could not be started, and that the error gives advice.
     fn assert_refused<R>(result: Result<R>) {
         let error = result.err().expect("there is no thread for it");
         let words = error.to_string();
@@ -79,7 +80,8 @@ mod tests {
                     Ok::<(), Error>(())
                 })?;
             }
-            // Nothing of these has reached the other rank, or waits for it: the first message is the first, the first sum is the sum.
+            // None of these calls has reached the other rank or waits for it: the next message and the next sum are the
+            // first.
             let (mine, mut theirs) = ([comm.rank() as u8 + 1], [0_u8]);
             comm.send_recv(&mine, other, &mut theirs, other)?;
             let long = comm.start_send(vec![mine[0]; 1 << 20], tagged)?;

@@ -1,4 +1,4 @@
-//! Puts calls on streams, one by itself or several together: step by step, each group of transfers as one group of NCCL's.
+//! Puts calls on streams, one alone or several together, step by step. Each group of transfers is one NCCL group.
 
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
@@ -27,16 +27,17 @@ impl DeviceBackend {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` where the call cannot be done; nothing was queued then, and the other ranks say the same. Any
-    /// other error ends the communicator.
+    /// `InvalidArgument` and `Unsupported` if the call cannot be done. Nothing was queued then, and the other ranks get
+    /// the same error. Any other error ends the communicator.
     ///
     /// # Safety
     ///
-    /// - The addresses of the job are memory of this device, as long as their lengths say, until the stream has passed the call; the two
-    ///   buffers are one, as the job says, or apart; nobody else writes them meanwhile, nor reads the destination.
+    /// - The addresses of the job are memory of this device, of the job's lengths, until the stream has passed the
+    ///   call. The two buffers are one or do not overlap, as the job states. Meanwhile nothing else writes them, nor
+    ///   reads the destination.
     /// - What is read there are elements of the call's type.
-    /// - All ranks make the same call as their next one: with the same op, type, root and lengths. NCCL compares nothing and writes what
-    ///   it is sent. (Truth values need no promise: what comes as some is made some.)
+    /// - All ranks make the same call as their next one, with the same op, type, root and lengths. NCCL compares
+    ///   nothing and writes what it is sent. (Truth values need no promise: any byte becomes a valid one.)
     #[inline]
     pub(crate) unsafe fn enqueue(&self, job: &Job, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
         let mut kept = event::lock(&self.queueing);
@@ -64,8 +65,8 @@ impl DeviceBackend {
             Plan::Nothing => self.refuse_if_over(&doing),
             Plan::One(transfer) => {
                 let queue = stream.cu_stream();
-                // SAFETY: the transfer uses this stream alone; its addresses and lengths are the job's, whose memory is there until the stream has
-                // passed the call (this function's contract).
+                // SAFETY: the transfer uses this stream alone; its addresses and lengths are the job's, whose memory is
+                // there until the stream has passed the call (this function's contract).
                 unsafe { self.comm.enqueue(&doing, stream, timeout, |raw| self.issue(raw, &transfer, queue)) }
             }
             plan => {
@@ -81,13 +82,14 @@ impl DeviceBackend {
     ///
     /// The contract of [`DeviceBackend::enqueue`], and the steps are the job's.
     unsafe fn enqueue_steps(&self, job: &Job, steps: Steps, stream: &Arc<CudaStream>, timeout: Duration) -> Result<()> {
-        // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's contract), and the backend's
-        // room, which lives as long as the backend and is taken and freed in the order of streams.
+        // SAFETY: the steps use the job's memory, which is there until the stream has passed the call (this function's
+        // contract), and the backend's memory, which lives as long as the backend and is taken and freed in the order
+        // of streams.
         unsafe { together(&mut [Running::new(self, steps, stream)], &|| job.call.to_string(), timeout) }
     }
 
-    /// Puts several collectives and messages of one or several communicators on their streams together: what NCCL does in one call each
-    /// becomes one group; the rest follows, in order.
+    /// Puts several collectives and messages of one or several communicators on their streams together. Calls that NCCL
+    /// has become one group; the rest follows, in order.
     ///
     /// # Errors
     ///
@@ -95,11 +97,13 @@ impl DeviceBackend {
     ///
     /// # Safety
     ///
-    /// For every job what [`DeviceBackend::enqueue`] asks. For every message: its address is memory of this device, as long as it says, until
-    /// the stream has passed the group; nobody else writes it meanwhile, nor reads what is received; what is sent are elements of its type; and
-    /// the other end names the same type and length. No call of the group uses what another one writes.
+    /// - Every job meets the contract of [`DeviceBackend::enqueue`].
+    /// - The address of every message is memory of this device, of the stated length, until the stream has passed the
+    ///   group. Meanwhile nothing else writes it, nor reads what is received.
+    /// - A sent message holds elements of its type, and the other end gives the same type and length.
+    /// - No call of the group uses what another one writes.
     pub(crate) unsafe fn enqueue_group(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
-        // In one order, whoever takes several.
+        // In one order on every thread that takes several.
         let mut backends: Vec<&DeviceBackend> = parts.iter().map(|(backend, ..)| *backend).collect();
         backends.sort_unstable_by_key(|backend| std::ptr::from_ref::<DeviceBackend>(backend).addr());
         let _alone: Vec<_> = backends.into_iter().map(|backend| event::lock(&backend.queueing)).collect();
@@ -139,13 +143,13 @@ impl DeviceBackend {
         for (backend, ..) in parts {
             backend.refuse_if_over(&doing)?;
         }
-        // SAFETY: the steps read and write the memory of the jobs and messages, which is there long enough and used by no other call of the group
-        // (this function's contract), and the backends' own room.
+        // SAFETY: the steps read and write the memory of the jobs and messages, which is there long enough and used by
+        // no other call of the group (this function's contract), and the backends' own memory.
         unsafe { together(&mut all, &doing, timeout) }
     }
 }
 
-/// Bytes, as NCCL moves them.
+/// The type of bytes, as NCCL moves them.
 const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
 
 /// The steps of one communicator, and how many of them are on the stream.
@@ -161,24 +165,24 @@ impl<'a> Running<'a> {
         Self { backend, stream, steps, done: 0 }
     }
 
-    /// Does this rank's own work up to the next transfers, and gives their place; nothing where there are no more.
+    /// Does this rank's own work up to the next transfers, and returns their place; `None` if there are no more.
     ///
     /// # Safety
     ///
-    /// The addresses of the steps are memory of the backend's device, and stay so until the stream has passed the steps.
+    /// The addresses of the steps are memory of the backend's device until the stream has passed the steps.
     unsafe fn advance(&mut self) -> Result<Option<usize>> {
         while let Some(step) = self.steps.list.get(self.done) {
             self.done += 1;
             match step {
                 Step::Transfer(_) => return Ok(Some(self.done - 1)),
-                // SAFETY: memory that stays until the stream has passed the step: this function's contract.
+                // SAFETY: memory that remains until the stream has passed the step: this function's contract.
                 step => unsafe { self.backend.work(step, self.stream) }?,
             }
         }
         Ok(None)
     }
 
-    /// The transfers at a place.
+    /// Returns the transfers at a place.
     fn transfers(&self, place: usize) -> &[Transfer] {
         match self.steps.list.get(place) {
             Some(Step::Transfer(transfers)) => transfers,
@@ -186,29 +190,31 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// What makes the transfers at a place.
+    /// Returns the function that makes the transfers at a place.
     ///
     /// # Safety
     ///
-    /// Their addresses are memory of the backend's device, and stay so until the stream has passed them.
+    /// Their addresses are memory of the backend's device until the stream has passed them.
     unsafe fn calls(&self, place: usize) -> impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> {
         let (backend, queue) = (self.backend, self.stream.cu_stream());
-        // SAFETY: the transfers use the part's stream alone; their addresses are memory that stays until it has passed them: this function's contract.
+        // SAFETY: the transfers use the part's stream alone; their addresses are memory that remains until it has
+        // passed them: this function's contract.
         move |raw: &Raw<'_>| self.transfers(place).iter().try_for_each(|transfer| unsafe { backend.issue(raw, transfer, queue) })
     }
 }
 
-/// Puts the steps of all parts on their streams, group by group of transfers: ranks in one thread must not wait for each other.
+/// Puts the steps of all parts on their streams, one group of transfers after another: ranks in one thread must not
+/// wait for each other.
 ///
 /// # Errors
 ///
-/// Those of NCCL and the driver. They end the communicators: other ranks may wait for what was not queued.
+/// Those of NCCL and the driver. They end the communicators: other ranks may wait for work that was not queued.
 ///
 /// # Safety
 ///
-/// The addresses of the steps are memory of the backends' devices, and stay so until the streams have passed the steps.
+/// The addresses of the steps are memory of the backends' devices until the streams have passed the steps.
 pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
-    // SAFETY: memory that stays until the streams have passed the steps: this function's contract, which is the same.
+    // SAFETY: memory that remains until the streams have passed the steps: this function's contract, which is the same.
     let outcome = unsafe { put(parts, doing, timeout) };
     if outcome.is_err() {
         for Running { backend, stream, .. } in parts.iter() {
@@ -221,7 +227,7 @@ pub(super) unsafe fn together(parts: &mut [Running<'_>], doing: &dyn Fn() -> Str
 
 /// # Safety
 ///
-/// The addresses of the steps are memory of the backends' devices, and stay so until the streams have passed the steps.
+/// The addresses of the steps are memory of the backends' devices until the streams have passed the steps.
 unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
     for part in parts.iter() {
         part.backend.refuse_if_over(doing)?;
@@ -230,33 +236,35 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
         part.backend.take_room(part.stream)?;
     }
     match &mut *parts {
-        // Without a list of those that take part.
+        // Without a list of the parts.
         [part] => {
-            // SAFETY: memory that stays until the stream has passed the steps: this function's contract.
+            // SAFETY: memory that remains until the stream has passed the steps: this function's contract.
             while let Some(place) = unsafe { part.advance() }? {
                 if part.transfers(place).is_empty() {
                     continue;
                 }
-                // SAFETY: memory that stays until the stream has passed the transfers: this function's contract.
+                // SAFETY: memory that remains until the stream has passed the transfers: this function's contract.
                 let mut calls = unsafe { part.calls(place) };
                 let mut group: [Part<'_>; 1] = [(&part.backend.comm, part.stream, &mut calls)];
-                // SAFETY: the part's calls use its stream alone, and make sense as one group: they do not use what others write.
+                // SAFETY: the part's calls use its stream alone, and are valid as one group: they do not use what
+                // others write.
                 unsafe { comm::grouped(&mut group, doing, timeout) }?;
             }
         }
-        // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
+        // SAFETY: memory that remains until the streams have passed the steps: this function's contract.
         parts => while unsafe { put_next(parts, doing, timeout) }? {},
     }
     for Running { backend, stream, .. } in parts.iter().filter(|part| part.steps.uses_room) {
         if backend.free_room(stream).is_err() {
-            // All is queued: who waits here needs no mark.
+            // All is queued: a thread that waits here needs no mark.
             backend.comm.outlast(stream, &Deadline::after(timeout))?;
         }
     }
     Ok(())
 }
 
-/// Puts the next group of transfers of all parts on their streams, with their own work before it; `false` where there are no more.
+/// Puts the next group of transfers of all parts on their streams, with their own work before it; returns `false` if
+/// there are no more.
 ///
 /// # Safety
 ///
@@ -264,31 +272,31 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
 unsafe fn put_next(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<bool> {
     let mut places = Vec::with_capacity(parts.len());
     for part in parts.iter_mut() {
-        // SAFETY: memory that stays until the streams have passed the steps: this function's contract.
+        // SAFETY: memory that remains until the streams have passed the steps: this function's contract.
         places.push(unsafe { part.advance() }?);
     }
     let waiting = parts.iter().zip(&places).filter_map(|(part, place)| Some((part, place.filter(|at| !part.transfers(*at).is_empty())?)));
     let waiting: Vec<_> = waiting.collect();
-    // SAFETY: memory that stays until the streams have passed the transfers: this function's contract.
+    // SAFETY: memory that remains until the streams have passed the transfers: this function's contract.
     let mut calls: Vec<_> = waiting.iter().map(|(part, place)| unsafe { part.calls(*place) }).collect();
     let mut group: Vec<Part<'_>> = Vec::with_capacity(waiting.len());
     for ((part, _), call) in waiting.iter().zip(&mut calls) {
         group.push((&part.backend.comm, part.stream, call));
     }
-    // SAFETY: each part's calls use its stream alone, and make sense as one group: they do not use what others write.
+    // SAFETY: each part's calls use its stream alone, and are valid as one group: they do not use what others write.
     unsafe { comm::grouped(&mut group, doing, timeout) }?;
     Ok(places.iter().any(Option::is_some))
 }
 
 impl DeviceBackend {
-    /// One call of NCCL's.
+    /// Makes one NCCL call.
     ///
     /// # Safety
     ///
     /// The addresses of the transfer are memory of this device until the stream has passed the call.
     #[inline]
     pub(super) unsafe fn issue(&self, raw: &Raw<'_>, transfer: &Transfer, stream: CUstream) -> std::result::Result<(), Refusal> {
-        // What NCCL has no number for it refuses itself.
+        // NCCL itself refuses a type that it has no number for.
         let number = |dtype| data_type(dtype, raw.version()).unwrap_or(ncclDataType_t::ncclNumTypes);
         // SAFETY: addresses are the caller's promise, lengths are those of the buffers there.
         unsafe {
@@ -313,7 +321,8 @@ impl DeviceBackend {
         }
     }
 
-    /// NCCL's number of an op. For a `PreMulSum` it is made here, and kept: the next call often has the same scalar.
+    /// Returns NCCL's number of an op. For a `PreMulSum` the op is created here, and kept: the next call often has the
+    /// same scalar.
     #[inline]
     fn operation(&self, raw: &Raw<'_>, op: NcclOp, dtype: DType) -> std::result::Result<ncclRedOp_t, Refusal> {
         match op {
@@ -338,18 +347,18 @@ impl DeviceBackend {
         Ok(op)
     }
 
-    /// A step of this rank's own.
+    /// Does one step of this rank's own work.
     ///
     /// # Safety
     ///
-    /// The step's addresses are memory of the backend's device, as long as it says, until the stream has passed it.
+    /// The step's addresses are memory of the backend's device, of the stated length, until the stream has passed it.
     unsafe fn work(&self, step: &Step, stream: &Arc<CudaStream>) -> Result<()> {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         match *step {
             Step::Transfer(_) => Ok(()),
             Step::Copy { role, source, destination, bytes } => {
                 let stream = self.stream_of(role, stream);
-                // SAFETY: both are memory of this device, apart or a block and another one: the caller's promise.
+                // SAFETY: both are memory of this device, and apart or two different blocks: the caller's promise.
                 let copied = unsafe { result::memcpy_dtod_async(destination, source, bytes, stream.cu_stream()) };
                 copied.map_err(|error| cuda_error(format!("copying {bytes} B inside a device"), error))
             }
@@ -359,7 +368,7 @@ impl DeviceBackend {
                     Folder::User(place) => event::lock(&self.custom_kernels).function(place)?,
                 };
                 let stream = self.stream_of(role, stream);
-                // SAFETY: the kernels are loaded as long as the backend is there; addresses are the caller's promise.
+                // SAFETY: the kernels are loaded as long as the backend exists; addresses are the caller's promise.
                 unsafe { self.kernels.fold(function, arguments, element_bytes, stream) }
             }
             Step::Divide { data, count, dtype, divisor } => {
@@ -381,7 +390,7 @@ impl DeviceBackend {
         }
     }
 
-    /// Where work of our own goes, of a call on `stream`.
+    /// Returns the stream of our own work, for a call on `stream`.
     fn stream_of<'a>(&'a self, role: StreamRole, stream: &'a Arc<CudaStream>) -> &'a Arc<CudaStream> {
         if role == StreamRole::Side { &self.side } else { stream }
     }
@@ -393,26 +402,27 @@ impl DeviceBackend {
         }
     }
 
-    /// Has the stream wait until the backend's memory is free. What becomes part of a graph cannot wait for what is not.
+    /// Makes the stream wait until the backend's memory is free. Work that becomes part of a graph cannot wait for work
+    /// outside.
     fn take_room(&self, stream: &CudaStream) -> Result<()> {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         let in_order = event::lock(&self.last).cu_stream() == stream.cu_stream() && !driver::is_per_thread(stream);
         if in_order || driver::is_capturing(stream) { Ok(()) } else { wait(&self.free, stream) }
     }
 
-    /// Has the stream wait for the side.
+    /// Makes the stream wait for the side stream.
     fn join_side(&self, stream: &CudaStream) -> Result<()> {
         driver::bind(&self.gpu.context).map_err(|error| cuda_error("making a device current", error))?;
         record(&self.arrived, &self.side)?;
         wait(&self.arrived, stream)
     }
 
-    /// Sees to it that what is on the streams of a call that was not queued in whole, and has been aborted, is waited for by whoever takes its memory
-    /// back, the backend's own included.
+    /// Ensures that a wait for the stream, or for the backend's memory, includes all work of a call that was partly
+    /// queued and then aborted.
     #[cold]
     fn leave(&self, stream: &Arc<CudaStream>) {
         if self.join_side(stream).is_err() && !driver::is_capturing(stream) {
-            // Whoever waits for the call's stream does not wait for the side.
+            // A wait for the call's stream does not include the side stream.
             self.comm.position(&self.side).is_passed_within(&Deadline::after(BACKEND_DROP_WAIT));
         }
         if self.free_room(stream).is_err() {
@@ -420,12 +430,12 @@ impl DeviceBackend {
         }
     }
 
-    /// Notes when the stream has done with the backend's memory.
+    /// Notes when the stream has finished with the backend's memory.
     fn free_room(&self, stream: &Arc<CudaStream>) -> Result<()> {
         if driver::is_capturing(stream) {
             return Ok(());
         }
-        // Kept, so that no other stream gets its number meanwhile.
+        // Kept, so that no other stream gets its handle meanwhile.
         *event::lock(&self.last) = Arc::clone(stream);
         record(&self.free, stream)
     }
@@ -437,7 +447,7 @@ fn record(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
     unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }.map_err(failed("recording an event"))
 }
 
-/// Has a stream wait for an event. The context is current.
+/// Makes a stream wait for an event. The context is current.
 fn wait(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
     // SAFETY: event and stream are alive, and of one context.
     unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }

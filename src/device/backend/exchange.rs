@@ -1,4 +1,5 @@
-//! What ranks without a host backend tell each other before a call is queued: 64 bytes each, over NCCL itself, on a stream of its own.
+//! The data that ranks without a host backend send each other before a call is queued: 64 bytes each, over NCCL itself,
+//! on a separate stream.
 
 #![expect(unsafe_code, reason = "copies to and from device memory of the backend's own")]
 
@@ -17,11 +18,11 @@ use crate::device::plan::{Plan, Step, Transfer};
 use crate::error::Error;
 use crate::error::Result;
 
-/// What of a backend's settings decides how calls go: 16 bytes that must be the same on all ranks.
+/// The settings of a backend that decide how calls go: 16 bytes that must be the same on all ranks.
 pub(crate) type Terms = [u8; 16];
 
 impl DeviceBackend {
-    /// Tells every rank the same, and hears what each has told: one all-gather of NCCL's, which is waited for.
+    /// Sends the same words to every rank and returns the words of each: one NCCL all-gather, which is waited for.
     ///
     /// # Errors
     ///
@@ -31,7 +32,8 @@ impl DeviceBackend {
         self.exchange(mine, vec![transfer], doing, timeout)
     }
 
-    /// Tells each of these peers something, and hears what it has told this rank, in their order: one group of NCCL's, which is waited for.
+    /// Sends words to each of these peers, and returns those that each sent to this rank, in their order: one NCCL
+    /// group, which is waited for.
     ///
     /// # Errors
     ///
@@ -43,21 +45,22 @@ impl DeviceBackend {
         Ok(heard)
     }
 
-    /// Waits, for a while, until each of these peers has heard what [`DeviceBackend::swap_words`] told it: once an end has heard the other's words, it
-    /// sends words again. NCCL is done with a send while its bytes may still be in the hands of a proxy, where an abort loses them. For a rank that ends
-    /// its communicator next and has said why ([`NcclComm::will_fail`]), so that it does not matter what becomes of the second exchange.
+    /// Waits for a while until each of these peers has received the words of [`DeviceBackend::swap_words`]. An end that
+    /// has received the other's words sends words again. NCCL completes a send while a proxy may still hold its bytes,
+    /// and an abort then loses them. For a rank that ends its communicator next and has set the reason
+    /// ([`NcclComm::will_fail`]), so that the fate of the second exchange does not matter.
     ///
     /// [`NcclComm::will_fail`]: crate::device::comm::NcclComm::will_fail
     pub(crate) fn await_hearing(&self, peers: &[usize], doing: &dyn Fn() -> String, timeout: Duration) {
         let deadline = Deadline::after(timeout.min(HEARING_WAIT));
         let said = vec![0; peers.len() * WORDS_BYTES];
-        // A limit of its own for what NCCL does not let out.
+        // A separate limit for bytes that NCCL does not send.
         let _ = self
             .queue_words(&said, self.swaps(peers), doing, timeout.min(2 * HEARING_WAIT))
             .and_then(|()| self.comm.wait_for(&self.exchange, &deadline));
     }
 
-    /// A swap of words with each of these peers.
+    /// Returns the transfers that swap words with each of these peers.
     fn swaps(&self, peers: &[usize]) -> Vec<Transfer> {
         let swap = |(place, &peer): (usize, &usize)| {
             let heard = self.words + (place * WORDS_BYTES) as u64;
@@ -67,21 +70,22 @@ impl DeviceBackend {
         peers.iter().enumerate().flat_map(swap).collect()
     }
 
-    /// Where on the device what this rank tells is.
+    /// Returns where the words that this rank sends are on the device.
     fn told(&self, place: usize) -> u64 {
         self.words + ((self.ranks.n + place) * WORDS_BYTES) as u64
     }
 
-    /// Puts `mine` on the device, makes the transfers, waits for them, and brings what came. At most as many words as there are ranks.
+    /// Copies `mine` to the device, makes the transfers, waits for them, and returns the words that arrived. At most as
+    /// many words as there are ranks.
     fn exchange(&self, mine: &[u8], transfers: Vec<Transfer>, doing: &dyn Fn() -> String, timeout: Duration) -> Result<Vec<Words>> {
         self.refuse_if_over(doing)?;
         let deadline = Deadline::after(timeout);
         let outcome = self.queue_words(mine, transfers, doing, timeout).and_then(|()| self.fetch_words(doing, &deadline));
         outcome.map_err(|error| match error {
-            // It ended while this call waited: by the watchdog, which may be quicker than this thread, or by whoever aborted it.
+            // It ended while this call waited: by the watchdog, which may be quicker than this thread, or by an abort.
             Error::Poisoned { cause, .. } => (*cause).clone(),
             error => {
-                // The others may wait for this rank's words.
+                // Other ranks may wait for this rank's words.
                 self.comm.fail(&error);
                 error
             }
@@ -91,25 +95,26 @@ impl DeviceBackend {
     fn queue_words(&self, mine: &[u8], transfers: Vec<Transfer>, doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
         let _alone = crate::base::event::lock(&self.queueing);
         driver::bind(&self.gpu.context).map_err(failed(doing))?;
-        // SAFETY: `mine` is no longer than the half of the words' room that begins there (`n` words); nothing else uses that, since every
-        // exchange is waited for before the next begins, or the communicator has ended. The driver has taken ordinary memory when it returns.
+        // SAFETY: `mine` is no longer than the half of the words' room that begins there (`n` words). Nothing else uses
+        // that, since every exchange is waited for before the next begins, or the communicator has ended. The driver
+        // has copied ordinary memory when it returns.
         unsafe { result::memcpy_htod_async(self.told(0), mine, self.exchange.cu_stream()) }.map_err(failed(doing))?;
         let steps = Steps::of(Plan::Steps(vec![Step::Transfer(transfers)]));
-        // SAFETY: the transfers use words of the backend's room, which lives until its streams have passed them: the stream takes that room and
-        // frees it, and the backend's end waits for it.
+        // SAFETY: the transfers use words of the backend's memory, which lives until its streams have passed them: the
+        // stream takes that memory and frees it, and the backend's end waits for it.
         unsafe { together(&mut [Running::new(self, steps, &self.exchange)], doing, timeout) }
     }
 
     fn fetch_words(&self, doing: &dyn Fn() -> String, deadline: &Deadline) -> Result<Vec<Words>> {
         self.comm.wait_for(&self.exchange, deadline)?;
         let mut heard = vec![[0; WORDS_BYTES]; self.ranks.n];
-        // SAFETY: as many words as the room has for what comes; the stream has done all it had, so that this ends at once, and ordinary memory
-        // is filled when the driver returns.
+        // SAFETY: as many words as there is room for on the device. The stream has completed all its work, so that this
+        // ends at once, and ordinary memory is filled when the driver returns.
         unsafe { result::memcpy_dtoh_async(heard.as_flattened_mut(), self.words, self.exchange.cu_stream()) }.map_err(failed(doing))?;
         Ok(heard)
     }
 
-    /// What of its settings decides how calls go.
+    /// Returns the settings that decide how calls go.
     pub(crate) fn terms(&self) -> Terms {
         let mut terms = [0; size_of::<Terms>()];
         let (capability, library) = (self.capabilities.capability, self.library);
@@ -121,7 +126,7 @@ impl DeviceBackend {
         terms
     }
 
-    /// Terms in words: `33554432 B of scratch memory, compute capability 9.0, NCCL 2.28.9`.
+    /// Describes terms: `33554432 B of scratch memory, compute capability 9.0, NCCL 2.28.9`.
     pub(crate) fn terms_in_words(terms: &Terms) -> String {
         let scratch = terms.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let version = terms[8..].first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));

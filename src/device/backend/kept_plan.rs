@@ -1,4 +1,5 @@
-//! The plan of the last call that took more than one step. A program often makes the same call again, and then nothing is planned or allocated.
+//! The plan of the last call that took more than one step. A program often makes the same call again, and then nothing
+//! is planned or allocated.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// Of a plan.
+    /// Returns the steps of a plan.
     pub(super) fn of(plan: Plan) -> Self {
         match plan {
             Plan::Nothing => Self::joined(Vec::new(), Vec::new(), Vec::new()),
@@ -26,14 +27,14 @@ impl Steps {
         }
     }
 
-    /// A group of transfers, which may be empty, work of our own, and what goes through the backend's memory.
+    /// Joins a group of transfers, which may be empty, our own work, and steps that use the backend's memory.
     pub(super) fn joined(transfers: Vec<Transfer>, after: Vec<Step>, rest: Vec<Step>) -> Self {
         let uses_room = !after.is_empty() || !rest.is_empty();
         Self { list: [Step::Transfer(transfers)].into_iter().chain(after).chain(rest).collect(), uses_room }
     }
 }
 
-/// A plan's steps, and what they follow from on one backend.
+/// A plan's steps, and the inputs that they follow from on one backend.
 #[derive(Debug)]
 pub(super) struct KeptPlan {
     call: Call,
@@ -45,15 +46,16 @@ pub(super) struct KeptPlan {
 }
 
 impl KeptPlan {
-    /// Of a job; nothing of one whose plan follows from more: kernels of the caller's come and go, and lists have addresses of their own.
+    /// Keeps the plan of a job; `None` if it follows from other inputs too: custom kernels come and go, and lists
+    /// contain addresses.
     pub(super) fn of(job: &Job, steps: &Steps) -> Option<Self> {
         let (op, steps) = (known_op(job)?, steps.clone());
         Some(Self { call: job.call, memory: job.memory, layout: job.layout.clone(), in_place: job.in_place, op, steps })
     }
 
-    /// The steps, where they are this job's, too.
+    /// Returns the steps if they are valid for this job too.
     pub(super) fn steps(&self, job: &Job) -> Option<Steps> {
-        // The number is the one thing of a call that a plan does not know.
+        // The number is the only part of a call that a plan does not depend on.
         let call = Call { sequence: self.call.sequence, ..job.call };
         let place = |memory: &Operands<u64, u64>| (memory.source, memory.source_len, memory.destination, memory.destination_len);
         let is_same = self.call == call && self.in_place == job.in_place && place(&self.memory) == place(&job.memory);
@@ -62,7 +64,7 @@ impl KeptPlan {
     }
 }
 
-/// The op of a job that folds by a built-in one, or by none; nothing of other jobs.
+/// Returns the op of a job that folds by a built-in one, or by none; `None` for other jobs.
 fn known_op(job: &Job) -> Option<Option<ReduceOp>> {
     match &job.reduction {
         _ if job.lists.is_some() => None,
@@ -75,7 +77,7 @@ fn known_op(job: &Job) -> Option<Option<ReduceOp>> {
 /// Whether two ops do the same to every bit.
 fn same_op(first: Option<ReduceOp>, second: Option<ReduceOp>) -> bool {
     match (first, second) {
-        // 0 and -0 are equal, and do not give the same.
+        // 0 and -0 are equal, but give different results.
         (Some(ReduceOp::PreMulSum(first)), Some(ReduceOp::PreMulSum(second))) => first.to_bits() == second.to_bits(),
         (first, second) => first == second,
     }

@@ -1,7 +1,8 @@
-//! The device backend of one communicator: which way each call goes, and what it needs.
+//! The device backend of one communicator: the algorithm that each call takes, and the resources that it needs.
 //!
-//! A call is planned first, as plain values, and then put on its stream: transfers by NCCL, kernels and copies of our own between them.
-//! What NCCL does in one call goes there directly. See [`DeviceAlgorithm`] for what NCCL reduces and what our kernels fold.
+//! A call is planned first, as plain values, and then put on its stream: transfers by NCCL, with kernels and copies of
+//! our own between them. A call that NCCL has goes to it directly. See [`DeviceAlgorithm`] for what NCCL reduces and
+//! what our kernels fold.
 
 mod enqueue;
 mod exchange;
@@ -39,21 +40,21 @@ use crate::error::Result;
 
 use self::scratch::ScratchMemory;
 
-/// What one rank tells another over NCCL, in bytes.
+/// The size of what one rank sends to another over NCCL for a comparison, in bytes.
 pub(crate) const WORDS_BYTES: usize = 64;
 
-/// What one rank tells another over NCCL.
+/// What one rank sends to another over NCCL for a comparison.
 pub(crate) type Words = [u8; WORDS_BYTES];
 
 /// The least compute capability of devices for which the NVLink switch adds.
 const SWITCH_CAPABILITY: (i32, i32) = (9, 0);
 
-/// What a backend is told. The same on every rank, so that all do the same.
+/// The settings of a backend. They are the same on every rank, so that all ranks choose alike.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
-    /// Whether floats are folded in rank order, always.
+    /// Whether floats are always folded in rank order.
     pub(crate) reproducible: bool,
-    /// How much device memory the backend may take for folds and exchanges in place, in bytes. More makes the slabs of large folds larger.
+    /// How much device memory the backend may use for folds and exchanges in place, in bytes. More makes slabs larger.
     pub(crate) scratch_bytes: usize,
     /// The least compute capability among the devices of all ranks.
     pub(crate) least_capability: (i32, i32),
@@ -62,7 +63,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// As a communicator's settings have it.
+    /// Returns the options that follow from a communicator's settings.
     pub(crate) fn of(config: &Config, least_capability: (i32, i32), has_switch: bool) -> Self {
         let Config { reproducible, device_scratch_bytes: scratch_bytes, .. } = *config;
         Self { reproducible, scratch_bytes, least_capability, has_switch }
@@ -71,15 +72,16 @@ impl Options {
 
 /// The device backend of one communicator. Threads that share it queue their calls one after the other.
 ///
-/// What calls need is made with it: streams, events, kernels, and memory for all but large folds. Memory for these, and kernels of the
-/// caller's own, come with the first call that uses them.
+/// The resources of calls are created with it: streams, events, kernels, and memory for all but large folds. Memory for
+/// these, and custom kernels, come with the first call that uses them.
 ///
-/// Calls may be captured into a graph. Those that fold, or exchange in place, use the backend's memory: such a graph must not run at the
-/// same time as other calls of the communicator on other streams. Memory and kernels stay until the last such graph is gone.
+/// Calls may be captured into a graph. Those that fold, or exchange in place, use the backend's memory: such a graph
+/// must not run at the same time as other calls of the communicator on other streams. Memory and kernels remain until
+/// the last such graph is gone.
 #[derive(Debug)]
 pub(crate) struct DeviceBackend {
     gpu: Gpu,
-    /// Ends before what its streams may still use.
+    /// Ends before the resources that its streams may still use.
     comm: Arc<NcclComm>,
     stream: Arc<CudaStream>,
     side: Arc<CudaStream>,
@@ -89,38 +91,41 @@ pub(crate) struct DeviceBackend {
     library: Library,
     ranks: Ranks,
     scratch: ScratchMemory,
-    /// Of it: room for words from every rank, and to each.
+    /// Part of the scratch memory: room for words from every rank, and to each.
     words: u64,
-    /// What ranks tell each other over NCCL goes here: whoever waits for it waits for nothing that a program has queued elsewhere.
+    /// The stream for words that ranks send over NCCL: a wait for it does not wait for work that a program has queued
+    /// elsewhere.
     exchange: Arc<CudaStream>,
-    /// The inputs of a slab have come.
+    /// The inputs of a slab have arrived.
     arrived: CudaEvent,
     /// One for each half of the memory: the slab there is folded.
     folded: [CudaEvent; 2],
     /// The backend's memory is free again, and its kernels are done.
     free: CudaEvent,
-    /// The stream on which it was used last.
+    /// The stream on which the memory was used last.
     last: Mutex<Arc<CudaStream>>,
-    /// Whether the driver would not have it marked when that is: then nobody knows.
+    /// Whether the driver refused to mark when that use ends: then it is unknown.
     is_room_lost: AtomicBool,
     /// How many collectives were queued: the number of the next one, on every rank.
     calls: AtomicU64,
     /// How many messages were sent to each rank, and received from it.
     mail: Mutex<Vec<[u64; 2]>>,
-    /// Room for what ranks say of their calls.
+    /// Room for the ranks' fingerprints in a comparison.
     comparison: Mutex<Vec<[u8; 40]>>,
     /// NCCL's op for the last `PreMulSum`.
     product: Mutex<Option<Product>>,
-    /// Whose call, or group of calls, is being compared and queued: calls come to NCCL in the order in which they were compared.
+    /// The turn of the call, or group of calls, that is compared and queued: calls reach NCCL in the order of
+    /// comparison.
     turns: TicketLock<()>,
-    /// Held while calls are put on streams: they use the backend's memory and streams. The plan of the last one that took several steps.
+    /// Held while calls are put on streams: they use the backend's memory and streams. Holds the plan of the last call
+    /// that took several steps.
     queueing: Mutex<Option<KeptPlan>>,
 }
 
-/// What a call needs that its ranks have not agreed to have yet: all of them do, or none makes the call.
+/// Resources of a call that its ranks have not agreed to have yet: either all ranks have them, or none makes the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FirstUse {
-    /// A kernel of the caller's.
+    /// A custom kernel.
     kernel: bool,
     /// Memory for large calls.
     memory: bool,
@@ -133,7 +138,7 @@ impl FirstUse {
     }
 }
 
-/// An op that NCCL was given a scalar for.
+/// An NCCL op that contains a scalar.
 #[derive(Debug, Clone, Copy)]
 struct Product {
     scalar: u64,
@@ -141,20 +146,20 @@ struct Product {
     op: ncclRedOp_t,
 }
 
-/// One communicator's share of a group.
+/// One communicator's part of a group.
 pub(crate) type GroupPart<'a> = (&'a DeviceBackend, &'a [Job], &'a [Message], &'a Arc<CudaStream>);
 
 impl DeviceBackend {
-    /// The backend of a communicator on a device.
+    /// Creates the backend of a communicator on a device.
     ///
     /// # Errors
     ///
-    /// `Cuda` where the driver refuses a stream, memory or our kernels.
+    /// `Cuda` if the driver refuses a stream, memory or our kernels.
     pub(crate) fn new(gpu: Gpu, comm: NcclComm, options: &Options) -> Result<Self> {
         let doing = |what: &str| format!("making {what} on device {}", gpu.ordinal);
         let failed = |what: &'static str| move |error: DriverError| cuda_error(doing(what), error);
         driver::bind(&gpu.context).map_err(failed("a device backend"))?;
-        // Other ranks wait for what is on these two; a fold beside them takes what they leave of the device.
+        // Other ranks wait for the work on these two. A fold on the side stream gets what they leave of the device.
         let urgent = || driver::urgent_stream(&gpu.context).map_err(failed("a stream"));
         let (stream, exchange) = (urgent()?, urgent()?);
         let side = gpu.context.new_stream().map_err(failed("a stream"))?;
@@ -199,12 +204,12 @@ impl DeviceBackend {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// The least compute capability among the devices of all ranks.
+    /// Returns the least compute capability among the devices of all ranks.
     pub(crate) fn least_capability(&self) -> (i32, i32) {
         self.capabilities.capability
     }
@@ -214,22 +219,22 @@ impl DeviceBackend {
         self.capabilities.divides_from.is_some()
     }
 
-    /// NCCL's communicator.
+    /// Returns NCCL's communicator.
     pub(crate) fn comm(&self) -> &Arc<NcclComm> {
         &self.comm
     }
 
-    /// The backend's own stream, which lives as long as it.
+    /// Returns the backend's own stream, which lives as long as the backend.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Our kernels on the device.
+    /// Returns our kernels on the device.
     pub(crate) fn kernels(&self) -> &Arc<Kernels> {
         &self.kernels
     }
 
-    /// Waits until everything queued on the backend's own stream has ended. A deadline that passes ends the communicator.
+    /// Waits until all work queued on the backend's own stream has ended. A deadline that passes ends the communicator.
     ///
     /// # Errors
     ///
@@ -238,7 +243,7 @@ impl DeviceBackend {
         self.comm.wait_for(&self.stream, deadline)
     }
 
-    /// Which algorithm each call takes, in words.
+    /// Describes which algorithm each call takes.
     pub(crate) fn explain(&self) -> String {
         let Gpu { name, ordinal, capability: (major, minor), .. } = &self.gpu;
         let own = |has: bool| if has { "NCCL's own" } else { "grouped sends and receives" };
@@ -256,26 +261,27 @@ impl DeviceBackend {
         )
     }
 
-    /// Gives jobs that are about to be queued together their numbers. They are counted once they have been.
+    /// Numbers jobs that are about to be queued together. They are counted once they have been queued.
     pub(crate) fn number<'a>(&self, jobs: impl IntoIterator<Item = &'a mut Job>) {
         let next = self.calls.load(Ordering::Relaxed);
         jobs.into_iter().zip(next..).for_each(|(job, number)| job.call.sequence = number);
     }
 
-    /// Counts jobs, unless they were none: with wrong arguments, which the other ranks may not count either.
+    /// Counts jobs, except ones with wrong arguments, which the other ranks may not count either.
     fn count<R>(&self, jobs: usize, queued: &Result<R>) {
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
             self.calls.fetch_add(jobs as u64, Ordering::Relaxed);
         }
     }
 
-    /// Begins a call, or a group of calls, behind those of other threads, and ends it when the value is dropped. Refused within another one of
-    /// this backend, where a listener makes it: what is compared would not come to NCCL in the order in which it was compared.
+    /// Begins a call, or a group of calls, behind those of other threads; dropping the value ends it. Refused within
+    /// another call of this backend, made from a listener: compared calls would not reach NCCL in the order of
+    /// comparison.
     pub(crate) fn enter_call(&self, limit: Duration) -> std::result::Result<Turn<'_, ()>, NoTurn> {
         self.turns.enter(limit)
     }
 
-    /// Room for what ranks say of their calls, kept from one comparison to the next; empty where somebody has it.
+    /// Lends the room for fingerprints, kept from one comparison to the next; empty while another comparison has it.
     pub(crate) fn lend_comparison(&self) -> Vec<[u8; 40]> {
         std::mem::take(&mut *event::lock(&self.comparison))
     }
@@ -285,12 +291,12 @@ impl DeviceBackend {
         *event::lock(&self.comparison) = scratch;
     }
 
-    /// How many messages were sent to the rank that a message goes to, or received from the one that it comes from.
+    /// Returns how many messages were sent to the message's peer, or received from it.
     pub(crate) fn messages_before(&self, message: &Message) -> u64 {
         event::lock(&self.mail).get(message.peer).map_or(0, |counts| counts[usize::from(!message.sends)])
     }
 
-    /// The number of the next message to a rank, or from it, which is counted.
+    /// Returns the number of the next message to a rank, or from it, and counts it.
     pub(crate) fn number_message(&self, message: &Message) -> u64 {
         let mut mail = event::lock(&self.mail);
         let Some(count) = mail.get_mut(message.peer).map(|counts| &mut counts[usize::from(!message.sends)]) else { return 0 };
@@ -298,7 +304,7 @@ impl DeviceBackend {
         *count - 1
     }
 
-    /// Whether a job needs a kernel of the caller's that is not loaded yet.
+    /// Whether a job needs a custom kernel that is not loaded yet.
     pub(crate) fn lacks_kernel(&self, job: &Job) -> bool {
         match &job.reduction {
             Some(Reduction::User(code)) if self.ranks.n > 1 => !event::lock(&self.custom_kernels).knows(code, job.call.element),
@@ -306,19 +312,19 @@ impl DeviceBackend {
         }
     }
 
-    /// Whether a job needs memory that is not there on every rank yet. Every rank comes to the same answer.
+    /// Whether a job needs memory that is not there on every rank yet. Every rank gets the same answer.
     fn lacks_memory(&self, job: &Job) -> bool {
-        // Most calls are small, and nothing is planned for them here.
+        // Most calls are small, and need no planning here.
         let lacks = || self.scratch.is_large(self.most_room(job)) && self.scratch.is_large(self.room(job));
         self.ranks.n > 1 && !self.scratch.is_whole() && lacks()
     }
 
-    /// What of a job is used for the first time. Every rank comes to the same answer.
+    /// Returns which resources a job uses for the first time. Every rank gets the same answer.
     pub(crate) fn first_use(&self, job: &Job) -> FirstUse {
         FirstUse { kernel: self.lacks_kernel(job), memory: self.lacks_memory(job) }
     }
 
-    /// Loads the kernel of the caller's that a job needs, and allocates memory for it.
+    /// Loads the custom kernel that a job needs, and allocates memory for it.
     ///
     /// # Errors
     ///
@@ -330,7 +336,7 @@ impl DeviceBackend {
         self.scratch.take(self.room(job), stream).map(drop)
     }
 
-    /// Takes [`DeviceBackend::load`] back: what earlier calls use stays.
+    /// Undoes [`DeviceBackend::load`], but keeps what earlier calls use.
     pub(crate) fn unload(&self, job: &Job, first_use: FirstUse) {
         if let (Some(Reduction::User(code)), true) = (&job.reduction, first_use.kernel) {
             event::lock(&self.custom_kernels).forget(code, job.call.element);
@@ -340,19 +346,20 @@ impl DeviceBackend {
         }
     }
 
-    /// What a job's [`DeviceBackend::room`] is not larger than, from the longest block alone.
+    /// Returns an upper bound of a job's [`DeviceBackend::room`], from the longest block alone.
     fn most_room(&self, job: &Job) -> usize {
         let longest = match &job.layout {
             BlockLayout::Equal(bytes) => *bytes,
             BlockLayout::Blocks(blocks) => blocks.iter().copied().max().unwrap_or(0),
-            // Calls with these use none.
+            // Calls with these layouts use none.
             BlockLayout::Own(_) | BlockLayout::Pairs { .. } => 0,
         };
-        // Two halves of a chunk for each rank and one more, and a chunk for each other rank, which begin where elements and words do.
+        // Two halves of a chunk for each rank and one more, and a chunk for each other rank, each at the start of an
+        // element and of a word.
         (3 * self.ranks.n + 1).saturating_mul(longest.saturating_add(16 * job.element_bytes.max(16)))
     }
 
-    /// How much scratch memory a job uses, of what there may be.
+    /// Returns how much of the permitted scratch memory a job uses.
     fn room(&self, job: &Job) -> usize {
         let most = self.scratch.most();
         let folding = match (&job.reduction, job.call.element) {
@@ -367,8 +374,8 @@ impl DeviceBackend {
         folding.map_or(0, |folding| fold::room(job, folding, self.ranks, most))
     }
 
-    /// The plan of a job on this rank. Where it writes `bool`s, its last step makes 0 or 1 of every byte: other ranks may have sent any byte, and
-    /// our folds of `bool` work on bytes as they come.
+    /// Plans a job on this rank. If it writes `bool`s, its last step turns every byte into 0 or 1: other ranks may have
+    /// sent any byte, and our folds of `bool` do not change the bytes that arrive.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let plan = self.plan_as_it_comes(job, stream).inspect_err(|error| self.end_unless_all_refuse(error))?;
         if self.ranks.n == 1 || !job.call.element.is_bool() {
@@ -423,14 +430,15 @@ impl DeviceBackend {
         fold::plan(job, folding, self.ranks, self.scratch.take(room, stream)?)
     }
 
-    /// Ends the communicator, unless the error is one that every rank gets of the same call: the others queue their part, and wait for this rank's.
+    /// Ends the communicator, unless every rank gets this error for the same call: other ranks queue their part, and
+    /// wait for this rank's.
     fn end_unless_all_refuse(&self, error: &Error) {
         if !matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. }) && self.comm.failure().is_none() {
             self.comm.fail(error);
         }
     }
 
-    /// A stream of this device.
+    /// Checks that a stream is of this device.
     fn check_stream(&self, stream: &CudaStream) -> Result<()> {
         if stream.context().cu_ctx() == self.gpu.context.cu_ctx() {
             return Ok(());
@@ -439,7 +447,7 @@ impl DeviceBackend {
         Err(Error::argument("a call on a stream", reason))
     }
 
-    /// Calls for which there is nothing to do are refused as all others are.
+    /// Refuses a call without work if the communicator has ended, like all other calls.
     pub(crate) fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
         match self.comm.failure() {
             Some(cause) => Err(Error::Poisoned { call: doing(), cause: Arc::new(cause) }),

@@ -1,10 +1,10 @@
-//! Memory of the backend's own for folds and exchanges in place: a little from the start, and all that it may have from the first call that needs
-//! more.
+//! Memory of the backend for folds and exchanges in place: a little from the start, and the full amount from the first
+//! call that needs more.
 //!
-//! Most communicators never fold anything large, and a process has many: so 256 MiB are not taken before they are used. How a call is cut
-//! into pieces follows from the setting and the call alone, whatever is allocated, so that ranks cut alike; whether all of them could allocate
-//! is agreed like the first use of a kernel of the caller's (`DeviceBackend::first_use`). There is one step
-//! and no more: what a graph has captured stays where it is.
+//! Most communicators never fold anything large, and a process has many, so 256 MiB are not allocated before they are
+//! used. How a call is cut into pieces depends only on the setting and the call, so that all ranks cut alike. Whether
+//! all ranks could allocate is agreed like the first use of a custom kernel (`DeviceBackend::first_use`). There is only
+//! one such step: memory that a graph has captured does not move.
 
 #![expect(unsafe_code, reason = "device memory is allocated and freed by hand")]
 
@@ -20,7 +20,7 @@ use crate::device::plan::Scratch;
 use crate::error::Error;
 use crate::error::Result;
 
-/// Where the room for words begins behind so much scratch memory.
+/// Returns where the room for words begins, behind this much scratch memory.
 const fn begin_of_words(scratch_bytes: usize) -> usize {
     scratch_bytes.next_multiple_of(256)
 }
@@ -30,20 +30,20 @@ const fn begin_of_words(scratch_bytes: usize) -> usize {
 pub(super) struct ScratchMemory {
     gpu: Gpu,
     first: Scratch,
-    /// How much a call may have.
+    /// How much a call may use.
     most: usize,
-    /// What a call gets that needs more than there is from the start. Not allocated yet where it is 0.
+    /// The memory of a call that needs more than the first part. 0 if it is not allocated yet.
     rest: Mutex<u64>,
-    /// Whether every rank has that.
+    /// Whether every rank has that memory.
     is_agreed: AtomicBool,
 }
 
 impl ScratchMemory {
-    /// The memory of a backend of `n` ranks that may take `most` bytes, with room for so many bytes of words beside it.
+    /// Creates the memory of a backend of `n` ranks that may use `most` bytes, plus room for `words` bytes of words.
     ///
     /// # Errors
     ///
-    /// `Cuda` where the driver refuses what is there from the start.
+    /// `Cuda` if the driver refuses the first part.
     pub(super) fn new(gpu: &Gpu, n: usize, most: usize, words: usize) -> Result<Self> {
         let most = if n == 1 { 0 } else { most };
         let bytes = most.min(FIRST_SCRATCH_BYTES);
@@ -51,12 +51,12 @@ impl ScratchMemory {
         Ok(Self { gpu: gpu.clone(), first: Scratch { address, bytes }, most, rest: Mutex::default(), is_agreed: AtomicBool::new(false) })
     }
 
-    /// Where the room for words is.
+    /// Returns where the room for words is.
     pub(super) fn words(&self) -> u64 {
         self.first.address + begin_of_words(self.first.bytes) as u64
     }
 
-    /// How much a call may have. The same on every rank.
+    /// Returns how much a call may use. The same on every rank.
     pub(super) fn most(&self) -> usize {
         self.most
     }
@@ -66,16 +66,17 @@ impl ScratchMemory {
         self.most == self.first.bytes || self.is_agreed.load(Ordering::Acquire)
     }
 
-    /// Whether so much is more than there is from the start.
+    /// Whether `room` bytes are more than the first part.
     pub(super) fn is_large(&self, room: usize) -> bool {
         room > self.first.bytes
     }
 
-    /// Memory for a call that uses `room` bytes of it. Allocated at the first call that needs more than there is from the start.
+    /// Returns memory for a call that uses `room` bytes of it. Allocates it at the first call that needs more than the
+    /// first part.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where it would be allocated while the stream is captured, `Cuda` where the driver refuses it.
+    /// `Unsupported` if it would be allocated while the stream is captured; `Cuda` if the driver refuses it.
     pub(super) fn take(&self, room: usize, stream: &CudaStream) -> Result<Scratch> {
         if !self.is_large(room) {
             return Ok(Scratch { bytes: self.most, ..self.first });
@@ -96,48 +97,49 @@ impl ScratchMemory {
         Ok(Scratch { address: *rest, bytes: self.most })
     }
 
-    /// Notes that some rank has no such memory. This rank's is kept for the next try: to free it would wait for the device.
+    /// Notes that some rank has no such memory. This rank's is kept for the next attempt: freeing it would wait for the
+    /// device.
     pub(super) fn retract(&self) {
         self.is_agreed.store(false, Ordering::Release);
     }
 
-    /// Takes all of it out; this has none then.
+    /// Moves all of it out; this has none then.
     pub(super) fn take_all(&mut self) -> Self {
         let none = Scratch { address: 0, bytes: 0 };
         let (first, rest) = (std::mem::replace(&mut self.first, none), std::mem::take(&mut self.rest));
         Self { gpu: self.gpu.clone(), first, most: self.most, rest, is_agreed: AtomicBool::new(false) }
     }
 
-    /// How many bytes are allocated.
+    /// Returns how many bytes are allocated.
     pub(super) fn allocated(&self) -> usize {
         self.first.bytes + if *event::lock(&self.rest) == 0 { 0 } else { self.most }
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     ///
     /// # Safety
     ///
-    /// Nothing that is queued uses it, nothing will be queued that does, and this is called once.
+    /// No queued work uses it, none that does will be queued, and this is called once.
     pub(super) unsafe fn free(&self) {
         let addresses = [self.first.address, *event::lock(&self.rest)];
         if driver::bind(&self.gpu.context).is_err() {
             return;
         }
         for address in addresses.into_iter().filter(|address| *address != 0) {
-            // SAFETY: allocated here by `allocate`, and freed by this function alone, which is called once and when nothing uses it any more: its
-            // contract.
+            // SAFETY: allocated here by `allocate`, and freed by this function alone, which is called once and when
+            // nothing uses it any longer: its contract.
             let _ = unsafe { result::free_sync(address) };
         }
     }
 }
 
-/// Device memory. Not of a pool: NCCL may reach into it from other devices.
+/// Allocates device memory outside of any pool: NCCL may access it from other devices.
 fn allocate(gpu: &Gpu, bytes: usize) -> Result<u64> {
     let failed = |error: DriverError| {
         let doing = format!("allocating {bytes} B of scratch memory on device {} (Config::device_scratch_bytes)", gpu.ordinal);
         cuda_error(doing, error)
     };
     driver::bind(&gpu.context).map_err(failed)?;
-    // SAFETY: the context is current; the memory is given back by `ScratchMemory::free`.
+    // SAFETY: the context is current; `ScratchMemory::free` frees the memory.
     unsafe { result::malloc_sync(bytes) }.map_err(failed)
 }

@@ -1,4 +1,4 @@
-//! The end of a backend: its memory and kernels go when nothing uses them any more.
+//! The end of a backend: its memory and kernels are freed when nothing uses them any longer.
 
 #![expect(unsafe_code, reason = "device memory is freed by hand")]
 
@@ -15,27 +15,28 @@ use crate::device::custom_kernels::CustomKernels;
 use crate::device::driver;
 use crate::device::kernels::Kernels;
 
-/// What of a backend may be in use after it is gone.
+/// The parts of a backend that may be in use after it is gone.
 #[derive(Debug)]
 struct Leftover {
     scratch: ScratchMemory,
-    /// Ours, and the caller's.
+    /// Our kernels, and the custom ones.
     _kernels: (Arc<Kernels>, CustomKernels),
 }
 
 impl Leftover {
-    /// Frees it when the graphs are gone that calls were captured into, on a thread that nobody waits for.
+    /// Frees it once the graphs that hold captured calls are gone, on a thread that no other thread waits for.
     fn free_behind(self, comm: Arc<Inner>) {
         let bytes = self.scratch.allocated();
-        // What a thread that does not start is given is dropped: memory on devices is not freed by that, kernels would be.
+        // If the thread does not start, its closure is dropped. That would not free device memory, but would unload
+        // kernels.
         let left = std::mem::ManuallyDrop::new(self);
         let free = move || {
             while comm.live_graphs() > 0 {
                 // They may live for long.
                 std::thread::sleep(ROUNDS.1);
             }
-            // SAFETY: the streams were at rest when the backend ended; the last launch of the last graph is over: the driver tells of a graph's end after it.
-            // Nothing is queued without the backend, and this runs once.
+            // SAFETY: the streams were at rest when the backend ended. The last launch of the last graph is over: the
+            // driver reports a graph's end after it. Nothing is queued without the backend, and this runs once.
             unsafe { left.scratch.free() };
             drop(std::mem::ManuallyDrop::into_inner(left));
         };
@@ -48,11 +49,11 @@ impl Leftover {
 impl Drop for DeviceBackend {
     fn drop(&mut self) {
         let is_free = self.comes_to_rest();
-        // Launches of graphs use the same, also after the communicator has ended.
+        // Launches of graphs use the same memory, also after the communicator has ended.
         let has_graphs = is_free && self.comm.inner().live_graphs_within(&Deadline::after(ANSWER_WAIT)) > 0;
         if is_free && !has_graphs {
-            // SAFETY: what was queued with its addresses has been done (`is_free`), no graph has any of it, nothing can be queued any more, since
-            // that takes the backend, and a backend is dropped once.
+            // SAFETY: queued work with its addresses has completed (`is_free`), no graph holds any of it, nothing can
+            // be queued any longer, since that takes the backend, and a backend is dropped once.
             return unsafe { self.scratch.free() };
         }
         let custom_kernels = std::mem::replace(&mut *event::lock(&self.custom_kernels), CustomKernels::new(&self.gpu));
@@ -60,7 +61,8 @@ impl Drop for DeviceBackend {
         if has_graphs {
             return left.free_behind(Arc::clone(self.comm.inner()));
         }
-        // What may still run reads the memory and is the code of these: better lost than taken away from under it.
+        // Kernels that may still run read the memory, and these modules are their code: leaking both is better than
+        // freeing them.
         let (device, bytes) = (self.gpu.ordinal, left.scratch.allocated());
         std::mem::forget(left);
         crate::base::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
@@ -68,10 +70,11 @@ impl Drop for DeviceBackend {
 }
 
 impl DeviceBackend {
-    /// Waits until nothing of the backend's runs any more; `false` where that is not so before long. Work that waits for other ranks is aborted then.
+    /// Waits until nothing of the backend runs any longer; returns `false` if that takes too long. After a while, work
+    /// that waits for other ranks is aborted.
     fn comes_to_rest(&self) -> bool {
         let own = [&self.stream, &self.side, &self.exchange].map(|stream| {
-            // What is captured does not run.
+            // Captured work does not run.
             (!driver::is_capturing(stream)).then(|| self.comm.position(stream))
         });
         let ends = || own.iter().flatten();
@@ -86,7 +89,8 @@ impl DeviceBackend {
         ends().all(|end| end.is_passed_within(&deadline)) && self.is_room_free_within(&deadline)
     }
 
-    /// Whether the streams of the caller's have done with the backend's memory, or have so in time; `false` where that is not known.
+    /// Waits until the caller's streams have finished with the backend's memory; returns `false` if they have not in
+    /// time, or if that is unknown.
     fn is_room_free_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();
         while !driver::is_complete(&self.free).unwrap_or_else(driver::is_final) {

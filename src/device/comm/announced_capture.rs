@@ -1,7 +1,8 @@
-//! What the other ranks were told of a call: whether it becomes part of a graph.
+//! What the other ranks were notified of for a call: whether it becomes part of a graph.
 //!
-//! Ranks that compare a call tell each other before whether it does, and wait for each other in between. Another thread may begin or end a capture
-//! of the stream meanwhile. The call is refused then: the others would wait for one that runs when its graph does, or never.
+//! Ranks that compare a call first notify each other whether it does, and wait for each other in between. Meanwhile
+//! another thread may begin or end a capture of the stream. The call is then refused: the others would wait for one
+//! that runs when its graph does, or never.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -10,7 +11,7 @@ use cudarc::driver::sys::CUresult;
 
 use crate::device::nccl::Refusal;
 
-/// What the other ranks were told of the calls that are made now: that they become part of a graph, that they do not, or nothing.
+/// What the other ranks were notified of for the calls that are made now: captured, not captured, or nothing.
 #[derive(Debug, Default)]
 pub(super) struct AnnouncedCapture(AtomicU8);
 
@@ -26,7 +27,7 @@ impl AnnouncedCapture {
         self.0.store(is_captured.map_or(0, Self::code), Ordering::Relaxed);
     }
 
-    /// Refuses a call of which they were told something else.
+    /// Refuses a call for which that turned out wrong.
     #[inline]
     pub(super) fn check(&self, is_captured: bool) -> std::result::Result<(), Refusal> {
         if self.0.load(Ordering::Relaxed) == Self::code(!is_captured) { Err(Self::changed(is_captured)) } else { Ok(()) }

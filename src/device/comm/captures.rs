@@ -1,4 +1,4 @@
-//! Calls that become part of graphs: where a call begins and ends, it is found out whether it does.
+//! Calls that become part of graphs. Whether a call does is determined where it begins and ends.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,8 +16,8 @@ use crate::device::nccl::Refusal;
 use crate::error::Result;
 
 impl Inner {
-    /// Begins a call on a stream, for which the device may take `limit`. What comes back is a call that becomes part of a graph: it is launched by
-    /// whoever owns that, or never, and has its time from each launch on.
+    /// Begins a call on a stream, for which the device may take `limit`. Returns a value if the call becomes part of a
+    /// graph: then the graph's owner launches it, or it never runs, and its time counts from each launch.
     #[inline]
     pub(super) fn begin(&self, stream: &CudaStream, limit: Duration) -> std::result::Result<Option<Captured>, Refusal> {
         let is_captured = driver::is_capturing(stream);
@@ -33,7 +33,7 @@ impl Inner {
         self.graphs.begin(&self.context, stream, CapturedCall { label: self.last_label(), limit })
     }
 
-    /// Ends what [`Inner::begin`] began: puts a call on record that is on the stream now, or its end into its graph.
+    /// Ends what [`Inner::begin`] began: records a call that is on the stream now, or puts its end into its graph.
     #[inline]
     pub(super) fn conclude(
         self: &Arc<Self>,
@@ -60,19 +60,19 @@ impl Inner {
         last: &mut Option<Arc<StreamTracker>>,
         stream: &CudaStream,
     ) -> std::result::Result<(), DriverError> {
-        // Records of calls that no tracker has are over when nothing is under way.
+        // Records of calls without a tracker are over when nothing is under way.
         *last = None;
         self.last_tracker.store(NO_TRACKER, Ordering::Relaxed);
         driver::bind(&self.context)?;
         captured.end(stream)
     }
 
-    /// How many captures of this communicator's calls there are of which a graph is left, or what was made of one, or a launch.
+    /// Returns how many captures of this communicator's calls still have a graph, something made from it, or a launch.
     pub(in crate::device) fn live_graphs(&self) -> usize {
         self.graphs.count()
     }
 
-    /// The same, after so long at most as the driver may take to tell of the end of graphs that have been dropped.
+    /// The same, after waiting for the driver to report the end of dropped graphs, until the deadline at most.
     pub(in crate::device) fn live_graphs_within(&self, deadline: &Deadline) -> usize {
         let mut back_off = BackOff::default();
         loop {

@@ -1,8 +1,10 @@
-//! Work on control communicators, and all else that NCCL may take long for: on threads of their own, which end with it.
+//! Work on control communicators, and other NCCL calls that may take long, on threads of their own which end with the
+//! work.
 //!
-//! Such a thread does the whole of a piece of work. Up to NCCL 2.26 what is in progress lives in the memory of the thread that began it, which
-//! so has to see its end, or to abort it; a function that fails may leave the thread inside a group; and some functions wait for other
-//! ranks, whatever the communicator was told. The caller waits for the thread until its deadline, and no longer.
+//! Such a thread does all of one piece of work. Up to NCCL 2.26, the state of work in progress lives in the memory of
+//! the thread that began it, which must therefore see its end, or abort it. A function that fails may leave the thread
+//! inside a group. Some functions wait for other ranks, whatever the communicator's settings. The caller waits for the
+//! thread until its deadline, and no longer.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -22,7 +24,7 @@ use crate::error::{Error, Result};
 /// Why something was not done.
 pub(super) struct Failed {
     pub(super) error: Error,
-    /// Whether the communicator that it was asked of, if there is one, is as good as before.
+    /// Whether the communicator concerned, if there is one, remains usable.
     pub(super) harmless: bool,
 }
 
@@ -34,18 +36,19 @@ impl From<Error> for Failed {
 
 pub(super) type Attempted<T> = std::result::Result<T, Failed>;
 
-/// Whether a communicator is as good as before it refused a call. One that does not block may keep even a wrong argument as its error, and then
-/// refuses all that follows. The handle is the caller's.
+/// Whether a communicator remains usable after it refused a call. One that does not block may keep even a wrong
+/// argument as its error, and then refuses all later calls. The caller owns the handle.
 pub(super) fn is_harmless(library: &'static Library, handle: ncclComm_t, refusal: &Refusal) -> bool {
     refusal.is_harmless() && (handle.is_null() || state(library, handle).is_ok())
 }
 
-/// Runs `work` on a thread of its own and waits for its answer; `None` where that does not come in time. Such work looks at the deadline itself, and
-/// knows more of what was late: it is given a moment longer. What it does after its answer nobody waits for.
+/// Runs `work` on a separate thread and waits for its answer; returns `None` if that does not come in time. Such work
+/// checks the deadline itself and knows better what was late, so it gets a little longer. Nothing waits for what it
+/// does after its answer.
 pub(super) fn apart<T: Send + 'static>(deadline: &Deadline, work: impl FnOnce(&dyn Fn(T)) + Send + 'static) -> io::Result<Option<T>> {
     let (sender, answer) = mpsc::channel();
     let run = move || {
-        // Nobody may wait any more: then the answer is dropped.
+        // If the caller no longer waits, the answer is dropped.
         work(&|answer| drop(sender.send(answer)));
     };
     thread::Builder::new().name("collectives-nccl".to_owned()).spawn(run)?;
@@ -56,12 +59,12 @@ pub(super) fn apart<T: Send + 'static>(deadline: &Deadline, work: impl FnOnce(&d
     }
 }
 
-/// What NCCL says of a communicator now. The handle is valid: its owner lends it for the call.
+/// Returns the state of a communicator, as NCCL reports it. The handle is valid: its owner lends it for the call.
 pub(super) fn state(library: &'static Library, handle: ncclComm_t) -> std::result::Result<ncclResult_t, Refusal> {
     const CALL: &str = "ncclCommGetAsyncError";
     let mut state = ncclResult_t::ncclSuccess;
-    // SAFETY: the handle is valid while its owner, who calls this, has it: control communicators are used and ended under their turn, and new
-    // ones by the thread that makes them. The answer goes to a variable of ours.
+    // SAFETY: the handle is valid while its owner, who calls this, has it: control communicators are used and ended
+    // under their turn, and new ones by the thread that creates them. The answer goes to a variable of ours.
     let answer = unsafe { library.ncclCommGetAsyncError(handle, &mut state) };
     nccl::check(library, handle, CALL, answer)?;
     match state {
@@ -70,7 +73,8 @@ pub(super) fn state(library: &'static Library, handle: ncclComm_t) -> std::resul
     }
 }
 
-/// Waits until nothing is in progress on a communicator any more. `stop` is asked now and then why to give up. The handle is the caller's.
+/// Waits until nothing is in progress on a communicator. `stop` is asked now and then for a reason to give up. The
+/// caller owns the handle.
 pub(super) fn settle(library: &'static Library, handle: ncclComm_t, doing: &str, stop: &dyn Fn() -> Option<Error>) -> Result<()> {
     let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
     let mut back_off = BackOff::default();
@@ -80,11 +84,12 @@ pub(super) fn settle(library: &'static Library, handle: ncclComm_t, doing: &str,
         }
         back_off.rest();
     }
-    // Up to NCCL 2.25 a communicator remembers what was in progress until it is used again, on the thread that is about to end.
+    // Up to NCCL 2.25 a communicator remembers its work in progress until it is used again, and this thread is about to
+    // end.
     size(library, handle).map_err(refused).map(drop)
 }
 
-/// How many ranks a communicator has. The handle is the caller's.
+/// Returns the number of ranks of a communicator. The caller owns the handle.
 pub(super) fn size(library: &'static Library, handle: ncclComm_t) -> std::result::Result<usize, Refusal> {
     let mut size: c_int = 0;
     // SAFETY: the handle is valid, its owner is the caller; the answer goes to a variable of ours.
@@ -93,7 +98,7 @@ pub(super) fn size(library: &'static Library, handle: ncclComm_t) -> std::result
     Ok(usize::try_from(size).unwrap_or(usize::MAX))
 }
 
-/// Which of its ranks this is. The handle is the caller's.
+/// Returns this rank's number in it. The caller owns the handle.
 pub(super) fn rank(library: &'static Library, handle: ncclComm_t) -> std::result::Result<usize, Refusal> {
     let mut rank: c_int = 0;
     // SAFETY: the handle is valid, its owner is the caller; the answer goes to a variable of ours.
@@ -102,10 +107,11 @@ pub(super) fn rank(library: &'static Library, handle: ncclComm_t) -> std::result
     Ok(usize::try_from(rank).unwrap_or(usize::MAX))
 }
 
-/// Aborts a communicator; whether NCCL says that it is gone. What waits inside communicators that share its flags is freed first, before
-/// anything that could wait for the device: no context is made current for it here.
+/// Aborts a communicator; returns whether NCCL reports that it is gone. Threads inside communicators that share its
+/// flags are released first, before anything that could wait for the device: no context is made current for it here.
 pub(super) fn abort(library: &'static Library, handle: ncclComm_t) -> bool {
-    // SAFETY: the caller took the handle out of where others find it, or never put it there, and nobody is inside: this is its last use.
+    // SAFETY: the caller took the handle out of where others find it, or never put it there, and no thread is inside:
+    // this is its last use.
     let answer = unsafe { library.ncclCommAbort(handle) };
     let gone = matches!(answer, Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress));
     if !gone {

@@ -1,4 +1,4 @@
-//! Words of pinned host memory that the nodes of graphs write and the host reads, without a call of the driver.
+//! Words of pinned host memory that the nodes of graphs write, and the host reads without a driver call.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -12,14 +12,14 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use crate::base::tuning::device::GRAPH_WORDS;
 use crate::device::driver;
 
-/// Pinned memory of one context, of which each word is given away once.
+/// Pinned memory of one context, each word of which is handed out once.
 #[derive(Debug)]
 pub(super) struct Page {
     memory: ManuallyDrop<Memory>,
     given: AtomicUsize,
 }
 
-/// A word of a page, which it keeps.
+/// A word of a page. It keeps the page alive.
 #[derive(Debug)]
 pub(super) struct Word {
     page: Arc<Page>,
@@ -30,17 +30,18 @@ pub(super) struct Word {
 struct Memory {
     context: Arc<CudaContext>,
     words: NonNull<AtomicU32>,
-    /// The same for the device.
+    /// The same memory as the device addresses it.
     address: CUdeviceptr,
 }
 
-// SAFETY: the memory belongs to the value until it is dropped, is reached as atomics alone, and may be freed by any thread.
+// SAFETY: the memory belongs to the value until it is dropped, is accessed only as atomics, and may be freed by any
+// thread.
 unsafe impl Send for Memory {}
 // SAFETY: through a shared reference words are read and written as atomics.
 unsafe impl Sync for Memory {}
 
 impl Page {
-    /// A page of zeros. Captures take no notice of it.
+    /// Creates a page of zeros. Captures are not affected.
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Arc<Self>, DriverError> {
         driver::bind(context)?;
         // SAFETY: the context is current. The memory is freed once, when the page is dropped.
@@ -49,7 +50,7 @@ impl Page {
         let Some(words) = NonNull::new(start.cast::<AtomicU32>()) else { return Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) };
         let mut memory = Memory { context: Arc::clone(context), words, address: 0 };
         for place in 0..GRAPH_WORDS {
-            // SAFETY: the allocation is as long as that, aligned to pages, and nobody else knows it.
+            // SAFETY: the allocation has this length, is aligned to pages, and is not known to others.
             unsafe { words.add(place).write(AtomicU32::new(0)) };
         }
         // SAFETY: the memory was allocated with a mapping, and the answer goes to a variable of ours.
@@ -57,8 +58,8 @@ impl Page {
         Ok(Arc::new(Self { memory: ManuallyDrop::new(memory), given: AtomicUsize::new(0) }))
     }
 
-    /// A word that nobody has had; nothing where all have been given away. They are not used again: nodes of a graph that is gone and of a new one
-    /// would have to be ordered.
+    /// Returns an unused word; `None` if all have been handed out. They are not reused: nodes of a graph that is gone
+    /// and of a new one would have to be ordered.
     pub(super) fn word(self: &Arc<Self>) -> Option<Word> {
         let place = self.given.fetch_add(1, Ordering::Relaxed);
         (place < GRAPH_WORDS).then(|| Word { page: Arc::clone(self), place })
@@ -66,17 +67,18 @@ impl Page {
 }
 
 impl Word {
-    /// The word as the host sees it.
+    /// Returns the word as the host sees it.
     pub(super) fn value(&self) -> &AtomicU32 {
-        // SAFETY: the place is one of the page (`Page::word`), which lives as long as this word; what else writes there, a device, writes whole words.
+        // SAFETY: the index is inside the page (`Page::word`), which lives as long as this word; the only other writer,
+        // a device, writes whole words.
         unsafe { self.page.memory.words.add(self.place).as_ref() }
     }
 
-    /// Has a stream set it. The context is current.
+    /// Makes a stream set it. The context is current.
     pub(super) fn set_in_order(&self, value: u32, stream: &CudaStream) -> Result<(), DriverError> {
         let address = self.page.memory.address + (self.place * size_of::<u32>()) as u64;
-        // SAFETY: the word is memory that the device may write, of the stream's context. It is there when the node runs: the graph keeps it
-        // (`live_graphs.rs`).
+        // SAFETY: the word is memory that the device may write, of the stream's context. It is alive when the node
+        // runs: the graph keeps it (`live_graphs.rs`).
         unsafe { sys::cuMemsetD32Async(address, value, 1, stream.cu_stream()) }.result()
     }
 }
@@ -85,7 +87,8 @@ impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: the field is not used after this, the one time that the page is dropped.
         let memory = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.memory) });
-        // The last user may be a thread of the driver that tells of a graph's end, which may not call it; and a free waits for the device.
+        // The last user may be the driver's thread that reports a graph's end, which may not call the driver; and a
+        // free waits for the device.
         let free = move || drop(ManuallyDrop::into_inner(memory));
         if let Err(error) = thread::Builder::new().name("collectives-free".to_owned()).spawn(free) {
             crate::base::event::warn!(%error, "no thread to free what graphs wrote: 4 KiB of pinned memory are lost");
@@ -95,9 +98,10 @@ impl Drop for Page {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // A context that cannot be bound any more has taken its memory with it.
+        // A context that can no longer be bound has freed its memory.
         if driver::bind(&self.context).is_ok() {
-            // SAFETY: the memory is of `malloc_host` and is freed this once; its users are gone, on the device too: graphs keep it while they run.
+            // SAFETY: the memory came from `malloc_host` and is freed only here. Its users are gone, on the device too:
+            // graphs keep it while they run.
             let _ = driver::unseen_by_captures(|| unsafe { result::free_host(self.words.as_ptr().cast()) });
         }
     }

@@ -1,4 +1,5 @@
-//! How communicators are made: from ids, or out of another communicator; each as a control communicator, of which the data communicator is split.
+//! Creates communicators: from ids, or out of another one. Each starts as a control communicator; the data communicator
+//! is split off it.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -17,24 +18,25 @@ use crate::device::driver::{self, Gpu};
 use crate::device::nccl::{self, Purpose, RawConfig, Refusal};
 use crate::error::{Error, Result};
 
-/// What a rank needs to take part in a new communicator.
+/// The arguments with which a rank takes part in a new communicator.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup<'a> {
     pub(crate) library: &'static Library,
     pub(crate) gpu: &'a Gpu,
-    /// One, or several, which spread the work of starting up; the same in the same order on all ranks. Releases before 2.23 use the first.
+    /// One id, or several, which spread the work of starting; the same in the same order on all ranks. Releases before
+    /// 2.23 use the first.
     pub(crate) ids: &'a [ncclUniqueId],
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     pub(crate) config: &'a NcclConfig,
     pub(crate) deadline: &'a Deadline,
-    /// Who knows more about the other ranks, if anybody does.
+    /// The source of knowledge about the other ranks, if there is one.
     pub(crate) liveness_probe: Option<&'a Arc<dyn LivenessProbe>>,
-    /// Where ranks say that they give up, if anywhere.
+    /// Where ranks report that they give up, if anywhere.
     pub(crate) end_notice: Option<&'a Arc<dyn EndNotice>>,
 }
 
-/// A new id, which is good for one communicator.
+/// Creates a new id, which is valid for one communicator.
 pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId> {
     nccl::unique_id(library).map_err(|refusal| refusal.into_error("making an id for a communicator".to_owned()))
 }
@@ -47,7 +49,7 @@ impl Setup<'_> {
     }
 }
 
-/// Rank and size in C's way.
+/// Returns rank and size as C's type.
 fn numbers(doing: &str, setup: &Setup<'_>) -> Result<(c_int, c_int)> {
     let numbers = c_int::try_from(setup.rank).ok().zip(c_int::try_from(setup.world_size).ok());
     match numbers {
@@ -60,7 +62,7 @@ fn numbers(doing: &str, setup: &Setup<'_>) -> Result<(c_int, c_int)> {
 }
 
 impl NcclComm {
-    /// Makes a communicator together with all its other ranks.
+    /// Creates a communicator together with all its other ranks.
     pub(crate) fn create(setup: Setup<'_>) -> Result<Self> {
         let doing = format!("making a communicator, as rank {} of {}, on device {}", setup.rank, setup.world_size, setup.gpu.ordinal);
         let (rank, world_size) = numbers(&doing, &setup)?;
@@ -70,8 +72,8 @@ impl NcclComm {
         let begin = move |_, slot, config| {
             if scalable {
                 let count = ids.len() as c_int;
-                // SAFETY: slot and configuration are those of `Attempt::begin`; the ids are as many as is said, and are read before the call
-                // returns.
+                // SAFETY: slot and configuration are those of `Attempt::begin`; there are as many ids as stated, and
+                // they are read before the call returns.
                 let answer = unsafe { library.ncclCommInitRankScalable(slot, world_size, rank, count, ids.as_mut_ptr(), config) };
                 ("ncclCommInitRankScalable", answer)
             } else {
@@ -82,9 +84,10 @@ impl NcclComm {
         Attempt::new(setup.parts(), setup.config, setup.deadline, doing).create(begin)
     }
 
-    /// Splits a communicator that was revoked, by colour, in the order of keys. Ranks without a colour take part and get nothing.
+    /// Splits a revoked communicator by colour, in the order of keys. Ranks without a colour take part and get nothing.
     ///
-    /// Others are not split through NCCL: what is split off the control communicator shares its abort flags, unless that was revoked.
+    /// Other communicators are not split through NCCL: what is split off the control communicator shares its abort
+    /// flags, unless it was revoked.
     pub(crate) fn split_revoked(&self, color: Option<u32>, key: i32, config: &NcclConfig, deadline: &Deadline) -> Result<Option<Self>> {
         let doing = format!("splitting the communicator of rank {} of {}", self.rank(), self.world_size());
         let number = color.map_or(Ok(nccl_sys::NCCL_SPLIT_NOCOLOR), |color| {
@@ -98,9 +101,10 @@ impl NcclComm {
         Attempt { has_child: color.is_some(), of_revoked: true, ..attempt }.descend(self.inner(), split)
     }
 
-    /// Makes a communicator of all ranks but some, which do not take part. NCCL 2.27.3.
+    /// Creates a communicator of all ranks except some, which do not take part. Needs NCCL 2.27.3.
     ///
-    /// With `abort_parent` this communicator's work is stopped first, and only its end remains for it; without, nothing may be in flight.
+    /// With `abort_parent` this communicator's work is stopped first, and it can only be ended afterwards. Without it,
+    /// nothing may be in flight.
     pub(crate) fn shrink(&self, excluded: &[usize], abort_parent: bool, config: &NcclConfig, deadline: &Deadline) -> Result<Self> {
         let doing = format!("shrinking the communicator of rank {} of {}", self.rank(), self.world_size());
         if let Some(wrong) = excluded.iter().find(|rank| **rank >= self.world_size() || **rank == self.rank()) {
@@ -112,7 +116,7 @@ impl NcclComm {
         if excluded.is_empty() {
             return Err(Error::argument("shrink", "no rank is left out, which NCCL refuses: split with one colour instead"));
         }
-        // A list of our own: NCCL sorts it. What is listed twice would be counted twice.
+        // A separate list, because NCCL sorts it. A rank listed twice would count twice.
         let mut list: Vec<c_int> = excluded.iter().map(|rank| *rank as c_int).collect();
         list.sort_unstable();
         list.dedup();
@@ -122,7 +126,8 @@ impl NcclComm {
         let flags = if abort_parent { nccl_sys::NCCL_SHRINK_ABORT } else { nccl_sys::NCCL_SHRINK_DEFAULT };
         let (library, count) = (self.library(), list.len() as c_int);
         let shrink = move |parent, slot, config| {
-            // SAFETY: parent, slot and configuration are those of `Attempt::begin`; the list is as long as is said, and is copied.
+            // SAFETY: parent, slot and configuration are those of `Attempt::begin`; the list has the stated length, and
+            // is copied.
             ("ncclCommShrink", unsafe { library.ncclCommShrink(parent, list.as_mut_ptr(), count, slot, config, flags) })
         };
         let attempt = Attempt { ends_work: abort_parent, ..Attempt::new(self.inner().parts(), config, deadline, doing) };
@@ -130,15 +135,16 @@ impl NcclComm {
     }
 }
 
-/// Of ranks that all are in the new communicator.
+/// Returns the child of a call for ranks that are all in the new communicator.
 fn a_child(made: Option<NcclComm>) -> Result<NcclComm> {
     made.ok_or_else(|| Error::config("making a communicator out of another", "NCCL made none for this rank"))
 }
 
-/// What to do where nothing can be made of a communicator.
+/// What to do if nothing can be created from a communicator.
 const WAY_OUT: &str = "nothing can be made of it any more: abort or drop it, and make a new one of the ranks that are left, from a new id";
 
-/// The error of a communicator in which NCCL has lost a rank, with what to do: NCCL makes nothing of it afterwards.
+/// Returns the error of a communicator in which NCCL has lost a rank, with what to do: NCCL creates nothing from it
+/// afterwards.
 fn with_way_out(mut error: Error) -> Error {
     if let Error::Nccl { code, text, .. } = &mut error
         && *code == ncclResult_t::ncclRemoteError.0
@@ -150,7 +156,7 @@ fn with_way_out(mut error: Error) -> Error {
 }
 
 impl NcclComm {
-    /// Refuses to make anything of a communicator that has ended.
+    /// Refuses to create anything from a communicator that has ended.
     pub(crate) fn refuse_children_if_ended(&self, doing: &str) -> Result<()> {
         self.inner().refuse_children_if_ended(doing)
     }
@@ -161,10 +167,10 @@ impl Inner {
         if self.is_ended() { Err(self.refuse(&|| format!("{doing} ({WAY_OUT})"))) } else { Ok(()) }
     }
 
-    /// What its descendants share with it.
+    /// Returns the parts that its descendants share with it.
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.context);
-        // All its ranks are ranks of this one, whose liveness probe knows them. This one's end is not theirs.
+        // All their ranks are ranks of this one, whose liveness probe knows them. The end of this one is not theirs.
         let (liveness_probe, end_notice) = (self.liveness_probe.clone(), None);
         Parts {
             library: self.library,
@@ -178,10 +184,10 @@ impl Inner {
     }
 }
 
-/// The function that was called, and what it answered.
+/// The function that was called, and its answer.
 type Answer = (&'static str, std::result::Result<ncclResult_t, MissingSymbol>);
 
-/// Where NCCL puts the handle of a new communicator: at once, or later from a thread of its own.
+/// The place where NCCL puts the handle of a new communicator: at once, or later from one of its threads.
 struct Slot(Option<Box<AtomicPtr<ncclComm>>>);
 
 impl Slot {
@@ -197,12 +203,12 @@ impl Slot {
         self.0.as_ref().map_or(NONE, |place| place.load(Ordering::Acquire))
     }
 
-    /// Nothing will be put there any more.
+    /// Frees the place: NCCL no longer writes to it.
     fn close(&mut self) {
         drop(self.0.take());
     }
 
-    /// Aborts what was put there.
+    /// Aborts the communicator that was put there.
     fn abort(&self, library: &'static Library) {
         let handle = self.0.as_ref().map_or(NONE, |place| place.swap(NONE, Ordering::AcqRel));
         if !handle.is_null() {
@@ -213,12 +219,12 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // NCCL may still write to it: better eight bytes lost than bytes of somebody else's overwritten.
+        // NCCL may still write to it: leaking eight bytes is better than overwriting other memory.
         std::mem::forget(self.0.take());
     }
 }
 
-/// A communicator on its way, on the thread that makes it.
+/// A communicator being created, on the thread that creates it.
 struct Attempt {
     parts: Parts,
     config: NcclConfig,
@@ -227,17 +233,17 @@ struct Attempt {
     parent: Option<Arc<Inner>>,
     /// Whether this rank is in the new communicator.
     has_child: bool,
-    /// Whether what the parent does is stopped.
+    /// Whether the parent's work is stopped.
     ends_work: bool,
     /// Whether the parent must have been revoked.
     of_revoked: bool,
-    /// Whether what is in progress is the parent's.
+    /// Whether the work in progress is the parent's.
     parent_works: bool,
     control: Slot,
     data: Slot,
 }
 
-/// What the two are configured with, which NCCL may look at until they are made.
+/// The configurations of the two, which NCCL may read until they are created.
 type Raws = [RawConfig; 2];
 
 impl Attempt {
@@ -247,7 +253,7 @@ impl Attempt {
         Self { parts, config, deadline, doing, parent: None, has_child, ends_work, of_revoked, parent_works, control, data }
     }
 
-    /// Makes a communicator that has no parent here.
+    /// Creates a communicator without a parent.
     fn create(self, begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer + Send + 'static) -> Result<NcclComm> {
         nccl::check_environment()?;
         let (deadline, doing) = (self.deadline.clone(), self.doing.clone());
@@ -257,7 +263,7 @@ impl Attempt {
         }
     }
 
-    /// Makes a communicator out of another one. What fails ends that, too, unless it is harmless.
+    /// Creates a communicator out of another one. An error ends the parent too, unless it is harmless.
     fn descend(
         mut self,
         parent: &Arc<Inner>,
@@ -278,7 +284,7 @@ impl Attempt {
         }
         self.parent = Some(Arc::clone(parent));
         if self.ends_work {
-            // NCCL raises the flags, waits, and takes them back, all within its call: nobody is told success meanwhile.
+            // NCCL raises the flags, waits, and clears them, all within its call: no wait reports success meanwhile.
             parent.refuse_collectives();
         }
         let ends_work = self.ends_work;
@@ -316,7 +322,7 @@ impl Attempt {
         control::apart(&deadline, work).map_err(|error| Error::io(format!("{doing}: starting a thread"), error))
     }
 
-    /// Makes the two communicators. What `kept` is filled with outlives what is in progress.
+    /// Creates the two communicators. `kept` is filled with what must outlive the work in progress.
     fn make(
         &mut self,
         begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer,
@@ -338,7 +344,7 @@ impl Attempt {
         }
         let control = self.handle_of(|attempt| &attempt.control)?;
         self.settle(control)?;
-        // What NCCL found in its files it has put into the environment meanwhile.
+        // Meanwhile NCCL has put the settings of its files into the environment.
         nccl::check_environment()?;
         self.split(control, &mut raws[1])?;
         let data = self.handle_of(|attempt| &attempt.data)?;
@@ -357,7 +363,7 @@ impl Attempt {
         Ok(Some(NcclComm { inner }))
     }
 
-    /// Makes the call that begins it.
+    /// Makes the first call.
     fn begin(
         &mut self,
         begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer,
@@ -367,7 +373,7 @@ impl Attempt {
         let Some(_turn) = self.parts.device.turn(self.deadline.remaining()) else { return Err(self.late().into()) };
         let (name, answer) = begin(parent.unwrap_or(NONE), self.control.address(), &mut raw.config);
         let Err(refusal) = nccl::check(library, parent.unwrap_or(NONE), name, answer) else { return Ok(()) };
-        // NCCL stops what the parent does before it looks at its arguments.
+        // NCCL stops the parent's work before it checks its arguments.
         let harmless = !self.ends_work && control::is_harmless(library, parent.unwrap_or(NONE), &refusal);
         Err(Failed { error: refusal.into_error(self.doing.clone()), harmless })
     }
@@ -377,8 +383,9 @@ impl Attempt {
         let library = self.parts.library;
         {
             let Some(_turn) = self.parts.device.turn(self.deadline.remaining()) else { return Err(self.late()) };
-            // SAFETY: the control communicator was made by this thread, and is known to nobody else; it is ready. The slot lives until it is
-            // written to or for ever, and the configuration until nothing is in progress any more (`make`).
+            // SAFETY: the control communicator was created by this thread, is unknown to others, and is ready. The slot
+            // lives until it is written to or forever, and the configuration until nothing is in progress any longer
+            // (`make`).
             let answer = unsafe { library.ncclCommSplit(control, 0, 0, self.data.address(), &mut raw.config) };
             let split = nccl::check(library, control, "ncclCommSplit", answer);
             split.map_err(|refusal| refusal.into_error(self.doing.clone()))?;
@@ -386,7 +393,7 @@ impl Attempt {
         self.settle(control)
     }
 
-    /// The parent's control communicator, whose turn this thread has.
+    /// Returns the parent's control communicator, whose turn this thread has.
     fn parent_handle(&self) -> Result<Option<ncclComm_t>> {
         let Some(parent) = &self.parent else { return Ok(None) };
         let handle = parent.control.load(Ordering::Acquire);
@@ -409,7 +416,7 @@ impl Attempt {
         Ok(slot(self).handle())
     }
 
-    /// Why to give up.
+    /// Returns why to give up.
     fn stop(&self) -> Option<Error> {
         if let Some(parent) = self.parent.as_ref().filter(|parent| parent.is_ended()) {
             return Some(parent.refuse(&|| self.doing.clone()));
@@ -426,7 +433,8 @@ impl Attempt {
         }
     }
 
-    /// Aborts what was begun. Whatever works is aborted first, on this thread, which began it; its abort waits for what it works on.
+    /// Aborts what was begun. The communicator at work is aborted first, on this thread, which began the work; its
+    /// abort waits for that work.
     fn give_up(&mut self, turn: Option<MutexGuard<'_, ()>>) {
         if self.parent_works
             && let Some(parent) = self.parent.as_ref().filter(|_| turn.is_some())

@@ -1,16 +1,18 @@
-//! Graphs that a communicator's calls were captured into: how many there are, and which of their calls are running.
+//! Graphs into which a communicator's calls were captured: how many there are, and which of their calls are running.
 //!
-//! NCCL keeps a communicator while such a graph is there, and whoever ends one before waits for ever; and a launch of a graph is not a call of
-//! ours, so nothing on the host begins when a captured call does. So each capture gets a *user object*: the driver calls its destructor when the
-//! graph, all that was made of it and all launches of these are gone. And each captured call gets two small nodes around it, which write its number
-//! and then zero to a word of pinned memory. The host looks at the word now and then, and marks what it has seen there: a mark that is still there
-//! at the next look means the same run of the same call, for every run overwrites it.
+//! NCCL keeps a communicator while such a graph exists, and ending it before would wait forever. A launch of a graph is
+//! not a call of this crate, so nothing on the host begins when a captured call does.
 //!
-//! Calls of one capture on one stream run one after the other, so they share a word; branches have words of their own. Launches of one
-//! executable graph follow each other by the driver's rules. Where a program runs two executables of one graph at the same time, which NCCL forbids,
-//! the end of the one hides the other: it is seen late or not at all, and nothing is taken for stuck that is not. A launch that the driver refuses
-//! writes nothing. A graph that is launched after a capture failed in the middle of a call would leave a number behind; its communicator has
-//! ended by then.
+//! So each capture gets a *user object*: the driver calls its destructor when the graph, everything made from it and
+//! all their launches are gone. And each captured call gets two small nodes around it, which write its number and then
+//! zero to a word of pinned memory. The host reads the word now and then, and marks what it has seen there. A mark that
+//! is still there at the next read means the same run of the same call, for every run overwrites it.
+//!
+//! Calls of one capture on one stream run one after the other, so they share a word; branches have words of their own.
+//! Launches of one executable graph follow each other by the driver's rules. If a program runs two executables of one
+//! graph at the same time, which NCCL forbids, the end of one hides the other. It is then seen late or not at all, but
+//! nothing is wrongly considered stuck. A launch that the driver refuses writes nothing. A graph that is launched after
+//! a capture failed in the middle of a call would leave a number behind; its communicator has ended by then.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,21 +32,21 @@ const SEEN: u32 = 1 << 31;
 #[derive(Debug, Default)]
 pub(super) struct LiveGraphs {
     records: Mutex<Vec<Arc<Record>>>,
-    /// Where the next words come from.
+    /// The source of the next words.
     page: Mutex<Option<Arc<Page>>>,
 }
 
-/// The calls of one capture on one stream. It is kept by the graph, too, and outlives both.
+/// The calls of one capture on one stream. The graph keeps it too, so it outlives both.
 #[derive(Debug)]
 struct Record {
     capture: u64,
-    /// The stream's handle, to know it again.
+    /// The stream's handle, to recognise it.
     stream: usize,
     word: Word,
     calls: Mutex<Vec<CapturedCall>>,
-    /// When the number that is marked in the word was seen first.
+    /// When the number that is marked in the word was first seen.
     since: Mutex<Option<Instant>>,
-    /// Whether the graph is gone, and all that was made of it.
+    /// Whether the graph, and everything made from it, is gone.
     is_gone: AtomicBool,
 }
 
@@ -60,7 +62,7 @@ pub(super) struct CapturedCall {
 pub(super) struct Launched {
     pub(super) label: [u64; 4],
     pub(super) limit: Duration,
-    /// When it was seen first.
+    /// When it was first seen.
     pub(super) since: Instant,
 }
 
@@ -69,13 +71,13 @@ pub(super) struct Launched {
 pub(super) struct Captured(Arc<Record>);
 
 impl LiveGraphs {
-    /// How many captures there are that a graph, or something that was made of one, is left of.
+    /// Returns how many captures still have a graph, or something made from one.
     pub(super) fn count(&self) -> usize {
         let records = self.living();
         records.iter().enumerate().filter(|(at, record)| records[..*at].iter().all(|other| other.capture != record.capture)).count()
     }
 
-    /// Puts the beginning of a call into the graph that the stream is captured into; nothing where none is.
+    /// Puts the beginning of a call into the graph that the stream is captured into; returns `None` if there is none.
     pub(super) fn begin(
         &self,
         context: &Arc<CudaContext>,
@@ -96,7 +98,7 @@ impl LiveGraphs {
         Ok(Some(Captured(record)))
     }
 
-    /// Has a graph tell of its end.
+    /// Makes a graph report its end.
     fn attach(&self, context: &Arc<CudaContext>, capture: u64, graph: sys::CUgraph, stream: usize) -> Result<Arc<Record>, DriverError> {
         let word = self.word(context)?;
         let (calls, since, is_gone) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
@@ -106,7 +108,7 @@ impl LiveGraphs {
         Ok(record)
     }
 
-    /// A new word. One thread at a time asks, the one that has the communicator.
+    /// Returns a new word. Called by one thread at a time, the one that has the communicator.
     fn word(&self, context: &Arc<CudaContext>) -> Result<Word, DriverError> {
         let page = lock(&self.page).clone();
         if let Some(word) = page.and_then(|page| page.word()) {
@@ -118,13 +120,14 @@ impl LiveGraphs {
         Ok(word)
     }
 
-    /// The captured call that is running and has the least time left. By the timekeeper alone: it marks what it sees.
+    /// Returns the running captured call that has the least time left. Called only by the timekeeper: it marks what it
+    /// sees.
     pub(super) fn launched(&self, now: Instant) -> Option<Launched> {
         let left = |launched: &Launched| launched.limit.saturating_sub(now - launched.since);
         self.living().iter().filter_map(|record| record.launched(now)).min_by_key(left)
     }
 
-    /// The value of the first record's word, which is another one from then on where one is given.
+    /// Returns the value of the first record's word, and replaces it by `new` if there is one.
     #[cfg(test)]
     #[cfg(simgpu)]
     pub(super) fn first_word(&self, new: Option<u32>) -> u32 {
@@ -132,7 +135,7 @@ impl LiveGraphs {
         new.map_or_else(|| word.value().load(Ordering::Acquire), |new| word.value().swap(new, Ordering::AcqRel))
     }
 
-    /// The records whose graphs are there; the others are forgotten.
+    /// Returns the records whose graphs exist; the others are forgotten.
     fn living(&self) -> MutexGuard<'_, Vec<Arc<Record>>> {
         let mut records = lock(&self.records);
         records.retain(|record| !record.is_gone.load(Ordering::Acquire));
@@ -145,8 +148,8 @@ fn tie(record: &Arc<Record>, graph: sys::CUgraph) -> Result<(), DriverError> {
     let data = Arc::into_raw(Arc::clone(record)).cast_mut().cast::<c_void>();
     let flags = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
     let mut object: sys::CUuserObject = std::ptr::null_mut();
-    // SAFETY: the destructor may be called once, by any thread, with this data: a reference that is counted for it. The answer goes to a variable
-    // of ours.
+    // SAFETY: the destructor may be called once, by any thread, with this data: a reference that is counted for it. The
+    // answer goes to a variable of ours.
     let created = unsafe { sys::cuUserObjectCreate(&mut object, data, Some(graph_is_gone), 1, flags) }.result();
     if let Err(error) = created {
         // SAFETY: the driver did not take the reference that was counted above, so it is given back here, once.
@@ -154,7 +157,8 @@ fn tie(record: &Arc<Record>, graph: sys::CUgraph) -> Result<(), DriverError> {
         return Err(error);
     }
     let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
-    // SAFETY: the graph is the one that a stream is being captured into (`capture_of`, a moment ago, on the thread that captures); the object is ours.
+    // SAFETY: the graph is the one that a stream is being captured into (`capture_of`, a moment ago, on the capturing
+    // thread); the object is ours.
     let retained = unsafe { sys::cuGraphRetainUserObject(graph, object, 1, moved) }.result();
     if retained.is_err() {
         // SAFETY: the object's one reference is still ours; the destructor follows.
@@ -163,7 +167,8 @@ fn tie(record: &Arc<Record>, graph: sys::CUgraph) -> Result<(), DriverError> {
     retained
 }
 
-/// The destructor of a user object, on a thread of the driver's. It calls nobody and waits for nothing.
+/// Notes that a graph is gone: the destructor of a user object, on a thread of the driver. It makes no driver call and
+/// waits for nothing.
 ///
 /// # Safety
 ///
@@ -175,14 +180,14 @@ unsafe extern "C" fn graph_is_gone(data: *mut c_void) {
 }
 
 impl Record {
-    /// Adds a call; its number, from 1.
+    /// Adds a call; returns its number, from 1.
     fn add(&self, call: CapturedCall) -> u32 {
         let mut calls = lock(&self.calls);
         calls.push(call);
         calls.len() as u32 & !SEEN
     }
 
-    /// The call that is running, if one is.
+    /// Returns the call that is running, if any.
     fn launched(&self, now: Instant) -> Option<Launched> {
         let (word, mut since) = (self.word.value(), lock(&self.since));
         let value = word.load(Ordering::Acquire);
@@ -192,7 +197,7 @@ impl Record {
             return None;
         }
         if value & SEEN == 0 || since.is_none() {
-            // Where the device has written since, the next look sees that.
+            // If the device has written since, the next read sees that.
             let _ = word.compare_exchange(value, value | SEEN, Ordering::AcqRel, Ordering::Acquire);
             *since = Some(now);
         }

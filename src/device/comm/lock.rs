@@ -1,4 +1,4 @@
-//! Launches on a device one after the other, and no lock that is waited for without an end.
+//! Serialises launches on a device. No lock is waited for without an end.
 
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
@@ -11,16 +11,16 @@ use crate::base::deadline::Deadline;
 use crate::base::tuning::device::{AWAKE, FENCE, NAP_SHARE, NAPS, SPINS};
 use crate::device::driver::Gpu;
 
-/// One device of this process, whatever the number of its communicators.
+/// One device of this process, however many communicators it has.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// The order in which several devices are locked.
+    /// The number that gives the order in which several devices are locked.
     pub(super) number: usize,
     uuid: [u8; 16],
     lock: Mutex<()>,
     /// How many turns there were.
     turns: AtomicU64,
-    /// Whether somebody waited for the lock in vain, and it has not been given back since.
+    /// Whether a thread waited for the lock without success, and it has not been released since.
     is_held_long: AtomicBool,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Turn<'a> {
 impl<'a> Turn<'a> {
     #[inline]
     fn new(device: &'a Device, lock: MutexGuard<'a, ()>) -> Self {
-        // Whoever has the lock is the only one to write it.
+        // Only the holder of the lock writes it.
         device.turns.store(device.turns.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         Self { device, _lock: lock }
     }
@@ -50,7 +50,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// The devices that have had a communicator. They stay: there are few, and locks must outlive whoever waits for them.
+/// The devices that have had a communicator. They are never freed: there are few, and locks must outlive their waiters.
 static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
 
 impl Device {
@@ -58,7 +58,7 @@ impl Device {
         Self { number, uuid, lock: Mutex::new(()), turns: AtomicU64::new(0), is_held_long: AtomicBool::new(false) }
     }
 
-    /// The one entry of this device, whichever context it is used through.
+    /// Returns the one entry of this device, whichever context it is used through.
     pub(crate) fn of(gpu: &Gpu) -> &'static Self {
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = devices.iter().find(|device| device.uuid == gpu.uuid) {
@@ -69,12 +69,14 @@ impl Device {
         device
     }
 
-    /// A thread's turn to launch on this device; nothing where it does not come within the limit. Some settings of NCCL's want launches of
-    /// several communicators one after the other (`launchOrderImplicit`), and most end at once.
+    /// Waits for this thread's turn to launch on the device; returns `None` if the limit passes first. Some NCCL
+    /// settings require launches of several communicators to be serialised (`launchOrderImplicit`), and most launches
+    /// end at once.
     ///
-    /// Whoever has the turn may also wait for ranks to connect to, which may wait for another communicator's call on this device. So nobody
-    /// waits for longer than a launch ever takes: the inner `None` goes on without, and others do so at once until the turn is over. Nothing that is
-    /// safe depends on the turn.
+    /// The thread that has the turn may also wait for ranks to connect to, which may wait for another communicator's
+    /// call on this device. So no thread waits longer than a launch ever takes. After that the inner value is `None`:
+    /// the thread continues without the turn, and others do so at once until the turn is over. Nothing that is safe
+    /// depends on the turn.
     #[inline]
     pub(super) fn turn(&self, limit: Duration) -> Option<Option<Turn<'_>>> {
         match try_lock(&self.lock) {
@@ -98,7 +100,7 @@ impl Device {
             if patience <= FENCE {
                 return None;
             }
-            // Where many take turns, none of them may have taken long.
+            // If many threads take turns, none of them may have taken long.
             if self.turns.load(Ordering::Relaxed) == turns {
                 self.is_held_long.store(true, Ordering::Relaxed);
                 return Some(None);
@@ -107,7 +109,7 @@ impl Device {
     }
 }
 
-/// Locks, or gives up after `limit`. Free locks cost as much as ever; the clock is read only where one is not.
+/// Locks, or gives up after `limit`. A free lock costs as much as ever; the clock is read only if it is not free.
 #[inline]
 pub(super) fn lock_within<T>(mutex: &Mutex<T>, limit: Duration) -> Option<MutexGuard<'_, T>> {
     try_lock(mutex).or_else(|| wait_for(mutex, limit))
@@ -126,7 +128,8 @@ fn wait_for<T>(mutex: &Mutex<T>, limit: Duration) -> Option<MutexGuard<'_, T>> {
     None
 }
 
-/// Locks where nobody else has. A panic of whoever held it does not matter: nothing is kept in these locks that could be half changed.
+/// Locks if no other thread has the lock. A panic of an earlier holder does not matter: these locks hold nothing that
+/// could be half changed.
 #[inline]
 pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
@@ -136,26 +139,27 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Rests between two looks at what a device or another thread brings about: hardly at all, then asleep for a share of what has been waited, so that
-/// the end is seen late by no more than that share. One value is for one wait.
+/// Pauses between two polls of a device or another thread: at first hardly at all, then asleep for a share of the time
+/// waited so far. So the end is seen late by at most that share. One value is for one wait.
 ///
-/// The core is not given up in between: on a host whose cores are busy others keep it for milliseconds then, where a sleeper is woken at once.
+/// While awake it does not yield the core: on a busy host, others would then keep the core for milliseconds, whereas a
+/// sleeping thread is woken at once.
 #[derive(Debug, Default)]
 pub(crate) struct BackOff {
     looks: u32,
-    /// Where the clock was read first.
+    /// When the clock was first read.
     began: Option<Instant>,
     slack: Option<TimerSlack>,
 }
 
-/// What to do between two looks.
+/// What to do between two polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pause {
     Spin,
     Nap(Duration),
 }
 
-/// After so long a wait without the clock, and one by it.
+/// Returns the pause after this many polls and this time.
 fn pause(looks: u32, waited: impl FnOnce() -> Duration) -> Pause {
     if looks < SPINS {
         return Pause::Spin;
@@ -171,7 +175,7 @@ impl BackOff {
         self.rest_within(Duration::MAX);
     }
 
-    /// As [`BackOff::rest`], for no longer than that.
+    /// As [`BackOff::rest`], for no longer than `limit`.
     pub(crate) fn rest_within(&mut self, limit: Duration) {
         self.rest_on(|nap| thread::sleep(nap.min(limit)));
     }
@@ -190,18 +194,19 @@ impl BackOff {
     }
 }
 
-/// Has this thread woken when it asked to be, and not up to 50 µs later, until it is dropped: then it has the program's setting again.
+/// Makes the kernel wake this thread when requested, and not up to 50 µs later. Dropping it restores the program's
+/// setting.
 #[derive(Debug)]
 struct TimerSlack {
     before: Option<NonZeroU64>,
-    /// It is a thread's.
+    /// The setting belongs to a thread.
     _stays: PhantomData<*const ()>,
 }
 
 impl TimerSlack {
     fn none() -> Self {
         let before = rustix::thread::current_timer_slack().ok().and_then(NonZeroU64::new);
-        // A kernel without this setting wakes threads late, and that is all.
+        // A kernel without this setting only wakes threads late.
         let _ = rustix::thread::set_current_timer_slack(Some(NonZeroU64::MIN));
         Self { before, _stays: PhantomData }
     }
@@ -238,7 +243,7 @@ mod tests {
         let held = device.turn(FENCE).flatten();
         assert!(held.is_some() && device.turn(Duration::ZERO).is_none() && !is_held_long());
         assert!(matches!(device.turn(2 * FENCE), Some(None)) && is_held_long());
-        // Nobody waits now, so that these are no wait of an hour.
+        // The lock is marked as held long, so these calls do not wait for an hour.
         for _ in 0..3600 {
             assert!(matches!(device.turn(2 * FENCE), Some(None)));
         }
@@ -260,7 +265,8 @@ mod tests {
         assert!(panicked && lock_within(&mutex, Duration::ZERO).is_some());
     }
 
-    /// How often a wait of this length looks, and how often it sleeps, where looks take `look` and sleeps take as long as they are asked to.
+    /// Returns how often a wait of this length polls and sleeps, if polls take `look` and sleeps take as long as
+    /// requested.
     fn looks(wait: Duration, look: Duration) -> (u32, u32) {
         let (mut time, mut looks, mut naps) = (Duration::ZERO, 0, 0);
         while time < wait {

@@ -1,29 +1,36 @@
-//! One communicator of NCCL's: made, called, aborted and closed. A call starts no thread and asks NCCL nothing afterwards, and nothing waits for ever.
+//! One NCCL communicator: how it is created, called, aborted and closed. A call starts no thread and needs no later
+//! NCCL call, and nothing waits forever.
 //!
-//! NCCL offers one or the other. Calls of a communicator that *blocks* are launched by their thread, but whoever aborts it frees what a thread inside
-//! of it still uses. One that does *not block* can be aborted, but starts a thread for every call (from 2.23.4 on). So there are two:
+//! NCCL offers only one or the other. A communicator that *blocks* launches its calls on the calling thread, but an
+//! abort frees what a thread inside it still uses. One that does *not block* can be aborted, but starts a thread for
+//! every call (from 2.23.4 on). So there are two:
 //!
-//! - the **control communicator** does not block, and nothing is ever launched on it. It is made from ids, and all others are made of it;
-//! - the **data communicator** is split of it, and blocks. Calls go to it, on their own thread. As the control communicator is told to share its resources
-//!   with its children (`splitShare`), both have the same abort flags, in host and device memory, and each holds what is shared by a count.
+//! - the **control communicator** does not block, and nothing is ever launched on it. It is created from ids, and all
+//!   others are created from it;
+//! - the **data communicator** is split off it, and blocks. Calls go to it, on the calling thread. The control
+//!   communicator is configured to share its resources with its children (`splitShare`). So both have the same abort
+//!   flags, in host and device memory, and what they share is reference-counted.
 //!
-//! Why that is sound, with NCCL's sources from 2.20.5 to 2.30.7 in mind:
+//! Why that is sound, according to NCCL's sources from 2.20.5 to 2.30.7:
 //!
-//! - *An abort* of the control communicator raises the flags before anything that may wait for the device. Kernels end, and a thread inside the data
-//!   communicator, as one that waits for ranks to connect to, comes back with an error. The data communicator's own memory is not touched: it is aborted
-//!   when nobody is inside ([`state::InCallGuard`]). Until it is, its handle is valid.
-//! - *The end of a deadline* is somebody else's abort (`watchdog.rs`), and the thread inside gets its error.
-//! - *Captured graphs* hold the data communicator alone, so that they cannot hold up what frees streams. NCCL's last abort waits until they are
-//!   dropped, on a thread that nobody waits for; closing is refused while they are there.
-//! - *Children* would share the flags, too, and end with their parent: each is a new control communicator, from a new id, or by what NCCL gives flags of
-//!   its own (`ncclCommShrink`, `ncclCommGrow`, splits of what was revoked).
-//! - *All else* may take as long as other ranks do, and is done on threads of its own, for which the caller waits until its deadline (`control.rs`).
-//! - *`ncclCommRevoke`* frees what a call in progress uses (up to 2.30.7). The control communicator has none while its turn is held, and the gate keeps
-//!   threads out of the data communicator.
+//! - *An abort* of the control communicator raises the flags before anything that may wait for the device. Kernels end,
+//!   and a thread inside the data communicator, for example one that waits for ranks to connect to, returns with an
+//!   error. The data communicator's own memory is not touched: it is aborted once no thread is inside
+//!   ([`state::InCallGuard`]). Until then its handle is valid.
+//! - *A deadline that passes* makes another thread abort (`watchdog.rs`), and the thread inside gets its error.
+//! - *Captured graphs* hold only the data communicator, so they cannot delay what releases streams. NCCL's last abort
+//!   waits until they are dropped, on a thread that no other thread waits for; closing is refused while they exist.
+//! - *Children* would share the flags too, and end with their parent. So each is a new control communicator: from a new
+//!   id, or by the calls for which NCCL creates separate flags (`ncclCommShrink`, `ncclCommGrow`, splits of a revoked
+//!   one).
+//! - *All other calls* may take as long as other ranks do. They run on threads of their own, for which the caller waits
+//!   until its deadline (`control.rs`).
+//! - *`ncclCommRevoke`* frees what a call in progress uses (up to 2.30.7). The control communicator has no such call
+//!   while its turn is held, and the gate keeps threads out of the data communicator.
 //!
-//! Two communicators of one device may have their first calls in opposite orders on two ranks, where each waits inside NCCL for the other's: so the lock of
-//! a device, under which launches come one after the other, is one that is not waited for for long ([`lock::Device::turn`]). Who may be inside a
-//! communicator is the matter of its own locks.
+//! Two ranks may make the first calls of two communicators of one device in opposite orders; each then waits inside
+//! NCCL for the other. So the lock of a device, which serialises launches, is never waited for long
+//! ([`lock::Device::turn`]). Which threads may be inside a communicator is decided by its own locks.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -68,10 +75,10 @@ pub(in crate::device) use self::state::Inner;
 pub(crate) use self::state::{EndNotice, LivenessProbe, Notice};
 pub(crate) use self::stream_position::StreamPosition;
 
-/// A communicator of NCCL. Any thread may use it; one call is made at a time.
+/// An NCCL communicator. Any thread may use it; one call is made at a time.
 ///
-/// An error other than a wrong argument ends it: it is aborted, so that work on streams which waits for other ranks returns, and all
-/// later calls are refused with the first error as the cause.
+/// An error other than a wrong argument ends it. It is aborted, so that work on streams which waits for other ranks
+/// returns. All later calls are refused, with the first error as the cause.
 #[derive(Debug)]
 pub(crate) struct NcclComm {
     inner: Arc<Inner>,
@@ -86,80 +93,80 @@ impl NcclComm {
         self.inner.world_size
     }
 
-    /// The library that it belongs to.
+    /// Returns its library.
     pub(crate) fn library(&self) -> &'static Library {
         self.inner.library
     }
 
-    /// The release of the library.
+    /// Returns the release of the library.
     pub(crate) fn version(&self) -> Version {
         self.inner.library.version()
     }
 
-    /// The context in which it uses its device.
+    /// Returns the context in which it uses its device.
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
 
-    /// NCCL's own handle, of the data communicator; null once it has ended.
+    /// Returns NCCL's own handle, of the data communicator; null once it has ended.
     pub(crate) fn handle(&self) -> ncclComm_t {
         self.inner.data.load(Ordering::Acquire)
     }
 
-    /// Whether collectives are refused, and splits and shrinks are not.
+    /// Whether collectives are refused, but splits and shrinks are not.
     pub(crate) fn is_revoked(&self) -> bool {
         self.inner.is_revoked()
     }
 
-    /// Why what was queued may not be done: what later calls would give as the cause of their refusal, or what another rank has said of its end.
-    /// Whoever wants to know it of a call asks after the driver has said that this is done.
+    /// Returns why queued work may not be done: the cause that later calls would report, or the end that another rank
+    /// reported. To learn it of a call, ask after the driver has reported the call as done.
     pub(crate) fn failure(&self) -> Option<Error> {
         let error = self.inner.cut_off(&|| self.inner.last_call(), Duration::ZERO)?;
         Some(if self.inner.is_over() { (*self.inner.cause()).clone() } else { error })
     }
 
-    /// Has the progress of calls recorded there.
+    /// Records the progress of calls there.
     pub(crate) fn record_in(&self, flight: &Arc<Flight>) {
         self.inner.record_in(flight);
     }
 
-    /// By what the recorder knows the stream of the last call.
+    /// Returns the recorder's number for the stream of the last call.
     #[inline]
     pub(crate) fn last_tracker(&self) -> u8 {
         self.inner.last_tracker()
     }
 
-    /// Asks NCCL whether something went wrong in the background. Where it did, the communicator is ended, and this is why.
+    /// Asks NCCL whether something went wrong in the background. If so, ends the communicator and returns the reason.
     pub(crate) fn async_error(&self) -> Option<Error> {
         self.inner.look();
         self.failure()
     }
 
-    /// Remembers what is being done, for the watchdog's words, which it may have to find long after the call.
+    /// Remembers the current call for the watchdog's error text, which may be needed long after the call.
     #[inline]
     pub(crate) fn label(&self, call: &Call) {
         self.inner.label(call.fingerprint());
     }
 
-    /// Says what the other ranks were told of the calls that come now: whether they become part of a graph. One that turns out otherwise is refused, until
-    /// `None` is said.
+    /// Sets what the other ranks were notified of for the calls that come now: whether they become part of a graph. A
+    /// call for which that turns out wrong is refused, until `None` is set.
     pub(crate) fn announce_capture(&self, is_captured: Option<bool>) {
         self.inner.announced.set(is_captured);
     }
 
-    /// Ends the communicator because others count on what this rank has not queued.
+    /// Ends the communicator because other ranks rely on work that this rank has not queued.
     pub(crate) fn fail(&self, error: &Error) {
         self.inner.fail(error.clone(), ABORT_WAIT);
     }
 
-    /// Has it said to have ended by this error, whatever will end it: this rank does so soon.
+    /// Sets the error by which it is reported to have ended, whatever ends it: this rank is about to do so.
     pub(crate) fn will_fail(&self, error: &Error) {
-        // The first one counts, as of those that end it.
+        // The first one counts, as for the errors that end it.
         let _ = self.inner.known_end.set(error.clone());
     }
 
-    /// Waits until the device has done all calls that were made; `false` where the deadline passed first. A communicator that has ended
-    /// has nothing to wait for.
+    /// Waits until the device has completed all calls that were made; returns `false` if the deadline passed first. A
+    /// communicator that has ended has nothing to wait for.
     pub(in crate::device) fn quiesce(&self, deadline: &Deadline) -> std::result::Result<bool, DriverError> {
         self.inner.quiesce(deadline)
     }
@@ -180,18 +187,20 @@ impl NcclComm {
     }
 }
 
-/// One communicator's share of a group: the stream that all its calls use, and what makes them.
+/// One communicator's part of a group: the stream that all its calls use, and the function that makes them.
 pub(crate) type Part<'a> = (&'a NcclComm, &'a Arc<CudaStream>, &'a mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>);
 
 impl NcclComm {
-    /// Puts work on the stream, on this thread. Returns when it is there, which takes other ranks only where NCCL has to connect to them first.
+    /// Puts work on the stream, on this thread. Returns when it is there, which takes other ranks only if NCCL first
+    /// has to connect to them.
     ///
-    /// NCCL may take `timeout` for it, and so may other threads' calls before it, and then the device, from when it has done what calls with
-    /// another timeout had queued before; what takes longer ends the communicator. Streams of the kind "the calling thread's own" are not watched.
+    /// `timeout` limits NCCL's part, earlier calls of other threads, and then the device. The device's time begins when
+    /// it has completed earlier calls with another timeout. Exceeding it ends the communicator. Streams of the kind
+    /// "the calling thread's own" are not watched.
     ///
     /// # Safety
     ///
-    /// `work` uses no stream but this one, and keeps to what [`Raw`] asks.
+    /// `work` uses only this stream, and meets the requirements of [`Raw`].
     #[inline]
     pub(crate) unsafe fn enqueue(
         &self,
@@ -215,23 +224,25 @@ impl NcclComm {
 
 /// Puts the work of several calls, of one or several communicators, on their streams together.
 ///
-/// What fails ends all of the communicators: some of the work may be on its way.
+/// An error ends all of the communicators: some of the work may be on its way.
 ///
 /// # Safety
 ///
-/// Each part's work uses its stream alone, and keeps to what [`Raw`] asks. What the parts make become one group of NCCL's, and must make sense as one.
+/// Each part's work uses only its stream, and meets the requirements of [`Raw`]. The parts' calls form one NCCL group,
+/// and must be valid as one.
 pub(crate) unsafe fn grouped(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration) -> Result<()> {
     match parts {
         [] => Ok(()),
         [(comm, stream, work)] => {
-            // SAFETY: the part's work uses this stream alone and keeps to what `Raw` asks: this function's contract.
+            // SAFETY: the part's work uses this stream alone and meets the requirements of `Raw`: this function's
+            // contract.
             unsafe { comm.enqueue(doing, stream, timeout, |raw| group(raw, || work(raw))) }
         }
         parts => several(parts, doing, timeout),
     }
 }
 
-/// Runs `work` as one group. The group is ended whatever happens.
+/// Runs `work` as one group, which is always ended.
 fn group(raw: &Raw<'_>, work: impl FnOnce() -> std::result::Result<(), Refusal>) -> std::result::Result<(), Refusal> {
     raw.group_start()?;
     let open = Open(raw);
@@ -241,7 +252,7 @@ fn group(raw: &Raw<'_>, work: impl FnOnce() -> std::result::Result<(), Refusal>)
     made.and(ended).map_err(Refusal::in_group)
 }
 
-/// A group that is open, and is ended when `work` panics.
+/// An open group, which is ended if `work` panics.
 struct Open<'a>(&'a Raw<'a>);
 
 impl Drop for Open<'_> {
@@ -264,7 +275,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     let everyone: Vec<&Arc<Inner>> = inners.iter().collect();
     let mut captured = Vec::with_capacity(parts.len());
     if let Err((culprit, error)) = launch(parts, &everyone, &mut captured, doing, timeout) {
-        // While the gates are held: some of the work may be on its way, counted by nobody.
+        // While the gates are held: some of the work may be on its way, and is not counted.
         everyone.iter().for_each(|inner| inner.tell(Some(&error)));
         for inner in everyone.iter().filter(|inner| !Arc::ptr_eq(inner, everyone[culprit])) {
             inner.fail(error.clone(), Duration::ZERO);
@@ -272,7 +283,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
         let ended = everyone[culprit].is_ended();
         return Err(if ended { error } else { everyone[culprit].end(error, doing) });
     }
-    // Also behind an error: what is on a stream is counted.
+    // Also after an error: calls that are on a stream are counted.
     let mut outcome = Ok(());
     for ((comm, stream, _), captured) in parts.iter().zip(captured) {
         let place = inners.iter().position(|inner| Arc::ptr_eq(inner, comm.inner()));
@@ -283,7 +294,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     outcome
 }
 
-/// Makes the calls of all parts, inside all communicators. An error comes with the place of the communicator that it is about.
+/// Makes the calls of all parts, inside all communicators. An error comes with the index of its communicator.
 fn launch(
     parts: &mut [Part<'_>],
     inners: &[&Arc<Inner>],
@@ -298,7 +309,7 @@ fn launch(
     for device in devices {
         turns.push(device.turn(timeout).ok_or_else(|| (0, inners[0].timeout(doing(), timeout)))?);
     }
-    // Until the group has ended: it uses all of them.
+    // Held until the group has ended: it uses all of them.
     let mut guards = Vec::with_capacity(inners.len());
     for (index, inner) in inners.iter().enumerate() {
         guards.push(inner.begin_call(timeout).ok_or_else(|| (index, inner.refuse(doing)))?);

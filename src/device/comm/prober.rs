@@ -1,4 +1,4 @@
-//! What is asked of the driver about calls that were made: how far their streams have come. It may hold up whoever asks.
+//! Queries to the driver about calls that were made: how far their streams have come. The driver may delay the caller.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,15 +14,16 @@ use crate::base::tuning::device::{GONE_WAIT, REGISTRATION_DROP_WAIT, STUCK};
 use crate::device::driver;
 use crate::device::nccl::{Raw, Refusal};
 
-/// How far the streams of a communicator were at a look.
+/// The progress of a communicator's streams at a query.
 enum Progress {
     Known(Option<Unfinished>),
-    /// Somebody else was looking all the time.
+    /// Another thread was querying all the time.
     Busy,
 }
 
 impl Inner {
-    /// Asks NCCL and the driver, marks new work and publishes how far the old has come. What is broken ends the communicator.
+    /// Queries NCCL and the driver, marks new work and publishes the progress of the old. An error of either ends the
+    /// communicator.
     pub(in crate::device) fn probe(self: &Arc<Self>, now: Instant) {
         self.look();
         if let Err(error) = self.look_at_streams(now, STUCK)
@@ -32,16 +33,16 @@ impl Inner {
         }
     }
 
-    /// Looks how far the streams are, once nobody else does.
+    /// Queries the progress of the streams, once no other thread does.
     fn look_at_streams(&self, now: Instant, patience: Duration) -> std::result::Result<Progress, DriverError> {
         let Some(_looking) = lock_within(&self.watched.looking, patience) else { return Ok(Progress::Busy) };
         let oldest = self.oldest(now)?;
         Ok(Progress::Known(self.watched.publish(oldest, now)))
     }
 
-    /// The oldest calls that the device has not done.
+    /// Returns the oldest calls that the device has not completed.
     fn oldest(&self, now: Instant) -> std::result::Result<Option<Outstanding>, DriverError> {
-        // Before anything is looked at: what is on record now was given to its tracker before.
+        // Before any query: what is on record now was given to its tracker before.
         let noted = self.flight().map_or(0, |flight| flight.device_calls_noted());
         let has_done = |tracker: u8, calls: u64| self.flight().into_iter().for_each(|flight| flight.device_has_done(tracker, calls));
         let trackers = {
@@ -52,7 +53,7 @@ impl Inner {
                 has_done(NO_TRACKER, noted);
                 return Ok(None);
             }
-            // The driver is asked without the lock: calls take it.
+            // The driver is queried without the lock, because calls take it.
             trackers.clone()
         };
         driver::bind(&self.context)?;
@@ -74,7 +75,7 @@ impl Inner {
         Ok(oldest)
     }
 
-    /// A stream that is not in use any more need not be kept alive.
+    /// Forgets streams that are no longer in use, so that they are not kept alive.
     fn forget_unused(&self) {
         let mut unused = Vec::new();
         self.trackers().retain(|tracker| {
@@ -88,8 +89,9 @@ impl Inner {
         drop(unused);
     }
 
-    /// Makes a call that has NCCL forget something, once the device has done all that is on record, and waits for its end. A communicator
-    /// that the device does not come to rest for is ended. Whether NCCL has forgotten it: by this, or because the communicator is gone.
+    /// Makes a call by which NCCL forgets something, once the device has completed all recorded calls, and waits for
+    /// its end. If the device does not come to rest, the communicator is ended. Returns whether NCCL has forgotten it:
+    /// by this call, or because the communicator is gone.
     pub(in crate::device) fn manage_at_rest(
         self: &Arc<Self>,
         doing: &dyn Fn() -> String,
@@ -108,12 +110,13 @@ impl Inner {
         matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(GONE_WAIT))
     }
 
-    /// Whether NCCL knows nothing of memory that it has been told of in a call that failed: it refused it and lives on, or has ended and is gone.
+    /// Whether NCCL no longer knows memory that was passed to it in a failed call: it refused it and lives on, or has
+    /// ended and is gone.
     pub(in crate::device) fn has_let_go(&self) -> bool {
         !self.is_ended() || self.is_gone_within(&Deadline::after(GONE_WAIT))
     }
 
-    /// Waits until NCCL has given everything back, where the communicator has ended.
+    /// Waits until NCCL has given everything back, if the communicator has ended.
     fn is_gone_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();
         while self.is_ended() && !self.is_gone() && !deadline.has_passed() {
@@ -122,7 +125,7 @@ impl Inner {
         self.is_gone()
     }
 
-    /// Waits until the device has done all that is on record.
+    /// Waits until the device has completed all recorded calls.
     pub(super) fn quiesce(&self, deadline: &Deadline) -> std::result::Result<bool, DriverError> {
         let mut back_off = BackOff::default();
         loop {

@@ -1,4 +1,4 @@
-//! What a communicator consists of, who may use it now, and what became of it.
+//! The state of a communicator: what it consists of, which thread may use it now, and how it ended.
 
 use std::ffi::CString;
 use std::fmt::Debug;
@@ -22,76 +22,81 @@ use crate::device::nccl::{Raw, Refusal};
 use crate::error::{Error, Peer, Result};
 use crate::flight::Flight;
 
-/// What threads that use a communicator and the watchdog share.
+/// The state shared by the watchdog and the threads that use a communicator.
 #[derive(Debug)]
 pub(in crate::device) struct Inner {
     pub(super) library: &'static Library,
     pub(super) device: &'static Device,
     pub(super) context: Arc<CudaContext>,
-    /// The data communicator; null once it has been given back. It is used during a [`InCallGuard`], and taken away when there is none.
+    /// The data communicator; null once it has been given back. It is used during an [`InCallGuard`], and taken away
+    /// when there is none.
     pub(super) data: AtomicPtr<ncclComm>,
-    /// The control communicator; null once it has been given back. It is used and taken away by whoever holds `control_turn`.
+    /// The control communicator; null once it has been given back. Only the holder of `control_turn` uses or takes it.
     pub(super) control: AtomicPtr<ncclComm>,
     pub(super) control_turn: Mutex<()>,
-    /// The order in which several communicators are locked.
+    /// The number that gives the order in which several communicators are locked.
     pub(super) number: u64,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// Held for the whole of a call, also while it is in progress and nobody is inside NCCL; keeps the tracker of the last call.
+    /// Held for the whole of a call, also while it is in progress and no thread is inside NCCL. Holds the tracker of
+    /// the last call.
     pub(super) gate: Mutex<Option<Arc<StreamTracker>>>,
     trackers: Mutex<Vec<Arc<StreamTracker>>>,
     /// The number of the tracker of the last call.
     pub(super) last_tracker: AtomicU8,
-    /// What the calls are recorded in, if they are.
+    /// The recorder of the calls, if they are recorded.
     flight: OnceLock<Arc<Flight>>,
-    /// Whether calls are refused for good.
+    /// Whether calls are refused permanently.
     pub(super) ended: AtomicBool,
-    /// Whether somebody aborts it, or has done so.
+    /// Whether a thread aborts it, or has done so.
     pub(super) aborting: AtomicBool,
-    /// Whether streams and threads that waited for other ranks have come free, after an abort.
+    /// Whether streams and threads that waited for other ranks have been released, after an abort.
     pub(super) freed: AtomicBool,
-    /// Whether NCCL has said that it gave everything back, of the data communicator and of the control communicator. Said by whoever had that answer.
+    /// Whether NCCL has reported that it gave everything back, of the data communicator and of the control
+    /// communicator. Set by the thread that got the answer.
     pub(super) data_gone: AtomicBool,
     pub(super) control_gone: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
-    /// Whether NCCL knows of that: then what is split off has abort flags of its own.
+    /// Whether NCCL knows that it is revoked: a communicator split off it then has separate abort flags.
     pub(super) revoked_by_nccl: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
-    /// What it is said to have ended by, whatever ends it, where that is known before.
+    /// The error by which it is reported to have ended, whatever ends it, if that is known before.
     pub(super) known_end: OnceLock<Error>,
-    /// How many threads are inside the data communicator, in the low bits ([`INSIDE`]), and above them how many times one has entered it.
+    /// How many threads are inside the data communicator, in the low bits ([`INSIDE`]), and above them the number of
+    /// entries.
     pub(super) entries: AtomicU64,
-    /// How long the thread that is inside, or was last, may stay there, in nanoseconds.
+    /// How long the thread that is inside, or was last, may take, in nanoseconds.
     entry_limit: AtomicU64,
-    /// How long the device may take for the last call and those before it with the same time, in nanoseconds; stored under the lock of the device.
+    /// How long the device may take for the last call and those before it with the same limit, in nanoseconds. Stored
+    /// under the lock of the device.
     limit: AtomicU64,
-    /// The number of that time: how often another one was set. Stored with it.
+    /// The number of that limit: how often another one was set. Stored with it.
     term: AtomicU64,
-    /// The fingerprint of the last call; words of two calls may be mixed where one is being made just now.
+    /// The fingerprint of the last call. During a call it may mix words of two calls.
     label: [AtomicU64; 4],
-    /// What the other ranks were told of the calls that are made now.
+    /// What the other ranks were notified of for the calls that are made now.
     pub(super) announced: AnnouncedCapture,
-    /// Who knows more about the other ranks, if anybody does.
+    /// The source of knowledge about the other ranks, if there is one.
     pub(super) liveness_probe: Option<Arc<dyn LivenessProbe>>,
-    /// Where ranks say that they give up, if anywhere.
+    /// Where ranks report that they give up, if anywhere.
     pub(super) end_notice: Option<Arc<dyn EndNotice>>,
     /// What the watchdog knows.
     pub(super) watched: Watched,
     /// The graphs that calls became part of.
     pub(super) graphs: LiveGraphs,
-    /// The configurations', which NCCL may look at for as long as the communicators live.
+    /// The strings of the configurations, which NCCL may read as long as the communicators live.
     _strings: [[Option<CString>; 2]; 2],
 }
 
-/// NCCL's two communicators behind one of ours.
+/// The two NCCL communicators behind one of ours.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Handles {
     pub(super) control: *mut ncclComm,
     pub(super) data: *mut ncclComm,
 }
 
-/// What a communicator is made from.
+/// The parts from which a communicator is created.
 #[derive(Debug, Clone)]
 pub(super) struct Parts {
     pub(super) library: &'static Library,
@@ -144,7 +149,7 @@ impl Inner {
         }
     }
 
-    /// Whether calls are refused for good.
+    /// Whether calls are refused permanently.
     pub(in crate::device) fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -164,8 +169,8 @@ impl Inner {
         self.revoked.load(Ordering::Acquire) && !self.is_ended()
     }
 
-    /// Refuses collectives from now on. Their work is about to be cut off, after which NCCL and the driver call it done: so waits fail from here on, and
-    /// calls that are not done are on record as failed. The gate is held.
+    /// Refuses collectives from now on. Their work is about to be cut off, after which NCCL and the driver report it as
+    /// done. So waits fail from here on, and unfinished calls are recorded as failed. The gate is held.
     pub(super) fn refuse_collectives(&self) {
         self.revoked.store(true, Ordering::SeqCst);
         self.tell(None);
@@ -174,27 +179,31 @@ impl Inner {
         }
     }
 
-    /// Has other ranks told that this one's work is about to be cut off, with what ends the communicator. Before NCCL's flags are raised: kernels then go on
-    /// without waiting, and what they send may end other ranks' calls, with success.
+    /// Notifies other ranks that this rank's work is about to be cut off, with the error that ends the communicator.
+    /// This comes before NCCL's flags are raised: kernels then go on without waiting, and what they send may end other
+    /// ranks' calls, with success.
     ///
-    /// A rank without such work can mislead nobody: others may have come to the end of the same calls, and are to find them well.
+    /// A rank without such work can mislead no other rank, and sends no notification: others may have completed the
+    /// same calls, which must then count as successful.
     pub(super) fn tell(&self, error: Option<&Error>) {
         let Some(end_notice) = &self.end_notice else { return };
-        // Who has the gate may have launched a call that is not counted yet. Who revokes has it himself, and has not.
+        // The thread that holds the gate may have launched a call that is not counted yet. A thread that revokes holds
+        // the gate itself, and has not.
         let may_launch = error.is_some() && try_lock(&self.gate).is_none();
         if may_launch || self.graphs.count() > 0 || self.trackers().iter().any(|tracker| tracker.may_be_at_work()) {
             end_notice.post(error);
         }
     }
 
-    /// Why a wait for what the device has done, or will do, fails: the communicator has ended, here or, as others have told, on another rank. To be
-    /// asked after the driver was: what a rank said before its work was cut off is heard then.
+    /// Returns why a wait for work that the device has done, or will do, fails: the communicator has ended here, or on
+    /// another rank that reported it. Call it after querying the driver: a report that came before the work was cut off
+    /// is then seen.
     #[inline]
     pub(super) fn cut_off(self: &Arc<Self>, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         if self.is_over() { Some(self.refuse(doing)) } else { self.told(doing, waited) }
     }
 
-    /// What another rank has said that ends waits here.
+    /// Returns what another rank has reported that ends waits here.
     pub(super) fn told(self: &Arc<Self>, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         match self.end_notice.as_ref()?.read(doing, waited)? {
             Notice::Ended(error) => {
@@ -205,20 +214,20 @@ impl Inner {
         }
     }
 
-    /// Why calls are refused.
+    /// Returns why calls are refused.
     pub(super) fn cause(&self) -> Arc<Error> {
         let by = Peer::unknown(self.rank);
         let closed = || Arc::new(Error::Aborted { doing: "the communicator was revoked or closed".to_owned(), by });
         self.failure.get().cloned().unwrap_or_else(closed)
     }
 
-    /// The refusal of a call.
+    /// Returns the refusal of a call.
     #[cold]
     pub(super) fn refuse(&self, doing: &dyn Fn() -> String) -> Error {
         Error::Poisoned { call: doing(), cause: self.cause() }
     }
 
-    /// Takes the communicator for one call.
+    /// Locks the communicator for one call.
     #[inline]
     pub(super) fn enter(
         self: &Arc<Self>,
@@ -229,7 +238,8 @@ impl Inner {
         if self.is_over() { Err(self.refuse(doing)) } else { Ok(gate) }
     }
 
-    /// Calls into the data communicator, on this thread. What fails ends the communicator, unless it is harmless. The gate is held.
+    /// Calls into the data communicator, on this thread. An error ends the communicator, unless it is harmless. The
+    /// gate is held.
     #[inline]
     pub(super) fn inside(
         self: &Arc<Self>,
@@ -240,8 +250,8 @@ impl Inner {
         self.inside_bound(driver::bind, doing, limit, work)
     }
 
-    /// As [`Inner::inside`], with the context made current in one of the driver's ways. For collectives, which bring their device along, it is enough
-    /// that some context is.
+    /// As [`Inner::inside`], with the context made current in one of the driver's ways. Collectives name their device,
+    /// so for them any current context is enough.
     #[inline]
     pub(super) fn inside_bound(
         self: &Arc<Self>,
@@ -256,7 +266,8 @@ impl Inner {
             self.call(bind, &guard, work)
         };
         match outcome {
-            // NCCL may have been made to come back. What it has launched is counted by nobody, so others are told while the gate is held.
+            // NCCL may have been made to return. What it has launched is not counted, so others are notified while the
+            // gate is held.
             _ if self.is_ended() => {
                 self.tell(Some(&self.cause()));
                 Err(self.interruption(doing))
@@ -265,17 +276,17 @@ impl Inner {
         }
     }
 
-    /// A stay of this thread inside the data communicator; nothing where that has ended. The gate is held.
+    /// Enters the data communicator on this thread; returns `None` if that has ended. The gate is held.
     #[inline]
     pub(super) fn begin_call(&self, limit: Duration) -> Option<InCallGuard<'_>> {
         self.entry_limit.store(nanoseconds(limit), Ordering::Relaxed);
-        // Either this sees the end, or whoever ends it sees the entry and waits: both orders are total.
+        // Either this thread sees the end, or the thread that ends it sees the entry and waits: both orders are total.
         self.entries.fetch_add(ENTRY, Ordering::SeqCst);
         let guard = InCallGuard(self);
         (!self.ended.load(Ordering::SeqCst)).then_some(guard)
     }
 
-    /// Makes a call during a stay.
+    /// Makes a call under a guard.
     #[inline]
     pub(super) fn call(
         &self,
@@ -289,23 +300,24 @@ impl Inner {
         raw.check_done()
     }
 
-    /// Whether no thread is inside the data communicator. Once the communicator has ended, none will be again.
+    /// Whether no thread is inside the data communicator. Once the communicator has ended, none enters again.
     pub(super) fn is_left(&self) -> bool {
         self.entries.load(Ordering::SeqCst) & INSIDE == 0
     }
 
-    /// The number of the last entry into the data communicator, where a thread is inside.
+    /// Returns the number of the last entry into the data communicator, if a thread is inside.
     pub(super) fn last_entry(&self) -> Option<u64> {
         let entries = self.entries.load(Ordering::Relaxed);
         (entries & INSIDE != 0).then_some(entries >> INSIDE.trailing_ones())
     }
 
-    /// How long the thread that is inside NCCL may stay there.
+    /// Returns how long the thread that is inside NCCL may take.
     pub(super) fn entry_limit(&self) -> Duration {
         Duration::from_nanos(self.entry_limit.load(Ordering::Relaxed))
     }
 
-    /// What to tell the thread whose call ended with the communicator: a deadline that passed, and a peer that is lost, are its own.
+    /// Returns the error of the thread whose call ended with the communicator. A passed deadline and a lost peer become
+    /// its own.
     #[cold]
     pub(super) fn interruption(&self, doing: &dyn Fn() -> String) -> Error {
         let mut error = (*self.cause()).clone();
@@ -317,8 +329,8 @@ impl Inner {
         error
     }
 
-    /// Ends the communicator if NCCL says that something went wrong in the background. Of that the control communicator knows as much as the
-    /// data communicator: what watches the network is shared.
+    /// Ends the communicator if NCCL reports that something went wrong in the background. The control communicator
+    /// knows as much about that as the data communicator: the part that watches the network is shared.
     pub(in crate::device) fn look(self: &Arc<Self>) {
         if self.is_ended() {
             return;
@@ -337,7 +349,8 @@ impl Inner {
         }
     }
 
-    /// From here on the device may take `limit` for a call. What is on streams already keeps the time that it was given. One thread makes calls.
+    /// Sets how long the device may take for a call from here on. Calls already on streams keep their limit. One thread
+    /// makes calls.
     #[inline]
     pub(super) fn allow(&self, limit: Duration) -> std::result::Result<(), Refusal> {
         let nanoseconds = nanoseconds(limit);
@@ -347,12 +360,12 @@ impl Inner {
         self.begin_term(nanoseconds).map_err(|error| Refusal::driver("cuEventRecord", error))
     }
 
-    /// Marks what calls with another limit have put on streams, and sets this one.
+    /// Marks the calls with another limit on their streams, and sets this one.
     #[cold]
     fn begin_term(&self, nanoseconds: u64) -> std::result::Result<(), DriverError> {
         driver::bind(&self.context)?;
         let noted = self.flight().map_or(0, |flight| flight.device_calls_noted());
-        // The driver is asked without the lock of the list, which the timekeeper takes.
+        // The driver is called without the lock of the list, which the timekeeper takes.
         let trackers = self.trackers().clone();
         for tracker in trackers.iter().filter(|tracker| tracker.has_new_calls()) {
             tracker.mark(&self.context, Instant::now(), noted, || self.term())?;
@@ -362,12 +375,12 @@ impl Inner {
         Ok(())
     }
 
-    /// What the device may take for calls that no mark stands behind yet.
+    /// Returns what the device may take for calls that no mark stands behind yet.
     pub(super) fn term(&self) -> Term {
         Term { number: self.term.load(Ordering::Relaxed), limit: self.limit() }
     }
 
-    /// Puts a call on record that is on the stream now.
+    /// Records a call that is on the stream now.
     #[inline]
     pub(super) fn note(&self, last: &mut Option<Arc<StreamTracker>>, stream: &Arc<CudaStream>) {
         match last {
@@ -380,23 +393,23 @@ impl Inner {
         }
     }
 
-    /// Who follows a stream, where one of its calls may be under way.
+    /// Returns the tracker of a stream, if one of its calls may be under way.
     pub(super) fn tracker_of(&self, stream: &CudaStream) -> Option<Arc<StreamTracker>> {
         self.trackers().iter().find(|tracker| tracker.is(stream)).map(Arc::clone)
     }
 
-    /// By what the recorder knows the stream of the last call.
+    /// Returns the recorder's number for the stream of the last call.
     #[inline]
     pub(super) fn last_tracker(&self) -> u8 {
         self.last_tracker.load(Ordering::Relaxed)
     }
 
-    /// Has the calls' progress recorded.
+    /// Records the calls' progress there.
     pub(super) fn record_in(&self, flight: &Arc<Flight>) {
         let _ = self.flight.set(Arc::clone(flight));
     }
 
-    /// What the calls are recorded in, if they are.
+    /// Returns the recorder of the calls, if they are recorded.
     pub(super) fn flight(&self) -> Option<&Arc<Flight>> {
         self.flight.get()
     }
@@ -407,7 +420,8 @@ impl Inner {
         if let Some(known) = trackers.iter().find(|tracker| tracker.is(stream)) {
             return Arc::clone(known);
         }
-        // One of the numbers that no tracker has now, where there is one; calls on two of one number are over when those of either are.
+        // One of the numbers that no tracker has now, if possible. Calls on two trackers of one number are over when
+        // those of either are.
         let is_free = |number: &u8| trackers.iter().all(|tracker| tracker.number != *number);
         let number = (0..NO_TRACKER).find(is_free).unwrap_or(0);
         let tracker = Arc::new(StreamTracker::new(stream, number));
@@ -425,23 +439,23 @@ impl Inner {
         }
     }
 
-    /// The last call in words.
+    /// Describes the last call.
     pub(super) fn last_call(&self) -> String {
         self.call_of(self.last_label())
     }
 
-    /// The fingerprint of the last call.
+    /// Returns the fingerprint of the last call.
     pub(super) fn last_label(&self) -> [u64; 4] {
         std::array::from_fn(|index| self.label[index].load(Ordering::Relaxed))
     }
 
-    /// The call with this fingerprint in words.
+    /// Describes the call with this fingerprint.
     pub(super) fn call_of(&self, words: [u64; 4]) -> String {
         let who = format!("rank {} of {}", self.rank, self.world_size);
         Call::from_fingerprint(words).map_or_else(|| format!("{who}: the last call"), |call| format!("{who}: {call}"))
     }
 
-    /// How long the device may take for the last call.
+    /// Returns how long the device may take for the last call.
     pub(in crate::device) fn limit(&self) -> Duration {
         Duration::from_nanos(self.limit.load(Ordering::Relaxed))
     }
@@ -451,11 +465,11 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A thread's stay inside the data communicator, whose handle is valid for as long.
+/// A thread inside the data communicator, whose handle is valid as long as this lives.
 pub(super) struct InCallGuard<'a>(&'a Inner);
 
 impl InCallGuard<'_> {
-    /// What calls NCCL.
+    /// Returns the interface that calls NCCL.
     #[inline]
     pub(super) fn raw(&self) -> Raw<'_> {
         Raw::new(self.0.library, self.0.data.load(Ordering::Acquire))
@@ -469,10 +483,11 @@ impl Drop for InCallGuard<'_> {
     }
 }
 
-/// The bits of [`Inner::entries`] that count who is inside: the gate lets in one, which safety does not depend on.
+/// The bits of [`Inner::entries`] that count the threads inside: the gate admits one, but safety does not depend on
+/// that.
 const INSIDE: u64 = 0xffff;
 
-/// What an entry adds to [`Inner::entries`]: one more entry, and one more inside.
+/// What an entry adds to [`Inner::entries`]: one more entry, and one more thread inside.
 const ENTRY: u64 = (INSIDE + 1) | 1;
 
 /// Stands for no tracker.
@@ -481,34 +496,36 @@ pub(super) const NO_TRACKER: u8 = u8::MAX;
 /// The null handle.
 pub(super) const NONE: *mut ncclComm = ptr::null_mut();
 
-/// Where the ranks of a communicator say that their work on devices is about to be cut off.
+/// The channel on which a communicator's ranks report that their work on devices is about to be cut off.
 pub(crate) trait EndNotice: Debug + Send + Sync {
-    /// Says so, with what ends the communicator, where that does: `None` where only what is in flight is stopped. Does not block. What this thread does next
-    /// comes after it for whoever reads.
+    /// Reports it, with the error that ends the communicator, or `None` if only work in flight is stopped. Does not
+    /// block. What this thread does next is ordered after it for every reader.
     fn post(&self, error: Option<&Error>);
 
-    /// What a rank has said, the first to do so, to whoever has waited for so long. Costs some nanoseconds while nobody has.
+    /// Returns the first rank's report, to a caller that has waited for so long. Costs some nanoseconds while there is
+    /// none.
     fn read(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Notice>;
 }
 
-/// What a rank has said of its end, as the error of whoever waits here.
+/// A rank's report of its end, as the error of the thread that waits here.
 #[derive(Debug)]
 pub(crate) enum Notice {
     /// It ends the communicator.
     Ended(Error),
-    /// It has stopped what was in flight: the communicator can still be shrunk.
+    /// It has stopped work in flight: the communicator can still be shrunk.
     Revoked(Error),
 }
 
-/// What others know of the ranks that a device waits for. NCCL says nothing of a peer on the same host that has died or is stopped.
+/// External knowledge of the ranks that a device waits for. NCCL reports nothing about a peer on the same host that has
+/// died or is stopped.
 pub(crate) trait LivenessProbe: Debug + Send + Sync {
-    /// Why `doing` will not end, where a rank is known to be gone. Whoever waits asks now and then, and says for how long it has waited. The
-    /// answer seldom takes some hundred milliseconds.
+    /// Returns why `doing` will not end, if a rank is known to be gone. A waiting thread asks now and then, and passes
+    /// how long it has waited. The answer seldom takes some hundred milliseconds.
     fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error>;
 
-    /// Which rank is gone, where NCCL says that one is; `None` where all are there.
+    /// Returns which rank is gone, if NCCL reports that one is; `None` if all are there.
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error>;
 
-    /// The ranks that are known not to run at the moment. The error of a deadline that passes names them.
+    /// Returns the ranks that are known not to run at the moment. The error of a passed deadline names them.
     fn standing_still(&self) -> Vec<Peer>;
 }

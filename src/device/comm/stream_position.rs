@@ -1,4 +1,4 @@
-//! Waits for what a stream was given so far, in which a rank learns that its own calls there are over.
+//! Waits until a stream has done its work so far. From such a wait a rank learns that its own calls there are over.
 
 use std::sync::Arc;
 
@@ -12,22 +12,22 @@ use crate::base::tuning::device::BACKEND_DROP_WAIT;
 use crate::device::driver::{self, Event, cuda_error};
 use crate::error::Result;
 
-/// A place in a stream, behind some of the communicator's calls.
+/// A position in a stream, behind some of the communicator's calls.
 #[derive(Debug)]
 pub(crate) struct StreamPosition {
-    /// What marks it; nothing where the driver would not have it marked: then the place is wherever the stream has done all that it has.
+    /// The event that marks it. `None` if the driver refused one: the position is then reached when the stream is idle.
     event: Option<Event>,
     stream: Arc<CudaStream>,
-    /// Who follows the stream, where it has calls, and how many it had been given.
+    /// The tracker of the stream, if it has calls, and how many calls it had been given.
     calls: Option<(Arc<StreamTracker>, u64)>,
     /// How many calls were on record.
     noted: u64,
 }
 
 impl StreamPosition {
-    /// Whether the stream has come there.
+    /// Whether the stream has reached it.
     pub(crate) fn is_complete(&self) -> std::result::Result<bool, DriverError> {
-        // Whoever asks may have used no device before.
+        // The calling thread may not have used a device before.
         driver::bind_once(self.stream.context())?;
         let complete = match &self.event {
             Some(event) => event.is_complete()?,
@@ -40,13 +40,13 @@ impl StreamPosition {
         Ok(complete)
     }
 
-    /// Whether nothing before it uses memory any more: the stream has come there, or the device runs nothing now. A driver that does not say so
-    /// may say so later.
+    /// Whether nothing before it uses memory any longer: the stream has reached it, or the device runs nothing now. If
+    /// the driver does not report that now, it may later.
     pub(crate) fn is_passed(&self) -> bool {
         self.is_complete().unwrap_or_else(driver::is_final)
     }
 
-    /// As [`StreamPosition::is_passed`], or becomes so in time.
+    /// As [`StreamPosition::is_passed`], but waits for it until the deadline.
     pub(crate) fn is_passed_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();
         while !self.is_passed() {
@@ -60,11 +60,12 @@ impl StreamPosition {
 }
 
 impl NcclComm {
-    /// The end of what a stream has been given. Nothing here can fail: what is on the stream is followed, whatever the driver says.
+    /// Returns the end of a stream's work so far. Nothing here can fail: work on the stream is followed, whatever the
+    /// driver reports.
     pub(crate) fn position(&self, stream: &Arc<CudaStream>) -> StreamPosition {
         let calls = self.inner.tracker_of(stream).map(|tracker| (Arc::clone(&tracker), tracker.issued()));
         let noted = self.inner.flight().map_or(0, |flight| flight.device_calls_noted());
-        // Behind what was counted.
+        // Behind the calls that were counted.
         let event = Event::new(stream.context()).and_then(|event| event.record(stream).map(|()| event));
         if let Err(error) = &event {
             crate::base::event::warn!(?error, "the driver marks no place in a stream: the whole stream is waited for");
@@ -72,9 +73,10 @@ impl NcclComm {
         StreamPosition { event: event.ok(), stream: Arc::clone(stream), calls, noted }
     }
 
-    /// How the wait for a position has ended; `None` where it goes on. A deadline that passes ends the communicator, so that the stream comes free.
+    /// Returns how the wait for a position has ended; `None` if it continues. A deadline that passes ends the
+    /// communicator, so that the stream is released.
     ///
-    /// What is done is well only if no rank had been cut off before: so others' ends are asked for afterwards.
+    /// Completed work is valid only if no rank had been cut off before. So other ranks' ends are queried afterwards.
     pub(crate) fn look(&self, position: &StreamPosition, doing: &dyn Fn() -> String, deadline: &Deadline) -> Option<Result<()>> {
         let complete = position.is_complete();
         if let Some(error) = self.inner.cut_off(doing, deadline.elapsed()) {
@@ -92,17 +94,18 @@ impl NcclComm {
         }
     }
 
-    /// Waits until a stream has done what it was given so far.
+    /// Waits until a stream has done its work so far.
     ///
     /// # Errors
     ///
-    /// `Timeout` when the deadline passes; `Poisoned` when the communicator has ended, or what another rank says that ends it; `Cuda`.
+    /// `Timeout` if the deadline passes; `Poisoned` if the communicator has ended, or the end that another rank
+    /// reported; `Cuda`.
     pub(crate) fn wait_for(&self, stream: &Arc<CudaStream>, deadline: &Deadline) -> Result<()> {
         self.wait(&self.position(stream), deadline)
     }
 
-    /// As [`NcclComm::wait_for`], and stays where that fails until the stream has come there all the same: the end of a communicator frees it. For
-    /// memory that its owner takes back when this returns.
+    /// As [`NcclComm::wait_for`], but if that fails, still waits until the stream has reached the position: the end of
+    /// a communicator releases it. For memory that its owner takes back when this returns.
     pub(crate) fn outlast(&self, stream: &Arc<CudaStream>, deadline: &Deadline) -> Result<()> {
         let position = self.position(stream);
         let waited = self.wait(&position, deadline);
@@ -115,7 +118,7 @@ impl NcclComm {
         waited
     }
 
-    /// Waits for a position; as [`NcclComm::wait_for`].
+    /// Waits for a position, as [`NcclComm::wait_for`].
     pub(crate) fn wait(&self, position: &StreamPosition, deadline: &Deadline) -> Result<()> {
         let doing = || format!("waiting on the device for {}", self.inner.last_call());
         let mut back_off = BackOff::default();

@@ -1,4 +1,4 @@
-//! The streams that a communicator's calls were put on, and how far they have come.
+//! The streams on which a communicator's calls were put, and their progress.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,33 +11,34 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use crate::base::tuning::device::MARKS;
 use crate::device::driver::{self, Event};
 
-/// One stream that a communicator uses. Its numbers are read without a lock: whoever has that of the marks may be stuck in the driver.
+/// One stream that a communicator uses. Its numbers are read without a lock: the holder of the marks' lock may be stuck
+/// in the driver.
 #[derive(Debug)]
 pub(super) struct StreamTracker {
     pub(super) stream: Arc<CudaStream>,
-    /// By what the recorder knows it.
+    /// The recorder's number for it.
     pub(super) number: u8,
     /// How many calls have been put on it.
     issued: AtomicU64,
     /// How many of them the newest mark stands behind.
     covered: AtomicU64,
-    /// How many there were when a capture was last seen to keep marks off the stream.
+    /// How many calls there were when a capture last prevented a mark on the stream.
     excused: AtomicU64,
-    /// How many are known to have been done, by whoever waited for them.
+    /// How many calls are known to be done, because a thread waited for them.
     settled: AtomicU64,
-    /// How many marks the stream has not come to.
+    /// How many marks the stream has not reached.
     pending: AtomicUsize,
     marks: Mutex<Marks>,
 }
 
-/// How long calls may take, of which one communicator made some one after the other: its number among such times, and the time.
+/// How long calls may take: a limit that successive calls of one communicator shared, and its number among such limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Term {
     pub(super) number: u64,
     pub(super) limit: Duration,
 }
 
-/// The term of calls that are not done, and since when they have been marked.
+/// The term of unfinished calls, and since when they have been marked.
 pub(super) type Outstanding = (Term, Instant);
 
 /// An event on a stream behind calls that were put there.
@@ -48,11 +49,11 @@ struct Mark {
     since: Instant,
     /// How many calls were on record before.
     noted: u64,
-    /// Of the calls, which all have one.
+    /// The term of the calls, which all have the same.
     term: Term,
 }
 
-/// Oldest first.
+/// The marks, oldest first.
 #[derive(Debug, Default)]
 struct Marks {
     pending: VecDeque<Mark>,
@@ -85,12 +86,12 @@ impl StreamTracker {
         self.issued.store(self.issued.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// How many calls have been put on it.
+    /// Returns how many calls have been put on it.
     pub(super) fn issued(&self) -> u64 {
         self.issued.load(Ordering::Acquire)
     }
 
-    /// So many of its first calls have been done. Of a stream that is another one for each thread nobody knows that.
+    /// Notes that this many of its first calls are done. For a stream that differs on each thread this cannot be known.
     pub(super) fn settle(&self, calls: u64) {
         if self.is_followed() {
             self.settled.fetch_max(calls, Ordering::AcqRel);
@@ -108,7 +109,7 @@ impl StreamTracker {
         self.covered.load(Ordering::Acquire) != self.issued.load(Ordering::Acquire)
     }
 
-    /// How many calls are marked, where there are others that could be too.
+    /// Returns how many calls are marked, if there are others that could be marked too.
     pub(super) fn unmarked_behind(&self) -> Option<u64> {
         let (covered, excused) = (self.covered.load(Ordering::Acquire), self.excused.load(Ordering::Acquire));
         (self.issued.load(Ordering::Acquire) > covered.max(excused)).then_some(covered)
@@ -119,7 +120,7 @@ impl StreamTracker {
         !driver::is_per_thread(&self.stream)
     }
 
-    /// Whether all calls are known to have been done.
+    /// Whether all calls are known to be done.
     pub(super) fn is_idle(&self) -> bool {
         // In this order: a mark is pending before its calls count as marked.
         !self.has_new_calls() && self.pending.load(Ordering::Acquire) == 0
@@ -127,8 +128,8 @@ impl StreamTracker {
 
     /// Marks the stream's end. Its context is current.
     ///
-    /// `term` is asked after the calls were counted and under the lock of the marks. Whoever begins another one marks what is counted first, under
-    /// that lock, so that all calls behind the last mark have the one that is found.
+    /// `term` is evaluated after the calls were counted, under the lock of the marks. A thread that begins another term
+    /// first marks the counted calls, under that lock. So all calls behind the last mark have the term that is found.
     pub(super) fn mark(
         &self,
         context: &Arc<CudaContext>,
@@ -146,8 +147,8 @@ impl StreamTracker {
         if !driver::capture_status(&self.stream)? {
             let event = marks.spare.pop().map_or_else(|| Event::new(context), Ok)?;
             event.record(&self.stream)?;
-            // The stream's owner may have begun a capture in between. The mark then belongs to that, where it does no harm as long as
-            // nobody asks about it: that would end the capture.
+            // The stream's owner may have begun a capture in between. The mark then belongs to it. That is harmless as
+            // long as the mark is not queried, which would end the capture.
             if !driver::capture_status(&self.stream)? {
                 marks.pending.push_back(Mark { event, since: now, noted, term });
                 self.pending.store(marks.pending.len(), Ordering::Release);
@@ -164,8 +165,8 @@ impl StreamTracker {
         self.pending.load(Ordering::Acquire) >= MARKS
     }
 
-    /// The term of the oldest call that is not done and since when it has been marked, and how many calls on record were there before what has
-    /// been done since the last time, if anything has. The context is current.
+    /// Returns the term of the oldest unfinished call, and since when it has been marked. Also returns how many calls
+    /// were on record before the ones that completed since the last query, if any did. The context is current.
     pub(super) fn progress(&self) -> Result<(Option<Outstanding>, Option<u64>), DriverError> {
         let mut marks = self.marks();
         let mut done = None;
@@ -173,8 +174,8 @@ impl StreamTracker {
             match event.is_complete() {
                 Ok(false) => return Ok((Some((*term, *since)), done)),
                 Ok(true) => done = Some(*noted),
-                // The mark belongs to a capture that began and ended around it, and says nothing of the calls before it: those behind which no
-                // later mark stands are to be marked again.
+                // The mark belongs to a capture that began and ended around it, and proves nothing about the calls
+                // before it. Calls with no later mark behind them must be marked again.
                 Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) if marks.pending.len() == 1 => {
                     self.covered.store(0, Ordering::Release)
                 }
@@ -211,7 +212,7 @@ mod tests {
         let gpu = driver::open(6).unwrap();
         let tracker = StreamTracker::new(&gpu.context.new_stream().unwrap(), 0);
         tracker.count();
-        // As where the stream's owner captures between the two looks of `mark`.
+        // As if the stream's owner captured between the two queries of `mark`.
         tracker.stream.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
         let event = Event::new(&gpu.context).unwrap();
         event.record(&tracker.stream).unwrap();

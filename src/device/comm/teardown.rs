@@ -1,8 +1,9 @@
 //! How communicators end: closed, revoked, aborted, or failed.
 //!
-//! An abort begins with the control communicator, which nobody waits inside of: NCCL raises the flags first, and the data communicator's kernels
-//! and whoever is inside of it come free. When nobody is left inside, the data communicator is aborted in its turn. The one exception is a
-//! thread that NCCL keeps inside the control communicator: nobody is inside the data communicator then, whose abort raises the same flags.
+//! An abort begins with the control communicator, inside which no thread waits. NCCL raises the flags first, and the
+//! data communicator's kernels, and threads inside it, are released. Once no thread is left inside, the data
+//! communicator is aborted in its turn. The one exception is a thread that NCCL keeps inside the control communicator.
+//! No thread is then inside the data communicator, and its abort raises the same flags.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -25,17 +26,19 @@ use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Peer, Result};
 
 impl NcclComm {
-    /// Ends the communicator at once: work on streams that waits for other ranks returns, its results are worth nothing. All ranks should
-    /// do so. Any thread may, also while others are in a call, which then fail; doing it again does nothing.
+    /// Ends the communicator at once. Work on streams that waits for other ranks returns, and its results are invalid.
+    /// All ranks should do so. Any thread may, also while others are in a call, which then fails. A second abort does
+    /// nothing.
     pub(crate) fn abort(&self) {
         let inner = self.inner();
         let by = Peer::unknown(inner.rank);
         inner.fail(Error::Aborted { doing: format!("rank {} of {}", inner.rank, inner.world_size), by }, ABORT_WAIT);
     }
 
-    /// Stops what is in flight and refuses collectives from now on; splits, shrinks and the end remain. NCCL 2.28.7.
+    /// Stops work in flight and refuses collectives from now on; splits, shrinks and the end remain. Needs NCCL 2.28.7.
     ///
-    /// Where a thread does not come out of a call, which then waits for other ranks, the communicator is aborted, and nothing remains.
+    /// If a thread does not come out of a call, which then waits for other ranks, the communicator is aborted, and
+    /// nothing remains.
     pub(crate) fn revoke(&self, deadline: &Deadline) -> Result<()> {
         let inner = self.inner();
         let words = format!("revoking the communicator of rank {} of {}", inner.rank, inner.world_size);
@@ -49,19 +52,20 @@ impl NcclComm {
         let _gate = inner.gate_or_abort(&words, deadline)?;
         inner.refuse_collectives();
         let revoked = inner.direct(doing(), deadline, |library, handle| {
-            // SAFETY: the handle is valid, lent by `direct`, and the flags are the only ones there are.
+            // SAFETY: the handle is valid, lent by `direct`, and the flags are the only ones that exist.
             let answer = unsafe { library.ncclCommRevoke(handle, nccl_sys::NCCL_REVOKE_DEFAULT) };
             nccl::check(library, handle, "ncclCommRevoke", answer).map(|_| ())
         });
-        // Calls have been refused, and what NCCL has stopped of them nobody knows.
+        // Calls have been refused, and it is unknown which of them NCCL has stopped.
         revoked.map_err(|error| if inner.is_ended() { error } else { inner.end(error, &doing) })?;
         inner.revoked_by_nccl.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Waits for what is in flight, and gives everything back. All ranks do this; it may have to wait for them.
+    /// Waits for work in flight, and gives everything back. All ranks call it; it may have to wait for them.
     ///
-    /// NCCL would wait for captured graphs to be dropped: with such the communicator is not closed, and stays as it is.
+    /// NCCL would wait for captured graphs to be dropped. If there are any, the communicator is not closed, and remains
+    /// as it is.
     pub(crate) fn finalize(&self, deadline: &Deadline) -> Result<()> {
         let inner = self.inner();
         let words = format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
@@ -72,10 +76,10 @@ impl NcclComm {
         if inner.is_ended() {
             return Err(inner.refuse(&doing));
         }
-        // Under the gate: nobody captures another call meanwhile.
+        // Under the gate, so no thread captures another call meanwhile.
         self.refuse_live_graphs("close")?;
         if inner.is_revoked() {
-            // What was cut off cannot be brought to its end.
+            // Work that was cut off cannot be completed.
             inner.ended.store(true, Ordering::SeqCst);
             inner.release(deadline.remaining());
             return Ok(());
@@ -95,7 +99,8 @@ impl NcclComm {
         Err(if first || inner.failure.get().is_none() { error } else { inner.interruption(&doing) })
     }
 
-    /// Refuses what NCCL would not do before captured graphs are dropped. Of those that just have been the driver tells a little later.
+    /// Refuses what NCCL would not do before captured graphs are dropped. The driver reports dropped graphs a little
+    /// late, so this waits for those reports.
     pub(crate) fn refuse_live_graphs(&self, call: &'static str) -> Result<()> {
         match self.inner.live_graphs_within(&Deadline::after(ANSWER_WAIT)) {
             0 => Ok(()),
@@ -133,7 +138,7 @@ impl Drop for NcclComm {
 }
 
 impl Inner {
-    /// The error of a refused call, which ends the communicator unless it is harmless.
+    /// Returns the error of a refused call, which ends the communicator unless it is harmless.
     #[cold]
     pub(super) fn refused(self: &Arc<Self>, refusal: Refusal, doing: &dyn Fn() -> String) -> Error {
         let harmless = refusal.is_harmless();
@@ -147,15 +152,16 @@ impl Inner {
         self.end(self.timeout(doing(), elapsed), doing)
     }
 
-    /// Ends the communicator with an error, and gives the one for the caller: the same, unless something else had ended it before.
+    /// Ends the communicator with an error, and returns the caller's error: the same, unless another one had ended it
+    /// before.
     pub(super) fn end(self: &Arc<Self>, error: Error, doing: &dyn Fn() -> String) -> Error {
         let error = self.explained(error);
         let first = self.fail(error.clone(), ABORT_WAIT);
         if first || error.is_poisoned() { error } else { self.refuse(doing) }
     }
 
-    /// Ends the communicator with an error and aborts it, waiting for no longer than `patience`. Whether it was the first to. This thread makes no
-    /// call of the driver's, and none of NCCL's.
+    /// Ends the communicator with an error and aborts it, waiting no longer than `patience`. Returns whether it was the
+    /// first to do so. This thread calls neither the driver nor NCCL.
     pub(in crate::device) fn fail(self: &Arc<Self>, error: Error, patience: Duration) -> bool {
         let error = self.known_end.get().cloned().unwrap_or(error);
         let closed = self.is_ended() && self.failure.get().is_none();
@@ -165,14 +171,15 @@ impl Inner {
             flight.device_has_failed(&error);
         }
         if !closed {
-            // Also where another thread was first, which may not have come to it yet.
+            // Also if another thread was first, which may not have done so yet.
             self.tell(Some(&error));
         }
         self.release(patience);
         first
     }
 
-    /// The gate, for what stops calls. NCCL takes that of a communicator that nobody is inside of alone: where a thread does not come out, this is aborted.
+    /// Locks the gate for a call that stops others, which NCCL permits only while no thread is inside. If a thread does
+    /// not come out, the communicator is aborted.
     pub(super) fn gate_or_abort(self: &Arc<Self>, doing: &str, deadline: &Deadline) -> Result<MutexGuard<'_, Option<Arc<StreamTracker>>>> {
         lock_within(&self.gate, deadline.remaining().min(FENCE)).ok_or_else(|| {
             let what = format!("{doing}, which a call that waits for other ranks does not let happen: it is aborted instead");
@@ -185,8 +192,8 @@ impl Inner {
         self.data.load(Ordering::Acquire).is_null() && self.control.load(Ordering::Acquire).is_null()
     }
 
-    /// Makes a call on the control communicator, on a thread of its own, and waits for its end. What fails, or does not end in time, ends the
-    /// communicator, unless it is harmless. The gate is held.
+    /// Makes a call on the control communicator, on a separate thread, and waits for its end. An error or a timeout
+    /// ends the communicator, unless it is harmless. The gate is held.
     pub(super) fn direct<T: Send + 'static>(
         self: &Arc<Self>,
         doing: String,
@@ -204,7 +211,7 @@ impl Inner {
             let failed = failure.is_some();
             answer(outcome);
             if failed {
-                // What may be in progress belongs to this thread.
+                // Work that may be in progress belongs to this thread.
                 inner.abort_control();
             }
         };
@@ -242,7 +249,7 @@ impl Inner {
         Ok(done)
     }
 
-    /// Why to give up what is in progress.
+    /// Returns why to give up work in progress.
     fn why_stop(&self, doing: &str, deadline: &Deadline) -> Option<Error> {
         let doing = || doing.to_owned();
         if self.failure.get().is_some() {
@@ -252,7 +259,8 @@ impl Inner {
         self.trouble(&doing, deadline.elapsed()).or_else(late)
     }
 
-    /// Has a communicator aborted, and waits no longer than `patience` for streams and threads to come free: NCCL may not come back from it.
+    /// Aborts the communicator, and waits no longer than `patience` for streams and threads to be released: NCCL may
+    /// not return from the abort.
     fn release(self: &Arc<Self>, patience: Duration) {
         if self.is_given_back() {
             return;
@@ -266,7 +274,7 @@ impl Inner {
         }
     }
 
-    /// Has a thread abort it: this one only where the timekeeper, who must not wait, does not try again.
+    /// Aborts it on another thread. This thread does so only if the timekeeper, which must not wait, cannot try again.
     pub(super) fn start_abort(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let abort = move || inner.abort_now();
@@ -275,9 +283,9 @@ impl Inner {
         }
     }
 
-    /// Aborts both communicators. It has ended: nobody enters them any more but who is about to leave.
+    /// Aborts both communicators. It has ended: no thread enters them any longer, except one that is about to leave.
     fn abort_now(&self) {
-        // Whoever has the turn for long sees the end, unless NCCL keeps it.
+        // A thread that holds the turn for long sees the end, unless NCCL keeps it.
         let first = lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control());
         self.freed.fetch_or(first.is_some(), Ordering::AcqRel);
         wait_until(|| self.is_left().then_some(()));
@@ -285,12 +293,12 @@ impl Inner {
         if !data.is_null() && control::abort(self.library, data) {
             self.data_gone.store(true, Ordering::Release);
         }
-        // That has raised the flags, too, and whoever is inside comes out.
+        // That has raised the flags too, and threads inside come out.
         first.unwrap_or_else(|| wait_until(|| lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control())));
         self.freed.store(true, Ordering::Release);
     }
 
-    /// Aborts the control communicator, whose turn this thread has, unless somebody has ended it.
+    /// Aborts the control communicator, whose turn this thread has, unless it has ended already.
     pub(super) fn abort_control(&self) {
         let handle = self.control.swap(NONE, Ordering::AcqRel);
         if !handle.is_null() && control::abort(self.library, handle) {
@@ -298,8 +306,8 @@ impl Inner {
         }
     }
 
-    /// Brings both communicators to their end, the data communicator first, on a thread of its own: NCCL waits for streams, and a function that
-    /// fails may leave the thread inside a group. Whoever calls this has the gate.
+    /// Closes both communicators, the data communicator first, on a separate thread: NCCL waits for streams, and a
+    /// function that fails may leave the thread inside a group. The caller holds the gate.
     fn close(self: &Arc<Self>, deadline: &Deadline, doing: &str) -> Result<()> {
         const FINALIZE: &str = "ncclCommFinalize";
         let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
@@ -307,19 +315,19 @@ impl Inner {
         {
             let Some(guard) = self.begin_call(deadline.remaining()) else { return Err(self.refuse(&|| doing.to_owned())) };
             let raw = guard.raw();
-            // SAFETY: the handle is valid during a stay, and the gate keeps all others from using it.
+            // SAFETY: the handle is valid under the guard, and the gate keeps all others from using it.
             let answer = unsafe { self.library.ncclCommFinalize(raw.handle) };
             nccl::check(self.library, raw.handle, FINALIZE, answer).map_err(refused)?;
         }
-        // All streams have come to their end: what ended calls there is known now.
+        // All streams have completed: what ended calls there is known now.
         if let Some(error) = self.told(&|| doing.to_owned(), deadline.elapsed()) {
             return Err(error);
         }
         if self.ended.swap(true, Ordering::SeqCst) {
             return Err(self.interruption(&|| doing.to_owned()));
         }
-        // An abort may come meanwhile; it finds nothing here, and frees this where it hangs. Where it fails, this thread may be left in a group: the
-        // control communicator is then aborted by another.
+        // An abort may come meanwhile; it finds nothing here, and releases this thread if it hangs. If this fails, the
+        // thread may be left in a group: another one then aborts the control communicator.
         self.destroy(&self.data, &self.data_gone).map_err(refused)?;
         let Some(_turn) = lock_within(&self.control_turn, deadline.remaining()) else {
             return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
@@ -330,29 +338,30 @@ impl Inner {
             nccl::check(library, handle, FINALIZE, answer).map(|_| ())
         });
         if let Err(failed) = finalized {
-            // The data communicator is at rest: nobody is misled.
+            // The data communicator is at rest: no rank is misled.
             self.abort_control();
             return Err(failed.error);
         }
         self.destroy(&self.control, &self.control_gone).map_err(refused)
     }
 
-    /// Frees a communicator that is at rest, for which NCCL needs nobody else, and notes that it is gone. On a thread that makes no other call of
-    /// NCCL's after a failure.
+    /// Frees a communicator that is at rest, for which NCCL needs no other rank, and notes that it is gone. Called on a
+    /// thread that makes no other NCCL call after a failure.
     fn destroy(&self, place: &AtomicPtr<ncclComm>, gone: &AtomicBool) -> std::result::Result<(), Refusal> {
         let handle = place.swap(NONE, Ordering::AcqRel);
         if handle.is_null() {
             return Ok(());
         }
-        // SAFETY: the handle was taken out of where others find it (the swap), and nobody is inside: the data communicator's gate and the control
-        // communicator's turn are held. This is its last use.
+        // SAFETY: the handle was taken out of where others find it (the swap), and no thread is inside: the data
+        // communicator's gate and the control communicator's turn are held. This is its last use.
         let answer = unsafe { self.library.ncclCommDestroy(handle) };
         nccl::check(self.library, NONE, "ncclCommDestroy", answer)?;
         gone.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Closes a dropped communicator when the graphs that hold its calls are gone: until then they may be launched, and it is watched.
+    /// Closes a dropped communicator once the graphs that hold its calls are gone: until then they may be launched, and
+    /// it is watched.
     fn close_behind_graphs(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let wait = move || {
@@ -362,7 +371,7 @@ impl Inner {
             }
             let deadline = Deadline::after(COMMUNICATOR_DROP_WAIT);
             let doing = format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
-            // A registration may be dropped at the same time, which is a call of its own.
+            // A registration may be dropped at the same time, which is another call.
             let Some(_gate) = lock_within(&inner.gate, deadline.remaining()) else {
                 inner.fail(inner.timeout(doing, deadline.elapsed()), ABORT_WAIT);
                 return;
@@ -380,7 +389,7 @@ impl Inner {
     }
 }
 
-/// Waits, on a thread that nobody waits for.
+/// Waits, on a thread that no other thread waits for.
 fn wait_until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let mut back_off = BackOff::default();
     loop {

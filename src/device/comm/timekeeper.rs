@@ -1,5 +1,5 @@
-//! Deadlines of calls that were made, and the ranks that they wait for in vain. Nothing here calls the driver or NCCL, or waits for a lock that
-//! is held while somebody else does.
+//! Deadlines of calls that were made, and lost ranks that calls wait for. Nothing here calls the driver or NCCL, or
+//! waits for a lock that is held during such a call.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,29 +10,29 @@ use super::state::{Inner, Notice};
 use crate::base::tuning::device::STUCK;
 use crate::error::Error;
 
-/// Something that is waited for.
+/// A wait in progress.
 #[derive(Debug, Clone)]
 struct Wait {
-    /// What, where it is not the last call.
+    /// What is waited for, if not the last call.
     doing: Option<String>,
     since: Instant,
     limit: Duration,
-    /// When it was known last that it had not come to its end.
+    /// When it was last known to be unfinished.
     known: Instant,
 }
 
 impl Wait {
-    /// Whether it has taken too long. What was seen last before its deadline may have ended since: whoever looks gets some time for another look
-    /// before he is taken to be stuck.
+    /// Whether it has taken too long. Work that was unfinished when last queried may have ended since. So the prober
+    /// gets some time for another query before it is considered stuck.
     fn is_overdue(&self, now: Instant) -> bool {
         self.known - self.since > self.limit || now - self.since > self.limit.saturating_add(STUCK)
     }
 }
 
 impl Inner {
-    /// Ends the communicator where something has not come to its end in time, or waits for a rank that is gone.
+    /// Ends the communicator if something has not ended in time, or waits for a rank that is gone.
     pub(in crate::device) fn keep_time(self: &Arc<Self>, now: Instant) {
-        // A launch first: it says best which call it is, also where others have been queued behind it.
+        // A launch first: it identifies its call best, even if others have been queued behind it.
         let waits = [self.launched(now), self.unfinished(now), self.inside_nccl(now)];
         if let Some(error) = waits.into_iter().flatten().find_map(|wait| self.trouble_of(&wait, now))
             && !self.is_ended()
@@ -41,7 +41,8 @@ impl Inner {
         }
     }
 
-    /// The wait for the oldest calls that the device had not done at the last look, or else for those that were never looked at.
+    /// Returns the wait for the oldest calls that the device had not completed when last queried, or else for those
+    /// that were never queried.
     fn unfinished(&self, now: Instant) -> Option<Wait> {
         let unfinished = self.watched.unfinished();
         let behind = self.trackers().iter().find_map(|tracker| tracker.unmarked_behind()).filter(|_| unfinished.is_none());
@@ -51,19 +52,19 @@ impl Inner {
         known.or_else(|| unmarked.map(|since| Wait { doing: None, since, limit: self.limit(), known: since }))
     }
 
-    /// The wait for a thread that has been inside NCCL for a while.
+    /// Returns the wait for a thread that has been inside NCCL for a while.
     fn inside_nccl(&self, now: Instant) -> Option<Wait> {
         self.watched.inside_since(self.last_entry(), now).map(|since| Wait { doing: None, since, limit: self.entry_limit(), known: now })
     }
 
-    /// The wait for a call in a graph that was launched.
+    /// Returns the wait for a call in a launched graph.
     fn launched(&self, now: Instant) -> Option<Wait> {
         let launched = self.graphs.launched(now)?;
         let doing = format!("a launch of a captured graph, in {}", self.call_of(launched.label));
         Some(Wait { doing: Some(doing), since: launched.since, limit: launched.limit, known: now })
     }
 
-    /// Why a wait will not end, where that is known.
+    /// Returns why a wait will not end, if that is known.
     fn trouble_of(&self, wait: &Wait, now: Instant) -> Option<Error> {
         let doing = || wait.doing.clone().unwrap_or_else(|| self.last_call());
         let waited = now - wait.since;
@@ -80,7 +81,7 @@ impl Inner {
         overdue.or_else(|| self.trouble(&doing, waited))
     }
 
-    /// Adds for how long the driver has not said anything, where it is held up.
+    /// Adds how long the driver has not answered, if it is held up.
     fn with_silence(&self, doing: String, wait: &Wait, now: Instant) -> String {
         let silence = now - wait.known;
         if silence < STUCK {
@@ -89,12 +90,12 @@ impl Inner {
         format!("{doing}, and the driver has not answered for {:.1} s (another thread's call holds it up)", silence.as_secs_f64())
     }
 
-    /// After how long a call that the device has not done is warned of; zero for never.
+    /// Sets after how long a call that the device has not completed is warned of; zero means never.
     pub(in crate::device) fn warn_after(&self, after: Duration) {
         self.watched.warn_after(Some(after).filter(|after| !after.is_zero()));
     }
 
-    /// The error of a deadline that has passed, which names who is known not to run.
+    /// Returns the error of a passed deadline, which names the ranks that are known not to run.
     pub(super) fn timeout(&self, doing: String, elapsed: Duration) -> Error {
         let missing = self.liveness_probe.as_ref().map_or_else(Vec::new, |liveness_probe| liveness_probe.standing_still());
         let error = Error::Timeout { doing, elapsed, missing, arrived: Vec::new(), meanwhile: Vec::new() };
@@ -104,7 +105,8 @@ impl Inner {
         }
     }
 
-    /// The error of what has been waiting for so long, where a rank has said that it gives up, or the liveness probe knows one that is gone.
+    /// Returns the error of a wait of this length, if a rank has reported that it gives up, or the liveness probe knows
+    /// one that is gone.
     pub(super) fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         if let Some(Notice::Ended(error)) = self.end_notice.as_ref().and_then(|end_notice| end_notice.read(doing, waited)) {
             return Some(error);
@@ -112,7 +114,7 @@ impl Inner {
         self.liveness_probe.as_ref()?.trouble(doing, waited)
     }
 
-    /// An error of NCCL's about some other rank names that, where it is known which.
+    /// Names the lost rank in NCCL's error about some other rank, if it is known.
     pub(super) fn explained(&self, error: Error) -> Error {
         match &error {
             Error::Nccl { code, doing, .. } if *code == ncclResult_t::ncclRemoteError.0 => {

@@ -1,8 +1,9 @@
 //! The threads that notice calls that do not end, and abort their communicators.
 //!
-//! For each device of the process a *prober* asks the driver and NCCL, where it may be stuck: another thread's free, module or synchronisation
-//! holds the driver's locks while a kernel waits for other ranks. One *timekeeper* asks neither. It goes by what the probers have published
-//! and by what calls write down themselves, so that a deadline passes whatever the driver does.
+//! For each device of the process, a *prober* queries the driver and NCCL. It may get stuck there: another thread's
+//! free, module or synchronisation call holds the driver's locks while a kernel waits for other ranks. One *timekeeper*
+//! queries neither. It relies on what the probers have published and what calls record themselves. So deadlines take
+//! effect, whatever the driver does.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,28 +14,28 @@ use super::state::Inner;
 use crate::base::tuning::device::ROUNDS;
 use crate::device::driver;
 
-/// Who watches.
+/// The task of a watchdog thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Timekeeper,
-    /// Of the device with this number.
+    /// The prober of the device with this number.
     Prober(usize),
 }
 
 #[derive(Debug)]
 struct Watch {
     communicators: Vec<Weak<Inner>>,
-    /// Those that are to be aborted, for which there was no thread.
+    /// Communicators to be aborted, for which no thread could be started.
     aborts: Vec<Arc<Inner>>,
-    /// The threads that there are.
+    /// The tasks of the running threads.
     roles: Vec<Role>,
 }
 
 static WATCH: Mutex<Watch> = Mutex::new(Watch { communicators: Vec::new(), aborts: Vec::new(), roles: Vec::new() });
-/// A communicator came: the next round may be due earlier.
+/// Signals that a communicator was added: the next round may be due earlier.
 static CAME: Condvar = Condvar::new();
 
-/// Has a communicator watched until it ends. The threads are there while any communicator is that they are for.
+/// Watches a communicator until it ends. The threads run as long as there is a communicator for them.
 pub(super) fn watch(communicator: &Arc<Inner>) -> io::Result<()> {
     let mut watch = lock();
     for role in [Role::Timekeeper, Role::Prober(communicator.device.number)] {
@@ -49,7 +50,7 @@ pub(super) fn watch(communicator: &Arc<Inner>) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the timekeeper start an abort in its next rounds; `false` where there is none.
+/// Makes the timekeeper start an abort in its next rounds; returns `false` if there is no timekeeper.
 pub(super) fn abort_later(communicator: &Arc<Inner>) -> bool {
     let mut watch = lock();
     let there = watch.roles.contains(&Role::Timekeeper);
@@ -67,7 +68,7 @@ impl Role {
         }
     }
 
-    /// Goes round until there is no communicator to look after.
+    /// Runs rounds until there is no communicator to look after.
     fn run(self) {
         if self != Self::Timekeeper {
             driver::ignore_captures();
@@ -92,7 +93,7 @@ impl Role {
         }
     }
 
-    /// Looks after each communicator once. How long to rest then.
+    /// Looks after each communicator once. Returns how long to rest afterwards.
     fn round(self, communicators: Vec<Arc<Inner>>) -> Duration {
         let mut rest = ROUNDS.1;
         for communicator in communicators {
@@ -106,7 +107,8 @@ impl Role {
         rest
     }
 
-    /// The communicators to look after, and others that are not to be dropped under the lock. Those that have ended are forgotten.
+    /// Returns the communicators to look after, and others that must not be dropped under the lock. Ended ones are
+    /// forgotten.
     fn upgraded(self, watch: &mut Watch) -> (Vec<Arc<Inner>>, Vec<Arc<Inner>>) {
         let is_mine = |inner: &Arc<Inner>| matches!(self, Self::Timekeeper) || self == Self::Prober(inner.device.number);
         let known: Vec<_> = watch.communicators.iter().filter_map(Weak::upgrade).collect();
@@ -115,19 +117,20 @@ impl Role {
     }
 }
 
-/// Drops a reference. Where it is the last one, another thread does: streams, events and the context go with it, which the driver may hold up.
+/// Drops a reference. If it is the last one, another thread drops it: streams, events and the context go with it, and
+/// the driver may delay that.
 fn let_go(communicator: Arc<Inner>) {
     if let Some(inner) = Arc::into_inner(communicator) {
         let inner = ManuallyDrop::new(inner);
         let drop_it = move || drop(ManuallyDrop::into_inner(inner));
-        // Without a thread it is lost: better that than that all deadlines wait for it.
+        // Without a thread it is leaked: otherwise all deadlines would wait for it.
         if let Err(error) = thread::Builder::new().name("collectives-drop".to_owned()).spawn(drop_it) {
             crate::base::event::error!(%error, "no thread to drop what is left of a communicator: its streams are lost");
         }
     }
 }
 
-/// How many timekeepers there are, and how many probers of a device.
+/// Returns how many timekeepers there are, and how many probers of a device.
 #[cfg(all(test, simgpu))]
 pub(super) fn threads(device: usize) -> (usize, usize) {
     let watch = lock();

@@ -1,41 +1,42 @@
-//! What the prober finds out about a communicator, and the timekeeper goes by: plain values behind locks that nobody holds while he calls the
-//! driver, NCCL or anybody else.
+//! What the prober learns about a communicator and the timekeeper relies on: plain values behind locks. No thread holds
+//! them while it calls the driver, NCCL or others.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::stream_tracker::{Outstanding, Term};
 
-/// The oldest calls that the device had not done at a look.
+/// The oldest calls that the device had not completed when it was queried.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unfinished {
     pub(super) since: Instant,
     pub(super) limit: Duration,
-    /// When that look began: they were not done then.
+    /// When that query began: they were not complete then.
     pub(super) looked: Instant,
 }
 
-/// How far one communicator's calls have come.
+/// The progress of one communicator's calls.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
-    /// Held while streams are looked at, which may take as long as the driver takes.
+    /// Held while streams are queried, which may take as long as the driver takes.
     pub(super) looking: Mutex<()>,
     unfinished: Mutex<Option<Unfinished>>,
-    /// Of the oldest calls that are not done: the number of their time, and since when nothing older has been outstanding.
+    /// The number of the oldest unfinished calls' limit, and since when nothing older has been outstanding.
     head: Mutex<Option<(u64, Instant)>>,
-    /// The entry into NCCL that the timekeeper saw last, and when it saw it first.
+    /// The entry into NCCL that the timekeeper saw last, and when it first saw it.
     entry: Mutex<Option<(u64, Instant)>>,
-    /// How many calls were marked when the timekeeper saw others that were not, and when it saw that first.
+    /// How many calls were marked when the timekeeper saw others that were not, and when it first saw that.
     unmarked: Mutex<Option<(u64, Instant)>>,
-    /// When a call that the device has not done is warned of, and since when the one has been waiting that was; never, where it is not set.
+    /// After how long an unfinished call is warned of (never, if not set), and the start of the wait that was warned of
+    /// last.
     stall: Mutex<(Option<Duration>, Option<Instant>)>,
 }
 
 impl Watched {
-    /// Publishes what a look found.
+    /// Publishes the result of a query.
     ///
-    /// The time of the oldest calls counts from when nothing with another time was outstanding before them: a short one that can only follow a long one
-    /// does not end that.
+    /// The time of the oldest calls counts from when nothing with another limit was outstanding before them. So a short
+    /// limit behind calls with a long one does not cut those off.
     pub(super) fn publish(&self, oldest: Option<Outstanding>, looked: Instant) -> Option<Unfinished> {
         let mut head = lock(&self.head);
         let unfinished = oldest.map(|(Term { number, limit }, since)| {
@@ -55,40 +56,40 @@ impl Watched {
         unfinished
     }
 
-    /// What the last look found.
+    /// Returns the result of the last query.
     pub(super) fn unfinished(&self) -> Option<Unfinished> {
         *lock(&self.unfinished)
     }
 
-    /// Since when calls have been unmarked of which `behind` says what is before them.
+    /// Returns since when calls have been unmarked; `behind` is the number of marked calls before them.
     pub(super) fn unmarked_since(&self, behind: Option<u64>, now: Instant) -> Option<Instant> {
         first_seen(&self.unmarked, behind, now)
     }
 
-    /// Since when one thread has been inside NCCL, at least, where this is the number of its entry.
+    /// Returns since when, at least, one thread has been inside NCCL; `entry` is the number of its entry.
     pub(super) fn inside_since(&self, entry: Option<u64>, now: Instant) -> Option<Instant> {
         first_seen(&self.entry, entry, now)
     }
 
-    /// After how long a call that the device has not done is warned of.
+    /// Sets after how long a call that the device has not completed is warned of.
     pub(super) fn warn_after(&self, after: Option<Duration>) {
         lock(&self.stall).0 = after;
     }
 
-    /// Whether what has been waiting since then, and may take so long, is to be warned of: once.
+    /// Whether to warn now of a wait that began at `since` and may take `limit`. True once for each wait.
     pub(super) fn is_stalled(&self, since: Instant, limit: Duration, waited: Duration) -> bool {
         let mut stall = lock(&self.stall);
         let is_late = stall.0.is_some_and(|after| waited >= after.min(limit / 2));
         is_late && stall.1.replace(since) != Some(since)
     }
 
-    /// Whether a wait is one that is warned of whatever it may take.
+    /// Whether a wait is long enough to be warned of, whatever its limit.
     pub(super) fn is_long(&self, waited: Duration) -> bool {
         lock(&self.stall).0.is_some_and(|after| waited >= after)
     }
 }
 
-/// When a number was seen first, without another one in between.
+/// Returns when a number was first seen, without another one in between.
 fn first_seen(seen: &Mutex<Option<(u64, Instant)>>, number: Option<u64>, now: Instant) -> Option<Instant> {
     let mut seen = lock(seen);
     let since = number.map(|number| seen.filter(|(known, _)| *known == number).map_or((number, now), |known| known));

@@ -1,9 +1,10 @@
-//! Expressions of callers, checked before a compiler sees them: a custom op is safe Rust, so its expression must not reach memory.
+//! Custom expressions, checked before they are compiled: a custom op is safe Rust, so its expression must not access
+//! memory.
 
 use crate::error::Error;
 use crate::error::Result;
 
-/// The longest expression, in bytes, and the deepest nesting of parentheses: far below what a compiler minds.
+/// The longest expression, in bytes, and the deepest nesting of parentheses: far below a compiler's limits.
 const LONGEST: usize = 4096;
 const DEEPEST: usize = 64;
 
@@ -120,14 +121,14 @@ const FUNCTIONS: &[&str] = &[
     "__saturatef",
 ];
 
-/// Words that name arithmetic types, alone or together.
+/// Words that form arithmetic types, alone or together.
 const TYPES: &[&str] = &["bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned"];
 
 /// Operators, longer ones first.
 const OPERATORS: &[&str] =
     &["<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "+", "-", "*", "/", "%", "&", "|", "^", "~", "!", "<", ">", "?", ":", ",", "(", ")"];
 
-/// A piece of an expression.
+/// A token of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token<'a> {
     Number(&'a str),
@@ -143,31 +144,32 @@ impl<'a> Token<'a> {
     }
 }
 
-/// What may come next.
+/// The tokens that may come next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// A value, or something before one.
     Operand,
     /// An operator between two values, or the end.
     Operator,
-    /// The parenthesis that a function's arguments begin with.
+    /// The parenthesis before a function's arguments.
     Arguments,
     /// More words of a type's name, the end of a cast, or the parenthesis of a conversion.
     Type,
 }
 
-/// What a parenthesis that is open belongs to.
+/// The purpose of an open parenthesis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Open {
     Group,
     Arguments,
 }
 
-/// Refuses all but arithmetic on `a` and `b`: numbers, operators, parentheses, casts to arithmetic types, and functions without effects.
+/// Refuses everything except arithmetic on `a` and `b`: numbers, operators, parentheses, casts to arithmetic types, and
+/// functions without effects.
 ///
 /// # Errors
 ///
-/// `InvalidArgument`, with the piece that is refused.
+/// `InvalidArgument`, with the refused token.
 pub(super) fn check(expression: &str) -> Result<()> {
     if expression.len() > LONGEST {
         return Err(refused(expression, &format!("it has {} bytes, and {LONGEST} are allowed", expression.len())));
@@ -193,7 +195,7 @@ fn refused(expression: &str, reason: &str) -> Error {
     Error::argument("CustomOp::with_expression", format!("{shown:?}: {reason}; {allowed}"))
 }
 
-/// The first piece of a text that begins with one; the offending character where it does not.
+/// Returns the first token of a text; the offending character if it does not begin with one.
 fn token(text: &str) -> std::result::Result<Token<'_>, &str> {
     let bytes = text.as_bytes();
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
@@ -213,7 +215,7 @@ fn token(text: &str) -> std::result::Result<Token<'_>, &str> {
     Err(&text[..length])
 }
 
-/// How far what begins like a number goes, as a preprocessor reads it.
+/// Returns the length of text that begins like a number, as a preprocessor reads it.
 fn number_len(bytes: &[u8]) -> usize {
     let mut length = 1;
     while let Some(byte) = bytes.get(length) {
@@ -238,19 +240,19 @@ fn is_number(text: &str) -> bool {
     if end != 0 && is_suffix(&lower[end..]) {
         return true;
     }
-    // A float: digits with a point or an exponent, perhaps an f. What Rust reads as one, C does, too.
+    // A float: digits with a point or an exponent, perhaps an f. C accepts those that Rust accepts.
     let float = lower.strip_suffix('f').unwrap_or(&lower);
     float.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'+' | b'-'))
         && float.contains(['.', 'e'])
         && float.parse::<f64>().is_ok()
 }
 
-/// Follows an expression from left to right.
+/// Checks an expression from left to right.
 #[derive(Debug)]
 struct Checker {
     next: Next,
     open: Vec<Open>,
-    /// How many `?` wait for their `:`, outside and inside of each open parenthesis.
+    /// How many `?` wait for their `:`, outside and inside each open parenthesis.
     conditions: Vec<usize>,
 }
 

@@ -1,7 +1,7 @@
-//! Kernels of the caller: a CUDA C expression, compiled by NVRTC, or a PTX image.
+//! Custom kernels: a CUDA C expression, compiled by NVRTC, or a PTX image.
 //!
-//! Both are loaded when an op is first used, which may take a second, and kept. A graph can be captured only with ops that were used
-//! before.
+//! Both are loaded when an op is first used, which may take a second, and kept. A graph can capture only ops that were
+//! used before.
 
 #![expect(unsafe_code, reason = "the run-time compiler is C")]
 
@@ -21,13 +21,13 @@ use crate::call::op::DeviceCode;
 use crate::error::Error;
 use crate::error::Result;
 
-/// The source around an expression: text to be replaced, and the kernel in it.
+/// The source around an expression: the placeholders, and the kernel's name.
 const TEMPLATE: &str = include_str!("../../../kernels/user.cuh");
 const ELEMENT: &str = "@ELEMENT@";
 const EXPRESSION: &str = "@EXPRESSION@";
 const ENTRY: &str = "fold_user";
 
-/// The caller's kernels on one device.
+/// The custom kernels on one device.
 #[derive(Debug)]
 pub(crate) struct CustomKernels {
     context: Arc<CudaContext>,
@@ -35,28 +35,28 @@ pub(crate) struct CustomKernels {
     loaded: Vec<Loaded>,
 }
 
-/// One that is ready.
+/// A loaded kernel.
 #[derive(Debug)]
 struct Loaded {
     code: DeviceCode,
     element: TypeTag,
     function: Function,
-    /// What the function belongs to.
+    /// The module of the function.
     _module: Module,
 }
 
 impl CustomKernels {
-    /// None yet.
+    /// Creates it without any kernels.
     pub(crate) fn new(gpu: &Gpu) -> Self {
         Self { context: Arc::clone(&gpu.context), capability: gpu.capability, loaded: Vec::new() }
     }
 
-    /// The place of an op's kernel, which is loaded if this is its first use.
+    /// Returns the index of an op's kernel, which is loaded if this is its first use.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for an expression that is none, `Unsupported` where there is no compiler or a graph is being captured, `Config`
-    /// with the compiler's words, `Cuda` where the driver refuses the image.
+    /// `InvalidArgument` for an invalid expression; `Unsupported` if there is no compiler or a graph is being captured;
+    /// `Config` with the compiler's text; `Cuda` if the driver refuses the image.
     pub(crate) fn place(&mut self, code: &DeviceCode, element: TypeTag, stream: &CudaStream) -> Result<usize> {
         if let Some(place) = self.loaded.iter().position(|known| known.element == element && is_same(&known.code, code)) {
             return Ok(place);
@@ -93,18 +93,18 @@ impl CustomKernels {
         self.loaded.retain(|known| known.element != element || !is_same(&known.code, code));
     }
 
-    /// The kernel at a place.
+    /// Returns the kernel at an index.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where there is none.
+    /// `Unsupported` if there is none.
     pub(crate) fn function(&self, place: usize) -> Result<Function> {
         let none = || Error::unsupported("a custom op", format!("there is no kernel number {place}"));
         self.loaded.get(place).map(|loaded| loaded.function).ok_or_else(none)
     }
 }
 
-/// Whether two codes are one. Clones of an op share their text, which spares comparing it.
+/// Whether two codes are the same. Clones of an op share their text, which saves comparing it.
 fn is_same(a: &DeviceCode, b: &DeviceCode) -> bool {
     let same = |a: &Arc<str>, b: &Arc<str>| Arc::ptr_eq(a, b) || a == b;
     match (a, b) {
@@ -114,18 +114,18 @@ fn is_same(a: &DeviceCode, b: &DeviceCode) -> bool {
     }
 }
 
-/// The source of an expression's kernel.
+/// Returns the source of an expression's kernel.
 fn source(expression: &str, dtype: DType) -> Result<String> {
     expression::check(expression)?;
     Ok(TEMPLATE.replace(ELEMENT, dtype.name()).replace(EXPRESSION, expression))
 }
 
-/// PTX that the device can run, by the run-time compiler.
+/// Compiles it to PTX that the device can run, with the run-time compiler.
 fn compile(source: &str, capability: (i32, i32), expression: &str) -> Result<String> {
     if !driver::candidates("nvrtc").any(|name| opens(&name)) {
         return Err(Error::unsupported(format!("the expression {expression:?} on a device"), absent()));
     }
-    // No device gains from a newer target here, and old compilers know these.
+    // No device gains from a newer target here, and old compilers support these.
     let target = match capability {
         (8.., _) => "compute_80",
         (7, 5..) => "compute_75",
@@ -144,13 +144,14 @@ fn compile(source: &str, capability: (i32, i32), expression: &str) -> Result<Str
     Ok(ptx.to_src())
 }
 
-/// Whether there is a library of this name. cudarc would panic where it finds none.
+/// Whether a library of this name can be opened. cudarc would panic if it found none.
 fn opens(name: &str) -> bool {
-    // SAFETY: opening the compiler runs its initialisers, which ask for nothing; that a file of this name is it is trusted, as by cudarc.
+    // SAFETY: opening the compiler runs its initialisers, which have no preconditions; that a file of this name is the
+    // compiler is trusted, as by cudarc.
     unsafe { libloading::Library::new(name) }.is_ok()
 }
 
-/// Why there is no compiler, and what to do.
+/// Returns why there is no compiler, and what to do.
 fn absent() -> String {
     let names: Vec<_> = driver::candidates("nvrtc").filter(|name| !name.contains("64")).collect();
     format!(
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn a_compiler_compiles_or_says_what_is_wrong() {
         let good = compile(&source("fabsf(b) > fabsf(a) ? b : a", DType::F32).unwrap(), (9, 0), "good");
-        // What passes the check may still be nonsense.
+        // Code that passes the check may still be nonsense.
         let bad = compile(&source("max(float)a", DType::F32).unwrap(), (9, 0), "max(float)a");
         // SAFETY: as in `compile`.
         if unsafe { nvrtc::sys::is_culib_present() } {

@@ -1,4 +1,4 @@
-//! Our kernels on one device: the images, loaded once, and how each is launched.
+//! Our kernels on one device: the images, loaded once, and how each kernel is launched.
 
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
@@ -23,10 +23,10 @@ pub(crate) use self::module::{Function, Module};
 #[cfg(test)]
 pub(crate) use self::names::has_fold;
 
-/// Threads in a block, as every kernel expects.
+/// The number of threads in a block, as every kernel expects.
 const BLOCK: u32 = 512;
 
-/// What one thread moves at a time.
+/// The bytes that one thread moves at a time.
 const CHUNK_BYTES: u64 = 16;
 
 /// The kernels of one device.
@@ -39,21 +39,21 @@ pub(crate) struct Kernels {
     fill: Function,
     check: Function,
     most_blocks: u32,
-    /// What the functions above belong to.
+    /// The modules of the functions above.
     _modules: Vec<Module>,
 }
 
-/// The kernels of each context that are in use.
+/// The kernels in use, by context.
 static LOADED: Mutex<Vec<(usize, Weak<Kernels>)>> = Mutex::new(Vec::new());
 
 impl Kernels {
-    /// The kernels on a device: those that another communicator uses there already, or loaded now.
+    /// Returns the kernels on a device: those that another communicator uses there, or newly loaded ones.
     ///
     /// # Errors
     ///
-    /// `Cuda` where the driver refuses an image.
+    /// `Cuda` if the driver refuses an image.
     pub(crate) fn on(gpu: &Gpu) -> Result<Arc<Self>> {
-        // Contexts that are alive have addresses of their own, and kernels hold theirs.
+        // Live contexts have different addresses, and kernels keep theirs alive.
         let context = gpu.context.cu_ctx() as usize;
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|(_, kernels)| kernels.strong_count() != 0);
@@ -94,11 +94,11 @@ impl Kernels {
         Ok(Self { folds, divisions, products, truth, fill, check, most_blocks, _modules: modules })
     }
 
-    /// The fold of an op on a type.
+    /// Returns the fold of an op on a type.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where there is none.
+    /// `Unsupported` if there is none.
     pub(crate) fn fold_of(&self, op: FoldOp, dtype: DType) -> Result<Function> {
         let function = self.folds[op as usize][dtype as usize];
         let lacking = || Error::unsupported(format!("a fold of {dtype} by {}", op.name()), "there is no kernel for it");
@@ -109,8 +109,9 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// `function` is a fold of elements of `element_bytes`, of a module that stays loaded until the stream has passed the call; inputs and
-    /// output are memory of the stream's device for as long, and may be used there at that point of the stream.
+    /// `function` is a fold of elements of `element_bytes`, of a module that remains loaded until the stream has passed
+    /// the call. Until then inputs and output are memory of the stream's device, and may be used there at that point of
+    /// the stream.
     pub(crate) unsafe fn fold(
         &self,
         function: Function,
@@ -138,7 +139,7 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// `data` is `count` elements of this type, memory of the stream's device until the stream has passed the call.
+    /// `data` is `count` elements of this type, in memory of the stream's device, until the stream has passed the call.
     pub(crate) unsafe fn divide(&self, dtype: DType, mut data: u64, mut count: u64, mut divisor: u32, stream: &CudaStream) -> Result<()> {
         let function = self.divisions[dtype as usize];
         let mut parameters = [address(&mut data), address(&mut count), address(&mut divisor)];
@@ -146,11 +147,11 @@ impl Kernels {
         unsafe { self.launch(function, "a division", count * dtype.size_bytes() as u64, stream, &mut parameters) }
     }
 
-    /// Multiplies each element with a scalar, which is rounded to the type first. Source and destination may be the same.
+    /// Multiplies each element by a scalar, which is rounded to the type first. Source and destination may be the same.
     ///
     /// # Safety
     ///
-    /// Both are `count` elements of this type, memory of the stream's device until the stream has passed the call.
+    /// Both are `count` elements of this type, in memory of the stream's device, until the stream has passed the call.
     pub(crate) unsafe fn multiply(
         &self,
         dtype: DType,
@@ -170,18 +171,20 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// `data` is `bytes` bytes, memory of the stream's device until the stream has passed the call.
+    /// `data` is `bytes` bytes of memory of the stream's device until the stream has passed the call.
     pub(crate) unsafe fn make_truths(&self, mut data: u64, mut bytes: u64, stream: &CudaStream) -> Result<()> {
         let mut parameters = [address(&mut data), address(&mut bytes)];
-        // SAFETY: the parameters are those of the kernel, which reads and writes these bytes alone: memory there is the caller's promise.
+        // SAFETY: the parameters are those of the kernel, which reads and writes only these bytes: memory there is the
+        // caller's promise.
         unsafe { self.launch(self.truth, "making truth values", bytes, stream, &mut parameters) }
     }
 
-    /// Fills memory with a pattern again and again, from its `phase`-th byte on.
+    /// Fills memory with a repeated pattern, beginning at its `phase`-th byte.
     ///
     /// # Safety
     ///
-    /// Destination and pattern are as long as said, apart, and memory of the stream's device until the stream has passed the call.
+    /// Destination and pattern have the stated lengths, do not overlap, and are memory of the stream's device until the
+    /// stream has passed the call.
     pub(crate) unsafe fn fill_pattern(
         &self,
         (mut destination, mut bytes): (u64, u64),
@@ -195,12 +198,13 @@ impl Kernels {
         unsafe { self.launch(self.fill, "filling memory", bytes, stream, &mut parameters) }
     }
 
-    /// Adds to the number at `wrong` how many of `count` elements differ from a repeated pattern of elements, from its `phase`-th on.
+    /// Counts how many of `count` elements differ from a repeated pattern, beginning at its `phase`-th element, and
+    /// adds that to the number at `wrong`.
     ///
     /// # Safety
     ///
-    /// Buffer and pattern hold as many elements as said, `wrong` is an aligned 64-bit number, all memory of the stream's device until
-    /// the stream has passed the call.
+    /// Buffer and pattern hold the stated numbers of elements, and `wrong` is an aligned 64-bit number. All are memory
+    /// of the stream's device until the stream has passed the call.
     pub(crate) unsafe fn check_pattern(
         &self,
         (mut buffer, mut count): (u64, u64),
@@ -228,10 +232,12 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// The parameters are those of the kernel, and what they point to may be used there; its module stays loaded until it has run.
+    /// The parameters are those of the kernel, and the memory that they point to may be used there; its module remains
+    /// loaded until it has run.
     unsafe fn launch(&self, function: Function, what: &str, bytes: u64, stream: &CudaStream, parameters: &mut [*mut c_void]) -> Result<()> {
         let blocks = bytes.div_ceil(CHUNK_BYTES * u64::from(BLOCK)).clamp(1, u64::from(self.most_blocks)) as u32;
-        // SAFETY: parameters that are the kernel's, and memory that it may use: this function's contract, which is the same.
+        // SAFETY: the parameters are the kernel's, and it may use their memory: this function's contract, which is the
+        // same.
         unsafe { Self::launch_blocks(function, what, blocks, stream, parameters) }
     }
 
@@ -239,7 +245,8 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// The parameters are those of the kernel, and what they point to may be used there; its module stays loaded until it has run.
+    /// The parameters are those of the kernel, and the memory that they point to may be used there; its module remains
+    /// loaded until it has run.
     unsafe fn launch_blocks(
         function: Function,
         what: &str,
@@ -251,13 +258,14 @@ impl Kernels {
             return Err(Error::unsupported(what, "there is no kernel for it"));
         };
         let stream: CUstream = stream.cu_stream();
-        // SAFETY: the module is loaded, the stream is alive, and the driver copies the parameters; the rest is the caller's promise.
+        // SAFETY: the module is loaded, the stream is alive, and the driver copies the parameters; the rest is the
+        // caller's promise.
         unsafe { result::launch_kernel(handle, (blocks, 1, 1), (BLOCK, 1, 1), 0, stream, parameters) }
             .map_err(|error| cuda_error(format!("launching the kernel of {what}"), error))
     }
 }
 
-/// Where a parameter is.
+/// Returns the address of a parameter.
 fn address<T>(parameter: &mut T) -> *mut c_void {
     std::ptr::from_mut(parameter).cast()
 }
@@ -265,7 +273,7 @@ fn address<T>(parameter: &mut T) -> *mut c_void {
 #[cfg(test)]
 #[cfg(simgpu)]
 mod tests {
-    //! What is loaded, and when, on the simulated GPU.
+    //! Which images are loaded, and when, on the simulated GPU.
 
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -275,7 +283,7 @@ mod tests {
     use super::*;
     use crate::device::driver;
 
-    /// The kernels of a device, and how many images they are of.
+    /// Returns the kernels of a device, and the number of their images.
     fn loaded() -> (Arc<Kernels>, u64) {
         let before = modules();
         let kernels = Kernels::on(&driver::open(0).unwrap()).unwrap();
@@ -286,7 +294,7 @@ mod tests {
         simgpu::counts().modules as u64
     }
 
-    /// The simulation for a test alone.
+    /// Reserves the simulation for one test.
     fn alone() -> simgpu::Alone {
         simgpu::install();
         simgpu::alone()
@@ -300,7 +308,7 @@ mod tests {
         let before = modules();
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                // Another communicator's on the same device are the same.
+                // Another communicator on the same device gets the same kernels.
                 scope.spawn(|| drop(Kernels::on(&driver::open(0).unwrap()).unwrap()));
             }
         });
@@ -314,7 +322,7 @@ mod tests {
     fn an_image_that_is_refused_is_named_and_can_be_loaded_later() {
         let _alone = alone();
         let gpu = driver::open(0).unwrap();
-        // The second time the driver is asked for the words of its compiler.
+        // The second time the driver is called for its compiler's text.
         simgpu::fail_call_of_this_thread("cuModuleLoadData", 1, 200);
         let error = Kernels::on(&gpu).unwrap_err().to_string();
         assert!(error.contains("loading our kernels of the family \"bits\" on device 0"), "{error}");

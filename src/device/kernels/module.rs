@@ -15,7 +15,7 @@ use crate::device::driver::{Gpu, bind, cuda_error, has};
 use crate::error::Error;
 use crate::error::Result;
 
-/// How much of the driver's words about an image is kept.
+/// How much of the driver's text about an image is kept, in bytes.
 const LOG_BYTES: usize = 4096;
 
 /// An image that the driver has compiled for a device.
@@ -25,25 +25,26 @@ pub(crate) struct Module {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: the driver's calls on a module may come from any thread in which its context is bound, which we do before each.
+// SAFETY: calls of the driver on a module may come from any thread with its context bound, which we do before each.
 unsafe impl Send for Module {}
-// SAFETY: a shared reference looks functions up, which the driver takes from several threads at once: it locks for itself.
+// SAFETY: a shared reference looks functions up, which the driver permits from several threads at once: it locks
+// itself.
 unsafe impl Sync for Module {}
 
 /// A kernel of a loaded module; valid while the module is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Function(CUfunction);
 
-// SAFETY: a handle, which the driver takes from any thread.
+// SAFETY: a handle, which the driver accepts from any thread.
 unsafe impl Send for Function {}
-// SAFETY: a shared reference gives nothing but the handle away.
+// SAFETY: a shared reference exposes only the handle.
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// No kernel.
+    /// Stands for no kernel.
     pub(super) const NONE: Function = Function(null_mut());
 
-    /// The driver's handle; `None` where there is no kernel.
+    /// Returns the driver's handle; `None` if there is no kernel.
     pub(super) fn handle(self) -> Option<CUfunction> {
         (!self.0.is_null()).then_some(self.0)
     }
@@ -54,29 +55,30 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// `Cuda` where the driver refuses it, with the words of its compiler.
+    /// `Cuda` if the driver refuses it, with the text of its compiler.
     pub(crate) fn load(context: &Arc<CudaContext>, image: &CStr, what: &str) -> Result<Self> {
         let doing = || format!("loading {what} on device {}", context.ordinal());
         bind(context).map_err(|error| cuda_error(doing(), error))?;
-        // SAFETY: the image ends with a NUL, and the driver copies it. What is in it is ours, or trusted by the caller's contract.
+        // SAFETY: the image ends with a NUL, and the driver copies it. Its contents are ours, or trusted by the
+        // caller's contract.
         let module = unsafe { module::load_data(image.as_ptr().cast()) };
         let module = module.map_err(|error| refused(doing(), error, image))?;
         Ok(Self { module, context: Arc::clone(context) })
     }
 
-    /// A kernel by its name, ready to run.
+    /// Returns a kernel by its name, ready to run.
     ///
     /// # Errors
     ///
-    /// `Cuda` where there is none of this name.
+    /// `Cuda` if there is none of this name.
     pub(crate) fn function(&self, name: &str) -> Result<Function> {
         let doing = || format!("looking up the kernel {name:?}");
         bind(&self.context).map_err(|error| cuda_error(doing(), error))?;
         let c_name = CString::new(name).map_err(|_| Error::config(format!("kernel {name:?}"), "a name has no NUL in it"))?;
         // SAFETY: the module is loaded until `self` is dropped, and the name ends with a NUL.
         let function = unsafe { module::get_function(self.module, c_name) }.map_err(|error| cuda_error(doing(), error))?;
-        // The driver may put off loading to the first launch, which could then wait for a kernel that waits for us; asked for an
-        // attribute, it loads now.
+        // The driver may postpone loading to the first launch, which could then wait for a kernel that waits for us. A
+        // query for an attribute makes it load now.
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
         // SAFETY: the function is one of the module's.
         unsafe { function::get_function_attribute(function, attribute) }.map_err(|error| cuda_error(doing(), error))?;
@@ -86,14 +88,14 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded by `load`, and unloaded here alone. Whoever launches a function of it holds it until the kernel has run, or leaks it
-        // where that is not known (`DeviceBackend::drop`). Errors are those of kernels that ran before, and have been reported where they were
-        // waited for.
+        // SAFETY: loaded by `load`, and unloaded only here. The code that launches a function of it holds it until the
+        // kernel has run, or leaks it if that is unknown (`DeviceBackend::drop`). Errors are those of kernels that ran
+        // before, and were reported where they were waited for.
         let _ = bind(&self.context).and_then(|()| unsafe { module::unload(self.module) });
     }
 }
 
-/// The driver's refusal of an image, with its compiler's words, for which it is asked a second time.
+/// Returns the driver's refusal of an image, with its compiler's text, for which the driver is called a second time.
 fn refused(doing: String, error: DriverError, image: &CStr) -> Error {
     let mut failure = cuda_error(doing, error);
     if let (Error::Cuda { text, .. }, Some(log)) = (&mut failure, compiler_log(image)) {
@@ -103,7 +105,7 @@ fn refused(doing: String, error: DriverError, image: &CStr) -> Error {
     failure
 }
 
-/// What the driver's compiler says against an image, if anything.
+/// Returns what the driver's compiler reports about an image, if anything.
 fn compiler_log(image: &CStr) -> Option<String> {
     if !has("cuModuleLoadDataEx") {
         return None;
@@ -112,12 +114,13 @@ fn compiler_log(image: &CStr) -> Option<String> {
     let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
     let mut module = null_mut();
-    // SAFETY: the image ends with a NUL; each option has its value: a buffer, and its size, which is passed as a pointer's bits.
+    // SAFETY: the image ends with a NUL; each option has its value: a buffer, and its size, which is passed as a
+    // pointer's bits.
     let result = unsafe {
         sys::cuModuleLoadDataEx(&mut module, image.as_ptr().cast(), options.len() as c_uint, options.as_mut_ptr(), values.as_mut_ptr())
     };
     if result.result().is_ok() {
-        // SAFETY: loaded this time, and used by nobody.
+        // SAFETY: loaded this time, and not used.
         let _ = unsafe { module::unload(module) };
     }
     let text = CStr::from_bytes_until_nul(&log).ok()?.to_string_lossy().trim().to_owned();

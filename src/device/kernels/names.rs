@@ -1,12 +1,12 @@
-//! What our kernels are called and what they take, by family: an image each.
+//! The names and parameters of our kernels, by family: one image each.
 
 use crate::call::element::DType;
 use crate::device::plan::FoldOp;
 
-/// How many types there are.
+/// The number of element types.
 pub(super) const TYPES: usize = DType::ALL.len();
 
-/// The images of one family: for devices from 7.0 and from 8.0 on. The driver wants a NUL at the end.
+/// The images of one family: for devices from 7.0 and from 8.0 on. The driver requires a NUL at the end.
 #[derive(Debug)]
 pub(super) struct Family {
     pub(super) name: &'static str,
@@ -24,11 +24,11 @@ macro_rules! family {
     };
 }
 
-/// What a backend loads.
+/// The families that a backend loads.
 pub(super) static FAMILIES: [Family; 5] = [family!("bits"), family!("average"), family!("sum"), family!("premul"), family!("check")];
 
 impl Family {
-    /// The image for a device.
+    /// Returns the image for a device.
     pub(super) fn image(&self, capability: (i32, i32)) -> &'static str {
         if capability >= (8, 0) { self.sm80 } else { self.sm70 }
     }
@@ -50,7 +50,7 @@ pub(crate) fn has_fold(op: FoldOp, dtype: DType) -> bool {
     }
 }
 
-/// The family and name of a fold. Bitwise ops work on bytes, whatever the type.
+/// Returns the family and name of a fold. Bitwise ops work on bytes, whatever the type.
 pub(super) fn fold(op: FoldOp, dtype: DType) -> (&'static str, String) {
     match op {
         FoldOp::And | FoldOp::Or | FoldOp::Xor => ("bits", format!("fold_{}_b8", op.name())),
@@ -59,17 +59,17 @@ pub(super) fn fold(op: FoldOp, dtype: DType) -> (&'static str, String) {
     }
 }
 
-/// The family and name of what makes truth values of bytes.
+/// Returns the family and name of the kernel that turns bytes into truth values.
 pub(super) fn truth() -> (&'static str, String) {
     ("bits", "truth_b8".to_owned())
 }
 
-/// The family and name of the division that ends a mean.
+/// Returns the family and name of the division that ends a mean.
 pub(super) fn divide(dtype: DType) -> (&'static str, String) {
     ("average", format!("scale_{dtype}"))
 }
 
-/// The family and name of the multiplication that comes before a `PreMulSum`.
+/// Returns the family and name of the multiplication that begins a `PreMulSum`.
 pub(super) fn multiply(dtype: DType) -> (&'static str, String) {
     ("premul", format!("premul_{dtype}"))
 }
@@ -87,7 +87,7 @@ mod tests {
     const FILL: &[&str] = &["u64", "u64", "u64", "u64", "u64"];
     const CHECK: &[&str] = &["u64", "u64", "u32", "u64", "u64", "u64", "u64"];
 
-    /// Every entry that we look up, with its family and parameters.
+    /// Returns every entry that we look up, with its family and parameters.
     fn expected() -> Vec<(&'static str, String, &'static [&'static str])> {
         let mut entries: Vec<(&'static str, String, &'static [&'static str])> = Vec::new();
         for op in FoldOp::ALL {
@@ -106,7 +106,7 @@ mod tests {
         entries
     }
 
-    /// The entries of an image and the types of their parameters.
+    /// Returns the entries of an image and the types of their parameters.
     fn entries(image: &str) -> Vec<(String, Vec<String>)> {
         let parts = image.split(".visible .entry ").skip(1);
         parts

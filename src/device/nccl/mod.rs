@@ -1,4 +1,4 @@
-//! The only caller of nccl-sys: one function a call, errors with names.
+//! The only caller of nccl-sys: one function per call, errors with names.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -20,16 +20,16 @@ use crate::error::Error;
 
 pub(crate) use self::raw::Raw;
 
-/// The oldest NCCL that is used. `comm/` needs a child that shares its parent's abort flags and outlives its parent's abort: 2.18 hangs in aborts
-/// beside other threads; 2.19.1 and 2.19.3 detach a thread in an abort that takes long, and free what it uses; 2.20.3 does not always connect
-/// children.
+/// The oldest NCCL that is used. `comm/` needs a child that shares its parent's abort flags and outlives its parent's
+/// abort. 2.18 hangs in aborts beside other threads. 2.19.1 and 2.19.3 detach a thread in a slow abort, and free what
+/// it uses. 2.20.3 does not always connect children.
 const OLDEST: Version = Version::new(2, 20, 5);
 
-/// NCCL: the file named, or one that is already in the process or where the system's loader finds it.
+/// Returns NCCL: the named file, or one that is already in the process or where the system's loader finds it.
 pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library, String> {
     let library = match explicit {
         None => Library::open(),
-        // SAFETY: whoever made the value vouches for the file: it is an NCCL.
+        // SAFETY: the creator of the value vouches that the file is an NCCL.
         Some(file) => unsafe { Library::open_file(file.path()) },
     };
     let library = library.map_err(|error| error.to_string())?;
@@ -43,10 +43,11 @@ fn judge(found: Version, path: &str) -> Result<(), String> {
     if found < OLDEST { Err(refusal()) } else { Ok(()) }
 }
 
-/// The key that this process's NCCL encrypts with, in the form that it was given in, which it may go on reading.
+/// The key with which this process's NCCL encrypts, in the form in which it was given. NCCL may continue to read it.
 static ENCRYPTION: Mutex<Option<CString>> = Mutex::new(None);
 
-/// Has NCCL encrypt what it sends over TCP, from now on and in the whole process, with a key of the job's secret; why it cannot, else.
+/// Makes NCCL encrypt what it sends over TCP, in the whole process from now on, with a key of the job's secret. The
+/// error states why it cannot.
 pub(crate) fn encrypt(library: &Library, secret: &Secret) -> Result<(), String> {
     let digits: String = authentication::nccl_key(secret).iter().map(|byte| format!("{byte:02x}")).collect();
     let key = CString::new(digits).map_err(|_| "a key with a zero in it".to_owned())?;
@@ -58,8 +59,8 @@ pub(crate) fn encrypt(library: &Library, secret: &Secret) -> Result<(), String> 
     }
     let mode = nccl_sys::ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_PSK.0 as c_int;
     let config = nccl_sys::ncclEncryptionConfig_t { mode, psk: key.as_ptr(), ..nccl_sys::ncclEncryptionConfig_t::new() };
-    // SAFETY: the configuration is in the form of the header that it was generated from, which it names, and lives through the call; the key ends
-    // in a zero, and lives as long as the process once the call has gone well.
+    // SAFETY: the configuration has the form of the header that it was generated from, which it names, and lives
+    // through the call. The key ends in a zero, and lives as long as the process once the call has succeeded.
     let answer = unsafe { library.ncclSetEncryption(&config) };
     if let Err(refusal) = check(library, nccl_sys::NCCL_COMM_NULL, "ncclSetEncryption", answer) {
         let error = refusal.into_error("having NCCL encrypt its connections".to_owned());
@@ -69,7 +70,7 @@ pub(crate) fn encrypt(library: &Library, secret: &Secret) -> Result<(), String> 
     Ok(())
 }
 
-/// Why a call was not made: which one, and whose refusal it is.
+/// The refusal of a call: its name, and the reason.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     call: &'static str,
@@ -80,24 +81,24 @@ pub(crate) struct Refusal {
 
 #[derive(Debug)]
 enum Reason {
-    /// NCCL's code, with the last text that it wrote, which may be about something older.
+    /// NCCL's code, with the last text that it wrote, which may be about an older error.
     Code(ncclResult_t, String),
     Missing(MissingSymbol),
     Driver(DriverError),
 }
 
 impl Refusal {
-    /// The driver refused a call, as `cuLaunchKernel`.
+    /// Creates the refusal of a driver call, such as `cuLaunchKernel`.
     pub(crate) fn driver(call: &'static str, error: DriverError) -> Self {
         Self { call, reason: Reason::Driver(error), grouped: false }
     }
 
-    /// The same, of a call that was one of a group.
+    /// Returns the same refusal, for a call that was one of a group.
     pub(in crate::device) fn in_group(self) -> Self {
         Self { grouped: true, ..self }
     }
 
-    /// Whether the communicator is as good as before.
+    /// Whether the communicator remains usable.
     pub(crate) fn is_harmless(&self) -> bool {
         match &self.reason {
             _ if self.grouped => false,
@@ -107,7 +108,7 @@ impl Refusal {
         }
     }
 
-    /// The error of a caller who was `doing` something.
+    /// Returns the error of a caller who was `doing` something.
     pub(crate) fn into_error(self, doing: String) -> Error {
         let call = self.call;
         match self.reason {
@@ -118,7 +119,7 @@ impl Refusal {
     }
 }
 
-/// What NCCL answered: `Ok(true)` where the call is still in progress.
+/// Checks NCCL's answer. Returns `Ok(true)` if the call is still in progress.
 pub(crate) fn check(
     library: &Library,
     handle: ncclComm_t,
@@ -133,18 +134,18 @@ pub(crate) fn check(
     }
 }
 
-/// The refusal that goes with a code.
+/// Returns the refusal for a code.
 #[cold]
 pub(crate) fn refused(library: &Library, handle: ncclComm_t, call: &'static str, code: ncclResult_t) -> Refusal {
     Refusal { call, reason: Reason::Code(code, last_error(library, handle, code)), grouped: false }
 }
 
-/// NCCL's words: the general ones of the code, and the last text it wrote, where there is one.
+/// Returns NCCL's texts: the general one of the code, and the last one it wrote, if any.
 fn last_error(library: &Library, handle: ncclComm_t, code: ncclResult_t) -> String {
-    // SAFETY: any code may be asked for; the string is the library's own and is never freed.
+    // SAFETY: any code may be passed; the string is the library's own and is never freed.
     let general = unsafe { library.ncclGetErrorString(code) }.ok();
-    // SAFETY: the handle is that of a live communicator or null, both of which may be asked; the buffer is the library's own and is copied
-    // at once. Another thread may write to it meanwhile, but not past its final zero.
+    // SAFETY: the handle is that of a live communicator or null, which are both allowed; the buffer is the library's
+    // own and is copied at once. Another thread may write to it meanwhile, but not past its final zero.
     let last = unsafe { library.ncclGetLastError(handle) }.ok();
     let mut text = String::new();
     for pointer in [general, last].into_iter().flatten().filter(|pointer| !pointer.is_null()) {
@@ -159,7 +160,7 @@ fn last_error(library: &Library, handle: ncclComm_t, code: ncclResult_t) -> Stri
     if text.is_empty() { "no words".to_owned() } else { text }
 }
 
-/// The name of a code in `nccl.h`.
+/// Returns the name of a code in `nccl.h`.
 pub(crate) fn code_name(code: ncclResult_t) -> &'static str {
     match code {
         ncclResult_t::ncclSuccess => "ncclSuccess",
@@ -175,7 +176,7 @@ pub(crate) fn code_name(code: ncclResult_t) -> &'static str {
     }
 }
 
-/// NCCL's number for an element type; `None` where this release has none.
+/// Returns NCCL's number for an element type; `None` if this release has none.
 pub(crate) fn data_type(dtype: DType, version: Version) -> Option<ncclDataType_t> {
     let float8 = |code| (version >= Version::new(2, 24, 3)).then_some(code);
     match dtype {
@@ -195,7 +196,7 @@ pub(crate) fn data_type(dtype: DType, version: Version) -> Option<ncclDataType_t
     }
 }
 
-/// A new id, which is good for one communicator.
+/// Creates a new id, which is valid for one communicator.
 pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId, Refusal> {
     let mut id = ncclUniqueId { internal: [0; nccl_sys::NCCL_UNIQUE_ID_BYTES] };
     // SAFETY: the id is a variable of ours.
@@ -204,12 +205,12 @@ pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId, Refus
     Ok(id)
 }
 
-/// What a communicator of NCCL's is for; see `comm/`.
+/// The purpose of an NCCL communicator; see `comm/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Making and ending others: it does not block, and children share its abort flags.
+    /// Making and ending others. It does not block, and children share its abort flags.
     Control,
-    /// Calls: it blocks, and has no children.
+    /// Calls. It blocks, and has no children.
     Data,
 }
 
@@ -217,7 +218,7 @@ pub(crate) enum Purpose {
 #[derive(Debug)]
 pub(crate) struct RawConfig {
     pub(crate) config: ncclConfig_t,
-    /// What it points to, which must live for as long as the communicator.
+    /// The strings that it points to, which must live as long as the communicator.
     pub(crate) strings: [Option<CString>; 2],
 }
 
@@ -252,7 +253,7 @@ impl RawConfig {
     }
 }
 
-/// Refuses what NCCL would refuse without words, and what cannot be had.
+/// Refuses what NCCL would refuse without an explanation, and what is not supported.
 fn check_config(config: &NcclConfig) -> Result<(), Error> {
     match (config.min_ctas, config.max_ctas) {
         (Some(least), None) => {
@@ -273,8 +274,8 @@ fn check_config(config: &NcclConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses an environment that overrides what the two communicators behind each one are told. NCCL reads it once, and puts what its files say
-/// (`nccl.conf`) there, too.
+/// Refuses an environment that overrides the settings of the two communicators behind each one. NCCL reads it once, and
+/// also puts the settings of its files (`nccl.conf`) there.
 pub(crate) fn check_environment() -> Result<(), Error> {
     match NcclEnvironment::read().overrides {
         Some(setting) => {
@@ -320,7 +321,7 @@ fn usage_code(usage: GraphUsage) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    //! What can be said of NCCL without having it.
+    //! Tests that need no NCCL.
 
     use nccl_sys::{NCCL_CONFIG_UNDEF_INT, Version, ncclDataType_t, ncclResult_t};
 
@@ -408,7 +409,8 @@ mod tests {
         assert_eq!(scalar_bytes(2.0, DType::I32), None);
     }
 
-    /// The magnitudes of a 16-bit float type, from zero on, by their patterns; what comes after the largest finite one stands for infinity.
+    /// The magnitudes of a 16-bit float type, from zero on, by bit pattern. The one after the largest finite one stands
+    /// for infinity.
     fn ladder(mantissa_bits: u32, bias: i32) -> Vec<f64> {
         let worth = |pattern: u32| {
             let (exponent, mantissa) = (pattern >> mantissa_bits, pattern & ((1 << mantissa_bits) - 1));
@@ -425,7 +427,7 @@ mod tests {
             let mut scaled = Vec::new();
             for (pattern, pair) in ladder.windows(2).enumerate() {
                 let (low, high) = (pattern as u16, pattern as u16 + 1);
-                // Exact: two neighbours have a bit less between them than an f64 can tell.
+                // Exact: the midpoint of two neighbours needs one more bit than they do, and an f64 has it.
                 let tie = (pair[0] + pair[1]) / 2.0;
                 let even = if low % 2 == 0 { low } else { high };
                 for (scalar, expected) in [(pair[0], low), (tie.next_down(), low), (tie, even), (tie.next_up(), high), (pair[1], high)] {

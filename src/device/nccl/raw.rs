@@ -15,11 +15,11 @@ use nccl_sys::{
 use super::{Reason, Refusal, check, data_type};
 use crate::call::element::{DType, F8E4M3, F8E5M2};
 
-/// A communicator into which this thread may call now: nobody else does, its handle is valid, and its context is current. It blocks: what is
-/// called, outside of a group, is on its stream when the call returns.
+/// A communicator that this thread may call now: no other thread does, its handle is valid, and its context is current.
+/// It blocks: outside of a group, a call is on its stream when it returns.
 ///
-/// Methods that take addresses are unsafe: these are of device memory of this communicator's device, long enough for the count, and stay so
-/// until the stream has done the work; the stream is of the same context.
+/// Methods that take addresses are unsafe. The addresses are device memory of this communicator's device, long enough
+/// for the count, until the stream has completed the work. The stream is of the same context.
 pub(crate) struct Raw<'a> {
     pub(crate) library: &'static Library,
     pub(crate) handle: ncclComm_t,
@@ -32,13 +32,13 @@ impl Raw<'_> {
         Self { library, handle, in_progress: Cell::new(false), lent: PhantomData }
     }
 
-    /// Refuses what a communicator that blocks does not say: that something goes on in the background.
+    /// Fails if a call went on in the background, which a communicator that blocks never does.
     #[inline]
     pub(in crate::device) fn check_done(&self) -> Result<(), Refusal> {
         if self.in_progress.get() { Err(not_blocking()) } else { Ok(()) }
     }
 
-    /// The release of the library.
+    /// Returns the release of the library.
     pub(crate) fn version(&self) -> Version {
         self.library.version()
     }
@@ -51,20 +51,21 @@ impl Raw<'_> {
         Ok(())
     }
 
-    /// Opens a group: what follows is launched together by [`Raw::group_end`].
+    /// Opens a group: the calls that follow are launched together by [`Raw::group_end`].
     pub(in crate::device) fn group_start(&self) -> Result<(), Refusal> {
-        // SAFETY: the function asks for nothing; whoever opens a group here also ends it.
+        // SAFETY: the function has no preconditions; each caller here that opens a group also ends it.
         self.done("ncclGroupStart", unsafe { self.library.ncclGroupStart() })
     }
 
-    /// Ends the group and launches what is in it.
+    /// Ends the group and launches its calls.
     pub(in crate::device) fn group_end(&self) -> Result<(), Refusal> {
-        // SAFETY: the function asks for nothing beyond what the calls in the group asked for.
+        // SAFETY: the function requires nothing beyond what the calls in the group required.
         self.done("ncclGroupEnd", unsafe { self.library.ncclGroupEnd() })
     }
 
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn all_reduce(
         &self,
@@ -75,13 +76,15 @@ impl Raw<'_> {
         op: ncclRedOp_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer = unsafe { self.library.ncclAllReduce(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
         self.done("ncclAllReduce", answer)
     }
 
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[expect(clippy::too_many_arguments, reason = "as many as NCCL's function has")]
     #[inline]
     pub(crate) unsafe fn reduce(
@@ -94,14 +97,16 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer =
             unsafe { self.library.ncclReduce(source(send), target(receive), count, dtype, op, number(root), self.handle, queue(stream)) };
         self.done("ncclReduce", answer)
     }
 
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn broadcast(
         &self,
@@ -112,16 +117,18 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer =
             unsafe { self.library.ncclBroadcast(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclBroadcast", answer)
     }
 
-    /// `count` elements from each rank.
+    /// Gathers `count` elements from each rank.
     ///
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn all_gather(
         &self,
@@ -131,15 +138,17 @@ impl Raw<'_> {
         dtype: ncclDataType_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer = unsafe { self.library.ncclAllGather(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
         self.done("ncclAllGather", answer)
     }
 
-    /// `count` elements to each rank.
+    /// Reduces, and scatters `count` elements to each rank.
     ///
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn reduce_scatter(
         &self,
@@ -150,13 +159,15 @@ impl Raw<'_> {
         op: ncclRedOp_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer = unsafe { self.library.ncclReduceScatter(source(send), target(receive), count, dtype, op, self.handle, queue(stream)) };
         self.done("ncclReduceScatter", answer)
     }
 
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn send(
         &self,
@@ -166,13 +177,15 @@ impl Raw<'_> {
         peer: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer = unsafe { self.library.ncclSend(source(address), count, dtype, number(peer), self.handle, queue(stream)) };
         self.done("ncclSend", answer)
     }
 
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn recv(
         &self,
@@ -182,15 +195,17 @@ impl Raw<'_> {
         peer: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer = unsafe { self.library.ncclRecv(target(address), count, dtype, number(peer), self.handle, queue(stream)) };
         self.done("ncclRecv", answer)
     }
 
-    /// `count` elements from each rank to each rank. NCCL 2.28.3.
+    /// Sends `count` elements from each rank to each rank. Needs NCCL 2.28.3.
     ///
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn all_to_all(
         &self,
@@ -200,15 +215,17 @@ impl Raw<'_> {
         dtype: ncclDataType_t,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer = unsafe { self.library.ncclAlltoAll(source(send), target(receive), count, dtype, self.handle, queue(stream)) };
         self.done("ncclAlltoAll", answer)
     }
 
-    /// `count` elements from each rank. NCCL 2.28.3.
+    /// Gathers `count` elements from each rank. Needs NCCL 2.28.3.
     ///
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn gather(
         &self,
@@ -219,16 +236,18 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer =
             unsafe { self.library.ncclGather(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclGather", answer)
     }
 
-    /// `count` elements to each rank. NCCL 2.28.3.
+    /// Scatters `count` elements to each rank. Needs NCCL 2.28.3.
     ///
     /// # Safety
-    /// Addresses are memory of this communicator's device, as long as the count says, and stream is one of its context, until that has done the work.
+    /// The addresses are memory of this communicator's device, long enough for `count`, until the stream has completed
+    /// the work. The stream is one of its context.
     #[inline]
     pub(crate) unsafe fn scatter(
         &self,
@@ -239,14 +258,15 @@ impl Raw<'_> {
         root: usize,
         stream: CUstream,
     ) -> Result<(), Refusal> {
-        // SAFETY: the handle is valid and this thread alone inside as long as a `Raw` is lent; memory and stream are this function's contract.
+        // SAFETY: while a `Raw` is lent, the handle is valid and only this thread is inside. Memory and stream: this
+        // function's contract.
         let answer =
             unsafe { self.library.ncclScatter(source(send), target(receive), count, dtype, number(root), self.handle, queue(stream)) };
         self.done("ncclScatter", answer)
     }
 
-    /// An op of this communicator that multiplies this rank's elements by a scalar, rounded to their type, and sums. Floats only. It may
-    /// be destroyed as soon as the calls that use it have been made.
+    /// Creates an op of this communicator that multiplies this rank's elements by a scalar, rounded to their type, and
+    /// sums. Floats only. It may be destroyed as soon as the calls that use it have been made.
     pub(crate) fn pre_mul_sum(&self, scalar: f64, dtype: DType) -> Result<ncclRedOp_t, Refusal> {
         const CALL: &str = "ncclRedOpCreatePreMulSum";
         let invalid = || Refusal {
@@ -257,15 +277,17 @@ impl Raw<'_> {
         let (mut bytes, code) = scalar_bytes(scalar, dtype).zip(data_type(dtype, self.version())).ok_or_else(invalid)?;
         let mut op = ncclRedOp_t::ncclNumOps;
         let host = ncclScalarResidence_t::ncclScalarHostImmediate;
-        // SAFETY: the scalar is a variable of ours with as many bytes as its type has, which the call reads before it returns.
+        // SAFETY: the scalar is a variable of ours with as many bytes as its type has; the call reads it before it
+        // returns.
         let answer = unsafe { self.library.ncclRedOpCreatePreMulSum(&mut op, bytes.as_mut_ptr().cast(), code, host, self.handle) };
         self.done(CALL, answer)?;
         Ok(op)
     }
 
-    /// Destroys an op that [`Raw::pre_mul_sum`] made.
+    /// Destroys an op that [`Raw::pre_mul_sum`] created.
     pub(crate) fn destroy_op(&self, op: ncclRedOp_t) -> Result<(), Refusal> {
-        // SAFETY: the handle is alive as long as a `Raw` is lent, and NCCL refuses a number that is no op of this communicator's.
+        // SAFETY: the handle is alive while a `Raw` is lent, and NCCL refuses a number that is not an op of this
+        // communicator.
         self.done("ncclRedOpDestroy", unsafe { self.library.ncclRedOpDestroy(op, self.handle) })
     }
 }
@@ -289,15 +311,15 @@ fn queue(stream: CUstream) -> cudaStream_t {
     stream.cast()
 }
 
-/// A rank in C's way; one that is out of range becomes negative, which NCCL refuses.
+/// Converts a rank to C's type. One that is out of range becomes negative, which NCCL refuses.
 fn number(rank: usize) -> c_int {
     c_int::try_from(rank).unwrap_or(-1)
 }
 
-/// The bytes of a scalar that has been rounded to a float type, once; `None` for other types.
+/// Returns the bytes of a scalar, rounded once to a float type; `None` for other types.
 pub(super) fn scalar_bytes(scalar: f64, dtype: DType) -> Option<[u8; 8]> {
     let (scalar, mut bytes) = (dtype.nearest(scalar), [0; 8]);
-    // What follows is exact.
+    // The conversions below are exact.
     match dtype {
         DType::F32 => bytes[..4].copy_from_slice(&(scalar as f32).to_ne_bytes()),
         DType::F64 => bytes = scalar.to_ne_bytes(),

@@ -1,4 +1,4 @@
-//! How a reduction is done: NCCL's own, or one of our kernels between two exchanges.
+//! The algorithm of a reduction: NCCL's own, or one of our kernels between two exchanges.
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ use crate::error::Result;
 const FLOAT8_VERSION: Version = Version::new(2, 24, 3);
 const FLOAT8_CAPABILITY: (i32, i32) = (9, 0);
 
-/// What the choice depends on. The same on every rank, so that all take the same one.
+/// The inputs of the choice. They are the same on every rank, so that all choose alike.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capabilities {
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(crate) ranks: usize,
     /// The loaded NCCL.
     pub(crate) nccl: Version,
@@ -24,7 +24,8 @@ pub(crate) struct Capabilities {
     pub(crate) capability: (i32, i32),
     /// Whether everything is folded in rank order.
     pub(crate) reproducible: bool,
-    /// The bytes from which NCCL's sum is so much faster than its mean that a division of ours pays; `None` where it is not.
+    /// The bytes from which NCCL's sum is so much faster than its mean that our own division pays; `None` if it never
+    /// is.
     pub(crate) divides_from: Option<usize>,
 }
 
@@ -57,7 +58,7 @@ impl FoldOp {
     pub(crate) const ALL: [FoldOp; 8] =
         [FoldOp::Sum, FoldOp::Prod, FoldOp::Min, FoldOp::Max, FoldOp::Avg, FoldOp::And, FoldOp::Or, FoldOp::Xor];
 
-    /// As kernels are named.
+    /// Returns its name, as in kernels' names.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             FoldOp::Sum => "sum",
@@ -77,7 +78,7 @@ impl FoldOp {
     }
 }
 
-/// How one reduction goes. For `n` ranks:
+/// The algorithm of one reduction. For `n` ranks:
 ///
 /// | op | types | algorithm |
 /// | --- | --- | --- |
@@ -88,31 +89,34 @@ impl FoldOp {
 /// | Prod, Min, BitAnd | bool | NCCL's Min of bytes |
 /// | BitAnd, BitOr, BitXor | integers, and BitXor of bool | our fold |
 /// | Avg | 8-, 32- and 64-bit integers | NCCL: it sums and divides exactly |
-/// | | f32, f64, f16, bf16 where `n` is a power of two | NCCL: it multiplies by 1/n first, which is exact but for subnormal results |
-/// | | f32, bf16 where `n` is a power of two, of large calls through the NVLink switch | NCCL's Sum, then our division: the switch adds only |
+/// | | f32, f64, f16, bf16 if `n` is a power of two | NCCL: it multiplies by 1/n first, which is exact except for subnormal results |
+/// | | f32, bf16 if `n` is a power of two, of large calls through the NVLink switch | NCCL's Sum, then our division: the switch only adds |
 /// | | f32, f64 otherwise | NCCL's Sum, then our division: NCCL would multiply each input by a rounded 1/n |
 /// | | f16, bf16 otherwise, f8e4m3, f8e5m2, i16, u16 | our fold: in f32, rounded once |
-/// | PreMulSum | as for Sum | NCCL where it sums the type; else our multiplication, then our fold |
+/// | PreMulSum | as for Sum | NCCL if it sums the type; else our multiplication, then our fold |
 ///
-/// A sum of `f16` overflows at 65,504: its mean is never made of one.
+/// A sum of `f16` overflows at 65,504, so an `f16` mean is never computed from one.
 ///
-/// For reproducible results Sum, Prod, Avg and PreMulSum of floats are our folds, in rank order. The rest does not depend on the order.
+/// For reproducible results Sum, Prod, Avg and PreMulSum of floats are our folds, in rank order. The rest does not
+/// depend on the order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum DeviceAlgorithm {
     /// NCCL reduces elements of this type.
     Nccl(NcclOp, DType),
     /// NCCL sums, then each element is divided by the number of ranks.
     SumThenDivide(DType),
-    /// Every rank gets all inputs of its share, and folds them. Where there is a scalar, elements are multiplied by it first.
+    /// Every rank receives all inputs of its share, and folds them. If there is a scalar, elements are multiplied by it
+    /// first.
     Fold(FoldOp, DType, Option<f64>),
 }
 
 impl DeviceAlgorithm {
-    /// The algorithm of an op on a type, for two ranks or more: of a call that a switch can do, on so many bytes in all; 0 for other calls.
+    /// Chooses the algorithm of an op on a type, for two ranks or more. `in_switch` is the total number of bytes of a
+    /// call that a switch can do; 0 for other calls.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where the op cannot be done on the type at all.
+    /// `Unsupported` if the op cannot be done on the type at all.
     pub(crate) fn of(op: ReduceOp, dtype: DType, in_switch: usize, capabilities: &Capabilities) -> Result<Self> {
         op.check(dtype)?;
         let in_nccl = is_in_nccl(dtype, capabilities);
@@ -139,7 +143,7 @@ impl DeviceAlgorithm {
     }
 }
 
-/// The algorithm of a mean of a type that NCCL reduces, in any order.
+/// Chooses the algorithm of a mean of a type that NCCL reduces, in any order.
 fn mean(dtype: DType, in_switch: usize, capabilities: &Capabilities) -> DeviceAlgorithm {
     let is_power = capabilities.ranks.is_power_of_two();
     let divides = capabilities.ranks >= DIVIDES_RANKS && capabilities.divides_from.is_some_and(|least| in_switch >= least);
@@ -174,7 +178,7 @@ impl fmt::Display for DeviceAlgorithm {
     }
 }
 
-/// Which algorithm each op takes for each type, in words: one line for each op and algorithm.
+/// Describes which algorithm each op takes for each type: one line for each op and algorithm.
 pub(crate) fn explain(capabilities: &Capabilities) -> String {
     let mut lines = Vec::new();
     for op in ReduceOp::ALL {

@@ -9,28 +9,28 @@ use crate::call::element::TypeTag;
 use crate::call::job::Operands;
 use crate::call::{BlockLayout, Call, Collective};
 
-/// A collective, the same on all ranks but for what only some of them know.
+/// A collective, the same on all ranks except for arguments that only some of them have.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) kind: Collective,
     pub(crate) n: usize,
     pub(crate) root: usize,
     pub(crate) in_place: bool,
-    /// The bytes of each rank's block; for calls without blocks, of the vector. Of `all_to_all_v`, what `pairs` says.
+    /// The bytes of each rank's block; for calls without blocks, of the vector. For `all_to_all_v`, see `pairs`.
     pub(crate) blocks: Vec<usize>,
-    /// What each rank sends to each.
+    /// How many bytes each rank sends to each other.
     pub(crate) pairs: Vec<Vec<usize>>,
     pub(crate) element_bytes: usize,
     pub(crate) scratch: usize,
-    /// How far behind a multiple of 16 source and destination begin.
+    /// The offsets of source and destination from a multiple of 16.
     pub(crate) shifts: (usize, usize),
 }
 
-/// What lies between buffers, and must stay as it was.
+/// The bytes between buffers, which must not change.
 const GUARD: usize = 48;
 
 impl Case {
-    /// A case of a kind; `element_bytes` divide every block.
+    /// Creates a case of a kind; `element_bytes` divide every block.
     pub(crate) fn some(kind: Collective, in_place: bool, element_bytes: usize, most: usize, random: &mut Random) -> Self {
         let n = [2, 3, 4, 8][random.below(4)];
         let mut length = || [0, 1, 2, 5, 16, 17, 64, 100, 1023][random.below(9)].min(most) * element_bytes;
@@ -42,7 +42,7 @@ impl Case {
         Self { kind, n, root: random.below(n), in_place, blocks, pairs, element_bytes, scratch, shifts: (0, 0) }
     }
 
-    /// How many bytes this rank reads and writes, in buffers of its own.
+    /// Returns how many bytes this rank reads and writes, in separate buffers.
     fn lengths(&self, me: usize) -> (usize, usize) {
         let (own, all) = (self.blocks[me], self.blocks.iter().sum());
         let at_root = |bytes: usize| if me == self.root { bytes } else { 0 };
@@ -77,7 +77,7 @@ impl Case {
         self.in_place && (me == self.root || !matches!(self.kind, Collective::Broadcast | Collective::Gather | Collective::Scatter))
     }
 
-    /// Where this rank's job reads and writes, and how much.
+    /// Returns the addresses and lengths that this rank's job reads and writes.
     fn buffers(&self, me: usize) -> ((u64, usize), (u64, usize)) {
         let (source_len, destination_len) = self.lengths(me);
         let source = BASE + (GUARD + self.shifts.0) as u64;
@@ -91,7 +91,7 @@ impl Case {
         (known(source, source_len), known(destination, destination_len))
     }
 
-    /// How many bytes of memory a rank has, without the backend's.
+    /// Returns how many bytes of memory a rank has, without the backend's.
     pub(crate) fn memory_len(&self) -> usize {
         let end = |me: usize| {
             let ((source, length), (destination, destination_len)) = self.buffers(me);
@@ -100,7 +100,7 @@ impl Case {
         ((0..self.n).map(end).max().unwrap_or(0) as usize + GUARD).next_multiple_of(256)
     }
 
-    /// This rank's job.
+    /// Returns this rank's job.
     pub(crate) fn job(&self, me: usize, dtype: DType, reduction: Option<Reduction>) -> Job {
         let ((source, source_len), (destination, destination_len)) = self.buffers(me);
         let rooted = matches!(
@@ -125,8 +125,8 @@ impl Case {
         }
     }
 
-    /// Runs the plans of all ranks over the model and compares memory. `fold` makes one vector of those of all ranks. Returns the bytes
-    /// sent.
+    /// Runs the plans of all ranks over the model and compares memory. `fold` folds the vectors of all ranks into one.
+    /// Returns the number of bytes sent.
     pub(crate) fn run(
         &self,
         random: &mut Random,
@@ -146,7 +146,7 @@ impl Case {
         model.wire
     }
 
-    /// What the collective leaves in the memory of each rank.
+    /// Returns the memory of each rank after the collective.
     pub(crate) fn expected(&self, memories: &[Vec<u8>], fold: &impl Fn(&[Vec<u8>]) -> Vec<u8>) -> Vec<Vec<u8>> {
         let mut expected = memories.to_vec();
         let contributions: Vec<Vec<u8>> = (0..self.n).map(|me| self.contribution(me, &memories[me])).collect();
@@ -165,7 +165,7 @@ impl Case {
         expected
     }
 
-    /// Fails where memory is not what it should be.
+    /// Panics if memory differs from what is expected.
     pub(crate) fn compare(&self, me: usize, got: &[u8], expected: &[u8]) {
         if let Some(wrong) = got.iter().zip(expected).position(|(a, b)| a != b) {
             let (_, (destination, _)) = self.buffers(me);
@@ -176,7 +176,7 @@ impl Case {
         }
     }
 
-    /// What a rank puts into the collective.
+    /// Returns a rank's contribution to the collective.
     fn contribution(&self, me: usize, memory: &[u8]) -> Vec<u8> {
         let (length, _) = self.lengths(me);
         let ((mut address, known), _) = self.buffers(me);
@@ -190,7 +190,7 @@ impl Case {
         memory[start..start + length].to_vec()
     }
 
-    /// What a rank gets out of it; nothing where it gets nothing.
+    /// Returns a rank's result; empty if it gets none.
     fn result(&self, me: usize, inputs: &[Vec<u8>], fold: &impl Fn(&[Vec<u8>]) -> Vec<u8>) -> Vec<u8> {
         let start = |blocks: &[usize], rank: usize| blocks[..rank].iter().sum::<usize>();
         let own = start(&self.blocks, me)..start(&self.blocks, me) + self.blocks[me];

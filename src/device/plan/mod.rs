@@ -1,6 +1,8 @@
-//! What a device call is made of, as plain values: the checked job, which algorithm a reduction takes, and the steps that a call becomes.
+//! The parts of a device call, as plain values: the checked job, the algorithm of a reduction, and the steps of the
+//! call.
 //!
-//! Pure: no driver, no NCCL, no streams. A test runs the plans of all ranks over a model of their memories (`model.rs`).
+//! Pure: no driver, no NCCL, no streams. A test runs the plans of all ranks over a model of their memories
+//! (`model.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +27,8 @@ pub(crate) use model::combine;
 pub(crate) use nccl::Library;
 pub(crate) use step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 
-/// A checked collective on device memory. Its number is [`DeviceBackend::number`](crate::device::DeviceBackend::number)'s.
+/// A checked collective on device memory. [`DeviceBackend::number`](crate::device::DeviceBackend::number) sets its
+/// number.
 pub(crate) type Job = job::Job<u64, u64, Reduction>;
 
 /// How elements are folded on a device.
@@ -33,11 +36,12 @@ pub(crate) type Job = job::Job<u64, u64, Reduction>;
 pub(crate) enum Reduction {
     /// By NCCL or one of our kernels. The element type is the call's.
     Builtin(ReduceOp),
-    /// By a kernel of the caller's.
+    /// By a custom kernel.
     User(DeviceCode),
 }
 
-/// One message to or from a peer, checked. NCCL knows no tags and no shorter messages: both ends name the same length, and one type.
+/// One checked message to or from a peer. NCCL has no tags and no shorter messages: both ends give the same length and
+/// one type.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Message {
     /// The other end.
@@ -48,6 +52,6 @@ pub(crate) struct Message {
     pub(crate) address: u64,
     /// Length in bytes.
     pub(crate) bytes: usize,
-    /// What it is made of.
+    /// The element type.
     pub(crate) element: TypeTag,
 }

@@ -6,7 +6,7 @@ use super::algorithm::{FoldOp, NcclOp};
 use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 use crate::call::element::DType;
 
-/// Where the memory of every rank begins; the same for all, so that an address of a peer's is noticed by its content.
+/// The address of every rank's memory. All ranks share it, so that a peer's address shows by its content.
 pub(crate) const BASE: u64 = 0x10_0000;
 
 /// One rank's memory, and the work that its side stream has not done yet.
@@ -17,11 +17,11 @@ struct Rank {
     side: VecDeque<Step>,
 }
 
-/// Several ranks.
+/// The ranks of a communicator.
 #[derive(Debug)]
 pub(crate) struct Model {
     ranks: Vec<Rank>,
-    /// Bytes that were sent, of all ranks.
+    /// The number of bytes sent, over all ranks.
     pub(crate) wire: usize,
 }
 
@@ -36,7 +36,7 @@ impl Rank {
         self.range(destination, bytes).copy_from_slice(&data);
     }
 
-    /// Does this rank's own work up to the next transfers. The side stream is as late as it may be.
+    /// Does this rank's own work up to the next transfers. The side stream runs as late as possible.
     fn advance(&mut self) {
         while let Some(step) = self.steps.pop_front() {
             match step {
@@ -109,7 +109,7 @@ impl Rank {
     }
 }
 
-/// Folds one element into another, for the few folds that the model knows. The caller's are not commutative.
+/// Folds one element into another, for the few folds of the model. Custom ones are not commutative.
 pub(crate) fn combine(folder: Folder, a: &mut [u8], b: &[u8]) {
     match folder {
         Folder::Ours(FoldOp::Xor, _) => a.iter_mut().zip(b).for_each(|(a, b)| *a ^= b),
@@ -126,7 +126,7 @@ pub(crate) fn combine(folder: Folder, a: &mut [u8], b: &[u8]) {
     }
 }
 
-/// NCCL's reductions, for the few that the model knows.
+/// Reduces like NCCL, for the few ops of the model.
 fn reduce(op: NcclOp, dtype: DType, a: &mut [u8], b: &[u8]) {
     match (op, dtype) {
         (NcclOp::Sum, DType::F32) => combine(Folder::Ours(FoldOp::Sum, DType::F32), a, b),
@@ -136,18 +136,18 @@ fn reduce(op: NcclOp, dtype: DType, a: &mut [u8], b: &[u8]) {
 }
 
 impl Model {
-    /// Ranks with these memories.
+    /// Creates ranks with these memories.
     pub(crate) fn new(memories: Vec<Vec<u8>>) -> Self {
         let rank = |memory| Rank { memory, steps: VecDeque::new(), side: VecDeque::new() };
         Self { ranks: memories.into_iter().map(rank).collect(), wire: 0 }
     }
 
-    /// A rank's memory.
+    /// Returns a rank's memory.
     pub(crate) fn memory(&self, rank: usize) -> &[u8] {
         &self.ranks[rank].memory
     }
 
-    /// Runs one plan on each rank. All have as many groups of transfers.
+    /// Runs one plan on each rank. All plans have the same number of groups of transfers.
     pub(crate) fn run(&mut self, plans: Vec<Plan>) {
         for (rank, plan) in self.ranks.iter_mut().zip(plans) {
             rank.steps = match plan {
@@ -171,7 +171,7 @@ impl Model {
         }
     }
 
-    /// One group of transfers on every rank.
+    /// Runs one group of transfers on every rank.
     fn transfer(&mut self, groups: Vec<Vec<Transfer>>) {
         let n = groups.len();
         let mut mail: Vec<VecDeque<Vec<u8>>> = (0..n * n).map(|_| VecDeque::new()).collect();
@@ -206,12 +206,12 @@ impl Model {
         assert!(collectives.iter().all(|calls| calls.len() == collectives[0].len()));
     }
 
-    /// One collective of NCCL's; every rank reads before any writes.
+    /// Runs one NCCL collective; every rank reads before any writes.
     fn collective(&mut self, calls: &[Transfer]) {
         let n = calls.len();
         let same = |call: &Transfer| std::mem::discriminant(call) == std::mem::discriminant(&calls[0]);
         assert!(calls.iter().all(same), "ranks call different things: {calls:?}");
-        // What each rank reads, where it writes, and what share of all inputs comes there.
+        // For each rank: its input, where it writes, and its share of all inputs.
         let inputs: Vec<Vec<u8>> = (0..n).map(|me| self.input(&calls[me], me, n)).collect();
         for (me, call) in calls.iter().enumerate() {
             let all = inputs.concat();
@@ -262,12 +262,12 @@ fn reduced(inputs: &[Vec<u8>], op: NcclOp, dtype: DType) -> Vec<u8> {
     result
 }
 
-/// The scratch memory of a rank whose memory has `before` bytes of other things.
+/// Returns the scratch memory of a rank that has `before` bytes of other memory.
 pub(crate) fn scratch(before: usize, bytes: usize) -> Scratch {
     Scratch { address: BASE + before as u64, bytes }
 }
 
-/// Every rank of `n`.
+/// Returns every rank of `n`.
 pub(crate) fn everyone(n: usize) -> impl Iterator<Item = Ranks> {
     (0..n).map(move |me| Ranks { me, n })
 }

@@ -1,4 +1,4 @@
-//! Collectives as NCCL has them, or composed of sends and receives where the loaded library is older.
+//! Collectives as NCCL has them, or composed of sends and receives if the loaded library is older.
 
 use super::algorithm::NcclOp;
 use super::step::{Plan, Ranks, Scratch, Step, StreamRole, Transfer};
@@ -9,7 +9,7 @@ use crate::call::{BlockLayout, Collective};
 use crate::error::Error;
 use crate::error::Result;
 
-/// Which of the functions that came with NCCL 2.28.3 the loaded library has.
+/// The functions introduced with NCCL 2.28.3 that the loaded library has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Library {
     pub(crate) all_to_all: bool,
@@ -17,7 +17,7 @@ pub(crate) struct Library {
     pub(crate) scatter: bool,
 }
 
-/// Where a job's result comes on this rank, and how many bytes it is, each piece of it; none where this rank gets none.
+/// Returns the address and the bytes of each piece of a job's result on this rank; none if this rank gets none.
 pub(crate) fn result(job: &Job, rank: usize) -> Vec<(u64, usize)> {
     let Operands { destination, destination_len, .. } = job.narrowed(rank);
     let goes_to_root = matches!(job.call.kind, Collective::Reduce | Collective::Gather | Collective::GatherV);
@@ -28,7 +28,8 @@ pub(crate) fn result(job: &Job, rank: usize) -> Vec<(u64, usize)> {
     pieces.into_iter().filter(|(_, bytes)| *bytes != 0).collect()
 }
 
-/// A job of an only rank: its contribution is the result, for a `PreMulSum` times the scalar. The inputs of a mean are its results, too.
+/// Plans a job of a single rank: its contribution is the result, multiplied by the scalar for a `PreMulSum`. A mean of
+/// one input is that input.
 pub(crate) fn alone(job: &Job, multiply: Option<(f64, DType)>) -> Plan {
     let Operands { mut source, source_len, mut destination, destination_len } = job.narrowed(0);
     if job.lists.is_some() {
@@ -46,11 +47,12 @@ pub(crate) fn alone(job: &Job, multiply: Option<(f64, DType)>) -> Plan {
     }
 }
 
-/// A job that moves elements between two ranks or more.
+/// Plans a job that moves elements between two ranks or more.
 ///
 /// # Errors
 ///
-/// `Unsupported` where the backend's scratch memory is too small, `InvalidArgument` for a layout that its kind does not have.
+/// `Unsupported` if the backend's scratch memory is too small; `InvalidArgument` for a layout that its kind does not
+/// have.
 pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch) -> Result<Plan> {
     let Operands { source, destination, .. } = job.narrowed(ranks.me);
     let root = job.root();
@@ -62,7 +64,7 @@ pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch
             BlockLayout::Equal(0),
         ) => Plan::Nothing,
         (Collective::Broadcast, BlockLayout::Equal(bytes)) => {
-            // Only the root has a source, and NCCL wants an address from all.
+            // Only the root has a source, and NCCL requires an address from all ranks.
             let source = if ranks.me == root { source } else { destination };
             Plan::One(Transfer::Broadcast { source, destination, bytes: *bytes, root })
         }
@@ -89,7 +91,7 @@ pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch
     })
 }
 
-/// A reduction that NCCL does itself, between two ranks or more.
+/// Plans a reduction that NCCL does itself, between two ranks or more.
 ///
 /// # Errors
 ///
@@ -114,7 +116,7 @@ pub(crate) fn reducing(job: &Job, op: NcclOp, dtype: DType, ranks: Ranks) -> Res
     })
 }
 
-/// On how many bytes in all a switch could do the job; 0 where it is of no kind that switches do.
+/// Returns the total number of bytes on which a switch could do the job; 0 if switches do not do this kind.
 pub(crate) fn in_switch(job: &Job, n: usize) -> usize {
     match (job.call.kind, &job.layout) {
         (Collective::AllReduce, BlockLayout::Equal(bytes)) => *bytes,
@@ -123,7 +125,7 @@ pub(crate) fn in_switch(job: &Job, n: usize) -> usize {
     }
 }
 
-/// A sum by NCCL, then the division of what this rank has got of it.
+/// Plans a sum by NCCL, then the division of this rank's part of the result.
 ///
 /// # Errors
 ///
@@ -142,13 +144,13 @@ pub(crate) fn dividing(job: &Job, dtype: DType, ranks: Ranks) -> Result<Plan> {
     Ok(Plan::Group { transfers, after })
 }
 
-/// Messages as transfers. Those without bytes are left out, which both ends agree on; those to this rank itself are copies. Truth values
-/// from other ranks are made some, whatever came.
+/// Returns messages as transfers. Empty messages are left out, on both ends; messages to this rank itself become
+/// copies. Received bytes of truth values are made valid, whatever arrived.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` where what this rank sends to itself is not what it receives from itself: it would wait for ever, or write what is no
-/// value.
+/// `InvalidArgument` if the messages that this rank sends to itself do not match those that it receives from itself. It
+/// would otherwise wait forever, or write an invalid value.
 pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>, Vec<Step>)> {
     let (mut transfers, mut truths, mut sent, mut received) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new(), Vec::new());
     for message in messages.iter().filter(|message| message.bytes != 0) {
@@ -180,7 +182,7 @@ pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>
     Ok((transfers, sent.into_iter().zip(received).map(copy).chain(truths).collect()))
 }
 
-/// Every rank's block to every rank.
+/// Plans the sending of every rank's block to every rank.
 fn all_gather_v(source: u64, destination: u64, blocks: &[usize], layout: &BlockLayout, ranks: Ranks) -> Plan {
     if blocks.iter().all(|block| *block == blocks[0]) {
         let bytes = blocks[0];
@@ -194,7 +196,7 @@ fn all_gather_v(source: u64, destination: u64, blocks: &[usize], layout: &BlockL
     Plan::Group { transfers: broadcasts.collect(), after: Vec::new() }
 }
 
-/// Every rank's block of the result to that rank.
+/// Plans the reduction of every rank's block of the result to that rank.
 fn reduce_scatter_v(source: u64, destination: u64, blocks: &[usize], op: NcclOp, dtype: DType, ranks: Ranks) -> Plan {
     let size = dtype.size_bytes();
     if blocks.iter().all(|block| *block == blocks[0]) {
@@ -212,7 +214,7 @@ fn reduce_scatter_v(source: u64, destination: u64, blocks: &[usize], op: NcclOp,
     Plan::Group { transfers: reduces, after: Vec::new() }
 }
 
-/// Every rank's block to the root.
+/// Plans the sending of every rank's block to the root.
 fn gather(job: &Job, source: u64, ranks: Ranks, own: usize) -> Plan {
     let root = job.root();
     if ranks.me != root {
@@ -226,7 +228,7 @@ fn gather(job: &Job, source: u64, ranks: Ranks, own: usize) -> Plan {
     with_copy(transfers, source, job.destination_at(job.layout.block(root).0), own)
 }
 
-/// Every rank's block from the root.
+/// Plans the sending of every rank's block from the root.
 fn scatter(job: &Job, destination: u64, ranks: Ranks, own: usize) -> Plan {
     let root = job.root();
     if ranks.me != root {
@@ -240,7 +242,7 @@ fn scatter(job: &Job, destination: u64, ranks: Ranks, own: usize) -> Plan {
     with_copy(transfers, job.source_at(job.layout.block(root).0), destination, own)
 }
 
-/// Every rank's block for every rank, from one buffer into another.
+/// Plans the sending of every rank's block for every rank, from one buffer into another.
 fn exchange(job: &Job, send: &[usize], receive: &[usize], ranks: Ranks) -> Plan {
     let start = |blocks: &[usize], rank: usize| blocks[..rank].iter().sum::<usize>();
     let mut transfers = Vec::with_capacity(2 * ranks.n);
@@ -253,7 +255,8 @@ fn exchange(job: &Job, send: &[usize], receive: &[usize], ranks: Ranks) -> Plan 
     with_copy(transfers, job.source_at(start(send, ranks.me)), job.destination_at(start(receive, ranks.me)), own)
 }
 
-/// How many bytes of scratch memory a job that moves elements uses where it may have `most`: as many on every rank.
+/// Returns how much scratch memory, in bytes, a job that moves elements uses if it may use `most`; the same on every
+/// rank.
 pub(crate) fn room(job: &Job, ranks: Ranks, most: usize) -> usize {
     match (job.call.kind, &job.layout) {
         (Collective::AllToAll, BlockLayout::Equal(bytes)) if job.in_place => ranks.n * swap_stride(*bytes, ranks.n, most),
@@ -261,15 +264,16 @@ pub(crate) fn room(job: &Job, ranks: Ranks, most: usize) -> usize {
     }
 }
 
-/// How much of each block is exchanged at a time, in place.
+/// Returns how much of each block is exchanged at a time, in place.
 fn swap_stride(block: usize, n: usize, scratch: usize) -> usize {
     let most = scratch / n;
-    // Whole chunks, so that what comes after begins where the device reads fast.
+    // Whole chunks, so that the next one begins where the device reads fast.
     let most = if most > 256 { most & !255 } else { most };
     most.min(block.saturating_add(255) & !255)
 }
 
-/// Every rank's block for every rank, in place: as much of each block as scratch memory has room for, then the next.
+/// Plans an exchange of every rank's block for every rank, in place: as much of each block as fits into scratch memory
+/// at a time.
 fn swap(buffer: u64, block: usize, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
     let most = swap_stride(block, ranks.n, scratch.bytes);
     if most == 0 {
@@ -290,12 +294,12 @@ fn swap(buffer: u64, block: usize, ranks: Ranks, scratch: Scratch) -> Result<Pla
     Ok(Plan::Steps(steps))
 }
 
-/// A transfer of `bytes` where there are any.
+/// Returns a transfer of `bytes`, if there are any.
 fn some(bytes: usize, transfer: Transfer) -> Vec<Transfer> {
     if bytes == 0 { Vec::new() } else { vec![transfer] }
 }
 
-/// A group of transfers, and a copy of this rank's own block where it is not there already.
+/// Plans a group of transfers, and a copy of this rank's own block unless it is there already.
 fn with_copy(transfers: Vec<Transfer>, source: u64, destination: u64, bytes: usize) -> Plan {
     let copies = bytes != 0 && source != destination;
     let after = if copies { vec![Step::Copy { role: StreamRole::Call, source, destination, bytes }] } else { Vec::new() };
@@ -347,7 +351,6 @@ mod tests {
             let kind = MOVING[round % MOVING.len()];
             let in_place = can_be_in_place(kind) && random.below(2) == 0;
             let mut case = Case::some(kind, in_place, 1 + random.below(8), 2000, &mut random);
-            // Own blocks of an all-to-all are as long at both ends.
             case.scratch = 50 + random.below(5000);
             let library = Library { all_to_all: random.below(2) == 0, gather: random.below(2) == 0, scatter: random.below(2) == 0 };
             let plan = |ranks: Ranks, scratch| moving(&case.job(ranks.me, DType::U8, None), ranks, library, scratch).unwrap();

@@ -1,9 +1,9 @@
-//! Which bytes each rank folds, slab by slab. Pure arithmetic.
+//! The bytes that each rank folds, slab by slab. Pure arithmetic.
 
 use crate::base::tuning::device_folds::{LEAST_SLAB_BYTES, SLABS};
 use crate::call::BlockLayout;
 
-/// Where slabs and blocks begin, where possible: a device reads 16 bytes at once.
+/// The alignment of slabs and blocks, if possible: a device reads 16 bytes at once.
 pub(super) const ALIGNMENT: usize = 16;
 
 /// A range of the vector that all ranks contribute to.
@@ -13,12 +13,12 @@ pub(super) struct Region {
     pub(super) bytes: usize,
 }
 
-/// How the vector is shared out.
+/// How the vector is divided among the ranks.
 #[derive(Debug, Clone)]
 enum Shape {
-    /// All of it to all ranks: `chunk` bytes each in every slab but the last.
+    /// All of it, over all ranks: `chunk` bytes each in every slab but the last.
     Vector { bytes: usize },
-    /// Each rank has a block, of which `chunk` bytes are in a slab.
+    /// One block for each rank, of which `chunk` bytes are in a slab.
     Blocks { blocks: Vec<Region>, longest: usize },
 }
 
@@ -27,12 +27,12 @@ enum Shape {
 pub(super) struct Slabs {
     shape: Shape,
     ranks: usize,
-    /// The most that one rank folds in a slab, in bytes.
+    /// The most bytes that one rank folds in a slab.
     chunk: usize,
     unit: usize,
 }
 
-/// The least number of bytes that is both whole elements and whole words of the device.
+/// Returns the least number of bytes that is both whole elements and whole words of the device.
 pub(super) fn unit(element_bytes: usize) -> usize {
     let (mut a, mut b) = (element_bytes, ALIGNMENT);
     while b != 0 {
@@ -42,8 +42,8 @@ pub(super) fn unit(element_bytes: usize) -> usize {
 }
 
 impl Slabs {
-    /// A vector of which every rank folds an equal share, where a rank has room for `scratch` bytes in a slab, a multiple of the unit of its
-    /// elements.
+    /// Divides a vector so that every rank folds an equal share. A rank has room for `scratch` bytes in a slab, a
+    /// multiple of the unit of its elements.
     pub(super) fn of_vector(bytes: usize, element_bytes: usize, ranks: usize, scratch: usize) -> Self {
         let unit = unit(element_bytes);
         let target = (bytes / SLABS).max(LEAST_SLAB_BYTES);
@@ -51,7 +51,7 @@ impl Slabs {
         Self { shape: Shape::Vector { bytes }, ranks, chunk: share.min(scratch), unit }
     }
 
-    /// A vector of blocks, one for each rank to fold.
+    /// Divides a vector of blocks, one for each rank to fold.
     pub(super) fn of_blocks(layout: &BlockLayout, element_bytes: usize, ranks: usize, scratch: usize) -> Self {
         let unit = unit(element_bytes);
         let region = |rank| {
@@ -65,12 +65,12 @@ impl Slabs {
         Self { shape: Shape::Blocks { blocks, longest }, ranks, chunk: share.min(scratch), unit }
     }
 
-    /// The most that one rank folds in a slab, in bytes; a multiple of the unit.
+    /// Returns the most bytes that one rank folds in a slab; a multiple of the unit.
     pub(super) fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// How many there are.
+    /// Returns the number of slabs.
     pub(super) fn count(&self) -> usize {
         match &self.shape {
             _ if self.chunk == 0 => 0,
@@ -79,13 +79,13 @@ impl Slabs {
         }
     }
 
-    /// What a rank folds in a slab. Regions of one slab of a vector lie side by side in rank order.
+    /// Returns the region that a rank folds in a slab. Regions of one slab of a vector are adjacent, in rank order.
     pub(super) fn region(&self, slab: usize, rank: usize) -> Region {
         match &self.shape {
             Shape::Vector { bytes } => {
                 let start = slab * self.chunk * self.ranks;
                 let length = (bytes - start).min(self.chunk * self.ranks);
-                // The last slab is shared out as evenly as whole units allow.
+                // The last slab is divided as evenly as whole units allow.
                 let share = length.div_ceil(self.ranks).next_multiple_of(self.unit).min(self.chunk);
                 let (from, to) = ((rank * share).min(length), ((rank + 1) * share).min(length));
                 Region { offset: start + from, bytes: to - from }
@@ -98,9 +98,9 @@ impl Slabs {
         }
     }
 
-    /// Whether all ranks fold equally much in a slab.
+    /// Whether all ranks fold the same number of bytes in a slab.
     pub(super) fn is_even(&self, slab: usize) -> bool {
-        // Shares never grow with the rank in a vector.
+        // In a vector, shares never grow with the rank.
         let (first, last) = (self.region(slab, 0).bytes, self.region(slab, self.ranks - 1).bytes);
         matches!(self.shape, Shape::Vector { .. }) && first == last
     }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use crate::base::random::Random;
 
-    /// Some vector: its bytes, element size, ranks and room.
+    /// Returns some vector: its bytes, element size, ranks and room.
     fn some_vector(random: &mut Random) -> (usize, usize, usize, usize) {
         let element = [1, 2, 4, 8, 12, 3, 24][random.below(7)];
         let ranks = 2 + random.below(9);

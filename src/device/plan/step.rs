@@ -1,10 +1,10 @@
-//! What a call becomes: transfers by NCCL, and work of our own between them, as plain values.
+//! The steps of a call, as plain values: transfers by NCCL, and our own work between them.
 
 use crate::call::element::DType;
 
 use super::algorithm::{FoldOp, NcclOp};
 
-/// One call of NCCL's. Addresses are of this rank's memory; lengths are in bytes where no type is named.
+/// One NCCL call. Addresses are of this rank's memory; lengths are in bytes if there is no type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Transfer {
     AllReduce {
@@ -14,7 +14,7 @@ pub(crate) enum Transfer {
         dtype: DType,
         op: NcclOp,
     },
-    /// The destination counts at the root alone.
+    /// The destination matters only on the root.
     Reduce {
         source: u64,
         destination: u64,
@@ -31,33 +31,33 @@ pub(crate) enum Transfer {
         dtype: DType,
         op: NcclOp,
     },
-    /// The source counts at the root alone.
+    /// The source matters only on the root.
     Broadcast {
         source: u64,
         destination: u64,
         bytes: usize,
         root: usize,
     },
-    /// As many bytes from each rank.
+    /// `bytes` from each rank.
     AllGather {
         source: u64,
         destination: u64,
         bytes: usize,
     },
-    /// As many bytes from each rank to each rank.
+    /// `bytes` from each rank to each rank.
     AllToAll {
         source: u64,
         destination: u64,
         bytes: usize,
     },
-    /// As many bytes from each rank.
+    /// `bytes` from each rank.
     Gather {
         source: u64,
         destination: u64,
         bytes: usize,
         root: usize,
     },
-    /// As many bytes to each rank.
+    /// `bytes` to each rank.
     Scatter {
         source: u64,
         destination: u64,
@@ -76,45 +76,46 @@ pub(crate) enum Transfer {
     },
 }
 
-/// Where our own work runs.
+/// The stream on which our own work runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamRole {
-    /// The stream of the call, on which NCCL's part runs, too.
+    /// The stream of the call, on which NCCL's part runs too.
     Call,
-    /// A stream of the backend's, beside it.
+    /// A stream of the backend, beside it.
     Side,
 }
 
-/// A moment on one stream for which the other waits.
+/// A point on one stream for which the other stream waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepEvent {
-    /// The inputs of a slab have come. The side waits.
+    /// The inputs of a slab have arrived. The side stream waits.
     Arrived,
     /// The slab in this half of the scratch memory is folded. The call's stream waits.
     Folded(usize),
 }
 
-/// What a fold reads and writes.
+/// The addresses and lengths that a fold uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoldArguments {
-    /// Where rank 0's input is.
+    /// The address of rank 0's input.
     pub(crate) inputs: u64,
-    /// How far apart inputs are, in bytes.
+    /// The distance between inputs, in bytes.
     pub(crate) stride: u64,
-    /// Where this rank's own input is, and which one it is, if that is elsewhere.
+    /// The address and index of this rank's own input, if it is elsewhere.
     pub(crate) own: Option<(u64, u32)>,
-    /// How many inputs there are.
+    /// The number of inputs.
     pub(crate) ranks: u32,
-    /// Where the result goes: apart from all inputs, or exactly where this rank's own is.
+    /// The address of the result: apart from all inputs, or exactly that of this rank's own input.
     pub(crate) output: u64,
-    /// How many elements; of bitwise ops, bytes.
+    /// The number of elements; for bitwise ops, of bytes.
     pub(crate) count: u64,
-    /// What a mean divides by.
+    /// The divisor of a mean.
     pub(crate) divisor: u32,
 }
 
 impl FoldArguments {
-    /// Whether our kernels move 16 bytes at once: all addresses have one remainder by that. Else they go element by element.
+    /// Whether our kernels move 16 bytes at once: all addresses have the same remainder by 16. Otherwise they move
+    /// single elements.
     pub(crate) fn is_wide(&self) -> bool {
         let agrees = |address: u64| (address ^ self.output).is_multiple_of(16);
         let others = self.ranks - u32::from(self.own.is_some());
@@ -128,14 +129,14 @@ impl FoldArguments {
 pub(crate) enum Folder {
     /// One of ours.
     Ours(FoldOp, DType),
-    /// One of the caller's, by its place among those that were loaded.
+    /// A custom kernel, by its index among the loaded ones.
     User(usize),
 }
 
 /// One step of a call. Steps of one stream run one after another.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
-    /// Transfers that are launched as one group. There may be none where other ranks have some.
+    /// Transfers that are launched as one group. The group may be empty if other ranks have transfers in theirs.
     Transfer(Vec<Transfer>),
     /// A copy inside this device's memory.
     Copy {
@@ -150,14 +151,14 @@ pub(crate) enum Step {
         arguments: FoldArguments,
         element_bytes: usize,
     },
-    /// Each element is divided by `divisor`, on the call's stream.
+    /// Divides each element by `divisor`, on the call's stream.
     Divide {
         data: u64,
         count: usize,
         dtype: DType,
         divisor: u32,
     },
-    /// Each element times the scalar, on the call's stream.
+    /// Multiplies each element by the scalar, on the call's stream.
     Multiply {
         source: u64,
         destination: u64,
@@ -165,31 +166,31 @@ pub(crate) enum Step {
         dtype: DType,
         scalar: f64,
     },
-    /// Each byte becomes a truth value, on the call's stream.
+    /// Turns each byte into a truth value, on the call's stream.
     Truths {
         data: u64,
         bytes: usize,
     },
-    /// The side waits for what the call's stream has done so far, or the reverse.
+    /// The side stream waits for the call's stream's work so far, or the reverse.
     Record(StepEvent),
     Wait(StepEvent),
 }
 
-/// What a call becomes.
+/// The plan of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Plan {
-    /// There is nothing to do on this rank.
+    /// This rank has nothing to do.
     Nothing,
-    /// One call of NCCL's.
+    /// One NCCL call.
     One(Transfer),
-    /// One group of NCCL's calls, which may be empty, then work of our own.
+    /// One group of NCCL calls, which may be empty, then our own work.
     Group { transfers: Vec<Transfer>, after: Vec<Step> },
     /// Several exchanges through the backend's memory.
     Steps(Vec<Step>),
 }
 
 impl Plan {
-    /// The plan, with a step of this rank's own behind it, on the call's stream.
+    /// Returns the plan with one more step of this rank's own work at its end, on the call's stream.
     pub(crate) fn then(self, step: Step) -> Self {
         match self {
             Plan::Nothing => Plan::Group { transfers: Vec::new(), after: vec![step] },
@@ -206,7 +207,7 @@ impl Plan {
     }
 }
 
-/// A rank and how many there are.
+/// A rank's number and the number of ranks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ranks {
     pub(crate) me: usize,
@@ -214,13 +215,13 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    /// Every other rank, from the next one on, so that not all start with the same.
+    /// Returns every other rank, from the next one on, so that not all ranks start with the same one.
     pub(crate) fn others(self) -> impl Iterator<Item = usize> {
         (1..self.n).map(move |step| (self.me + step) % self.n)
     }
 }
 
-/// Memory of the backend's own on the device.
+/// Memory of the backend on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scratch {
     pub(crate) address: u64,

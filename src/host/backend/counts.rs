@@ -1,11 +1,13 @@
-//! Comparing counts of which each rank knows a part (`gather_v`, `scatter_v`, `all_to_all_v` and lists), before any data moves.
+//! Compares counts of which each rank knows a part (`gather_v`, `scatter_v`, `all_to_all_v` and lists), before any data
+//! moves.
 //!
-//! For each block that it sends a rank adds a number, and for each that it expects it subtracts one: a hash of sender, receiver and length.
-//! So the sum over all ranks is 0 where the ends of every transfer agree, and else by a chance of 2⁻¹²⁸. One all-reduce of 16 bytes tells
-//! everyone of everyone's counts. It is the agreement on the call as well: one step in shared memory, and over links the messages of an
-//! agreement, with 16 bytes in each. Where the sum is not 0 the ranks show each other their counts, and all have the same error.
+//! Each rank adds a number for each block that it sends, and subtracts one for each block that it expects. The number
+//! is a hash of sender, receiver and length. So the sum over all ranks is 0 if the ends of every transfer agree, and
+//! otherwise with a probability of 2⁻¹²⁸. One all-reduce of 16 bytes thus compares the counts of all ranks. It is the
+//! agreement on the call as well: one step in shared memory, and over links the messages of an agreement, with 16 bytes
+//! in each. If the sum is not 0, the ranks exchange their counts, and all return the same error.
 //!
-//! Counts that somebody has searched for, so that their sum is 0, do no harm: the ends of a link compare them again before bytes are taken.
+//! Counts that were chosen to make the sum 0 do no harm: the ends of a link compare them again before accepting bytes.
 
 use super::HostBackend;
 use super::job::Job;
@@ -14,11 +16,12 @@ use crate::base::random::Random;
 use crate::call::{Call, Collective};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 
-/// What a rank has found: 1 where two counts differ, else 0; who sends, to whom, and how many bytes; and how many the other expects.
+/// A rank's finding: 1 if two counts differ, else 0; the sender; the receiver; the bytes sent; the bytes expected.
 type Finding = [u64; 5];
 
 impl HostBackend {
-    /// Returns once all ranks are known to make this call, with counts that fit together. Otherwise all of them get the same error.
+    /// Returns once all ranks are known to make this call with counts that match. Otherwise, all of them return the
+    /// same error.
     pub(super) fn compare_counts(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let (me, ranks) = (self.rank, self.peers.len());
         let mut sum = own_sum(me, (0..ranks).map(|peer| job.pair(me, peer)));
@@ -29,7 +32,7 @@ impl HostBackend {
         Err(self.find_difference(job, call, deadline)?.into())
     }
 
-    /// Which two ranks differ, of those that do the first: the same on every rank.
+    /// Finds the first two ranks whose counts differ: the same two on every rank.
     #[cold]
     fn find_difference(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<AbortReason, Interrupted> {
         let (me, ranks) = (self.rank, self.peers.len());
@@ -42,13 +45,13 @@ impl HostBackend {
         let end = |rank: u64, bytes: u64| (rank as u32, Call { count: bytes / element_bytes, ..*call });
         Ok(match findings.iter().find(|found| found[0] != 0) {
             Some([_, from, to, sent, expected]) => AbortReason::Mismatch { first: end(*from, *sent), second: end(*to, *expected) },
-            // Some rank has said two things.
+            // Some rank has sent contradictory counts.
             None => AbortReason::Failed { rank: me as u32 },
         })
     }
 }
 
-/// A rank's part of the sum: of what it sends to each rank, and expects from it, in bytes.
+/// Returns a rank's part of the sum, from the bytes that it sends to each rank and expects from it.
 fn own_sum(me: usize, pairs: impl Iterator<Item = [u64; 2]>) -> [u64; 2] {
     let mut sum = [0_u64; 2];
     for (peer, [sent, expected]) in pairs.enumerate() {
@@ -60,14 +63,14 @@ fn own_sum(me: usize, pairs: impl Iterator<Item = [u64; 2]>) -> [u64; 2] {
     sum
 }
 
-/// What stands for a block of so many bytes.
+/// Returns the number that stands for a block of `bytes` bytes.
 fn number(from: usize, to: usize, bytes: u64) -> [u64; 2] {
     let pair = Random((from as u64) << 32 | to as u64).next();
     let mut random = Random(pair ^ bytes);
     [random.next(), random.next()]
 }
 
-/// The first of a rank's transfers whose ends differ.
+/// Returns the first of a rank's transfers whose ends differ.
 fn finding(me: usize, mine: &[[u64; 2]], theirs: &[[u64; 2]]) -> Finding {
     let found = mine.iter().zip(theirs).enumerate().find_map(|(peer, ([sent, expected], [peer_sends, peer_expects]))| {
         if sent != peer_expects {
@@ -82,13 +85,13 @@ fn finding(me: usize, mine: &[[u64; 2]], theirs: &[[u64; 2]]) -> Finding {
 mod tests {
     use super::*;
 
-    /// What each rank sends to each.
+    /// Returns the bytes that each rank sends to each.
     fn matrix(ranks: usize, random: &mut Random) -> Vec<Vec<u64>> {
         let row = |random: &mut Random| (0..ranks).map(|_| [0, 1, 4096, random.next() >> 20][random.below(4)]).collect();
         (0..ranks).map(|_| row(random)).collect()
     }
 
-    /// The sum over all ranks, of what they send and what they expect.
+    /// Returns the sum over all ranks, of what they send and what they expect.
     fn sum(sent: &[Vec<u64>], expected: &[Vec<u64>]) -> [u64; 2] {
         let parts = (0..sent.len()).map(|me| own_sum(me, (0..sent.len()).map(|peer| [sent[me][peer], expected[peer][me]])));
         parts.fold([0; 2], |sum, part| [sum[0].wrapping_add(part[0]), sum[1].wrapping_add(part[1])])
@@ -102,7 +105,7 @@ mod tests {
             let ranks = 2 + round % 7;
             let sent = matrix(ranks, &mut random);
             assert_eq!(sum(&sent, &sent), [0; 2], "seed {seed:#x}, round {round}");
-            // One count, two that leave the totals of their rank as they were, and two ranks' counts for one.
+            // One count; two that leave the totals of their rank unchanged; and the counts of two ranks swapped.
             let (from, to) = (random.below(ranks), random.below(ranks));
             let mut other = sent.clone();
             other[from][to] += 1;

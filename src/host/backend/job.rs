@@ -1,4 +1,4 @@
-//! Jobs of the host backend: a call on ordinary memory, named by pointers and folded by a kernel of the processor's.
+//! Jobs of the host backend: calls on ordinary memory, given by pointers and folded by a CPU kernel.
 
 #![expect(unsafe_code, reason = "a job points into buffers that its caller or its worker keeps alive")]
 
@@ -24,53 +24,53 @@ pub(crate) struct Reduction {
 }
 
 impl Reduction {
-    /// A fold by this kernel, of a contribution that may have been multiplied first.
+    /// Creates a fold by this kernel, of a contribution that may have been multiplied first.
     #[inline]
     pub(crate) fn new(kernel: Kernel, scaled: Option<Box<dyn Any + Send>>) -> Self {
         Self { kernel, _scaled: scaled }
     }
 
-    /// The same fold, of other contributions, which have been multiplied where they are to be.
+    /// Returns the same fold for other contributions, which have already been multiplied if they need to be.
     pub(super) fn again(&self) -> Self {
         Self { kernel: self.kernel.clone(), _scaled: None }
     }
 }
 
 impl Job {
-    /// What folds elements, for calls that reduce.
+    /// Returns the kernel that folds elements, for calls that reduce.
     #[inline]
     pub(super) fn kernel(&self) -> Option<&Kernel> {
         self.reduction.as_ref().map(|reduction| &reduction.kernel)
     }
 
-    /// Whether this folds elements that are too large for shared memory: these travel over links, also inside a host.
+    /// Whether this folds elements that are too large for shared memory. These travel over links, even inside a host.
     pub(super) fn is_too_large_to_share(&self) -> bool {
         self.reduction.is_some() && self.element_bytes > MAX_ELEMENT_BYTES
     }
 
-    /// What makes truth values of whatever a run has written to the destination, once it is dropped.
+    /// Returns a guard that, when dropped, normalises the bools that a run has written to the destination.
     #[inline]
     pub(super) fn normalised(&self) -> NormalisedBools<'_> {
         let Operands { destination, destination_len, .. } = self.memory;
-        // Those of lists are another's affair: `listed_bools`.
+        // `listed_bools` handles those of lists.
         let destination_len = if self.lists.is_none() { destination_len } else { 0 };
-        // SAFETY: the destination is initialised and lent to the job alone for as long as there is one (it is made of an exclusive borrow,
-        // and owned or borrowed on by whoever runs it), which the value borrows. What runs the job has no thread of its own, so it writes
-        // nothing any more when its caller drops the value.
+        // SAFETY: the destination is initialised and lent to the job alone for as long as the job exists: the job is
+        // made from an exclusive borrow, and whatever runs it owns it or borrows it further. The value borrows the job.
+        // What runs the job has no thread of its own, so it no longer writes when its caller drops the value.
         unsafe { NormalisedBools::new(self.call.element, destination, destination_len) }
     }
 
-    /// The same for a job with lists, which goes over links.
+    /// Returns such guards for a job with lists, which goes over links.
     pub(super) fn listed_bools(&self) -> Vec<NormalisedBools<'_>> {
         let Some(_) = &self.lists else { return Vec::new() };
         let whole = (self.memory.destination, self.memory.destination_len);
         let blocks = self.listed_destination().map_or(vec![whole], |list| list.blocks().collect());
-        // SAFETY: each block of a destination, or the whole of it, is initialised and lent to the job alone for as long as there is one, as in
-        // `normalised`; the value borrows the job, and what runs it has no thread of its own.
+        // SAFETY: each block of a destination, or the whole of it, is initialised and lent to the job alone for as long
+        // as the job exists, as in `normalised`. The value borrows the job, and what runs it has no thread of its own.
         blocks.into_iter().map(|(start, len)| unsafe { NormalisedBools::new(self.call.element, start, len) }).collect()
     }
 
-    /// The only rank's call: its contribution is the result.
+    /// Runs the call of a rank that is alone: its contribution is the result.
     pub(super) fn run_alone(&self, rank: usize) {
         let Operands { mut source, source_len, mut destination, destination_len } = self.narrowed(rank);
         if self.lists.is_some() {
@@ -79,9 +79,9 @@ impl Job {
         }
         let length = source_len.min(destination_len);
         if length != 0 && !std::ptr::eq(source, destination) {
-            // SAFETY: both buffers are valid for their lengths (they are made of borrows that live until the job has run). In place the only
-            // rank's block is the whole, so they are the same, which was excluded; else they are two borrows, and apart. A list of one rank has one
-            // block, which is as long as the list.
+            // SAFETY: both buffers are valid for their lengths: they come from borrows that live until the job has run.
+            // In place, the only rank's block is the whole, so the two would be the same, which was excluded; else they
+            // are two borrows and do not overlap. A list of one rank has one block, which is as long as the list.
             unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
         }
     }

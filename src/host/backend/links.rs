@@ -1,4 +1,4 @@
-//! Links of both kinds under one type, and who is reached by which: those of collectives, and those of messages.
+//! Both kinds of links under one type, and which peer is reached by which: for collectives, and for messages.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -18,7 +18,7 @@ use crate::host::net::{self, Connector};
 use crate::host::point_to_point;
 use crate::host::shm::{Channel, Group, RingLink};
 
-/// A stream to a rank of this host or of another.
+/// A stream to a rank of this host or of another host.
 pub(crate) struct BackendLink {
     stream: Stream,
     broken: Option<Broken>,
@@ -28,16 +28,17 @@ pub(crate) struct BackendLink {
 #[derive(Debug, Clone, Copy)]
 struct Broken {
     since: Instant,
-    /// The peer's host has stopped answering. That is taken back when anything comes from it before it ended anything.
+    /// Whether the peer's host has stopped answering. This is cleared if anything arrives before the communicator has
+    /// ended.
     by_silence: bool,
 }
 
-/// What carries it.
+/// The transport of a stream.
 enum Stream {
     Ring(RingLink),
     Tcp(net::Link),
-    /// TCP, being opened by this rank or by the peer. Whoever reads and writes its links goes on with that, so what another peer tells is
-    /// heard meanwhile. A deadline that passes leaves it so.
+    /// TCP, being opened by this rank or by the peer. Every read and write continues the opening, so that other peers'
+    /// notifications are received meanwhile. A deadline that passes leaves the link in this state.
     Opening(Box<Connector>),
 }
 
@@ -46,27 +47,27 @@ impl BackendLink {
         Self { stream, broken: None }
     }
 
-    /// Over shared memory.
+    /// Creates a link over shared memory.
     pub(super) fn ring(link: RingLink) -> Self {
         Self::new(Stream::Ring(link))
     }
 
-    /// Over TCP.
+    /// Creates a link over TCP.
     fn tcp(link: net::Link) -> Self {
         Self::new(Stream::Tcp(link))
     }
 
-    /// Over TCP, once it is open.
+    /// Creates a link over TCP that is yet to open.
     fn opening(connector: Connector) -> Self {
         Self::new(Stream::Opening(Box::new(connector)))
     }
 
-    /// Whether anything can move already.
+    /// Whether data can already move.
     fn is_open(&self) -> bool {
         matches!(self.stream, Stream::Ring(_) | Stream::Tcp(_))
     }
 
-    /// Goes on with opening; `WouldBlock` while the link is not open.
+    /// Continues the opening. Returns `WouldBlock` while the link is not open.
     fn open(&mut self) -> io::Result<()> {
         let Stream::Opening(connector) = &mut self.stream else { return Ok(()) };
         match connector.advance().map_err(Interrupted::from) {
@@ -77,7 +78,7 @@ impl BackendLink {
         Ok(())
     }
 
-    /// Holds the report of a break back for a moment: whoever knows why it broke may still say so.
+    /// Withholds the report of a break for a moment: a rank that knows the cause may still report it.
     #[cold]
     fn softened(&mut self, error: io::Error) -> io::Error {
         if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
@@ -91,13 +92,13 @@ impl BackendLink {
         if since.elapsed() < BROKEN_GRACE { io::ErrorKind::WouldBlock.into() } else { error }
     }
 
-    /// A link that was silent works.
+    /// Records that a link that was silent works again.
     #[cold]
     fn heard(&mut self) {
         self.broken = self.broken.filter(|broken| !broken.by_silence);
     }
 
-    /// A call on the link of TCP, after which it is not silent where that went well.
+    /// Makes a call on the TCP link. If that succeeds, the link is no longer silent.
     #[inline]
     fn on_tcp(&mut self, call: impl FnOnce(&mut net::Link) -> io::Result<usize>) -> io::Result<usize> {
         let Stream::Tcp(link) = &mut self.stream else { return Err(io::ErrorKind::WouldBlock.into()) };
@@ -123,7 +124,7 @@ impl ByteLink for BackendLink {
 
     #[inline]
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // Also when it is broken: what the peer has said before may still be there.
+        // Also if it is broken: what the peer sent before may still be there.
         let read = match &mut self.stream {
             Stream::Ring(link) => link.try_read(into),
             Stream::Tcp(_) => self.on_tcp(|link| link.try_read(into)),
@@ -180,7 +181,7 @@ impl ByteLink for BackendLink {
     }
 }
 
-/// The links that collectives run on, by rank: rings from the start, TCP as it is wanted.
+/// The links that collectives run on, by rank: rings from the start, TCP when first needed.
 pub(super) struct BackendLinks {
     open: Vec<Option<BackendLink>>,
     mesh: Arc<Mesh>,
@@ -188,7 +189,7 @@ pub(super) struct BackendLinks {
 }
 
 impl BackendLinks {
-    /// Begins with the rings to the other ranks of this host.
+    /// Creates the set with the rings to the other ranks of this host.
     pub(super) fn new(mesh: Arc<Mesh>, group: Option<&mut Group>, topology: &Topology, world_size: usize, health: Arc<Health>) -> Self {
         let mut open: Vec<Option<BackendLink>> = (0..world_size).map(|_| None).collect();
         if let Some(group) = group {
@@ -208,7 +209,7 @@ impl BackendLinks {
         Ok(())
     }
 
-    /// Tells every peer with an open link that this rank leaves in good order.
+    /// Notifies every peer with an open link that this rank leaves in good order.
     pub(super) fn leave(&mut self, engine: &mut Engine) {
         if self.health.abort_reason().is_none() {
             engine.leave(self);
@@ -239,9 +240,9 @@ impl Links for BackendLinks {
     }
 }
 
-/// Gives the message engine its links.
+/// The source of the message engine's links.
 pub(crate) struct MessageConnector {
-    /// The rings, until they are taken.
+    /// The rings, until they are handed over.
     pub(super) rings: Vec<(usize, BackendLink)>,
     pub(super) mesh: Arc<Mesh>,
     pub(super) health: Arc<Health>,
@@ -258,11 +259,11 @@ impl point_to_point::Connector for MessageConnector {
     }
 
     fn accept(&mut self) -> Vec<(usize, BackendLink)> {
-        // Rings need no opening: they are handed over at the first look.
+        // Rings need no opening: they are handed over at the first call.
         let mut links = std::mem::take(&mut self.rings);
         links.extend(self.mesh.accepted(net::Channel::PointToPoint).into_iter().map(|(rank, link)| (rank, BackendLink::tcp(link))));
         if let Some(lack) = self.mesh.lack() {
-            // Who waits for a link to this rank would wait in vain.
+            // A peer that waits for a link to this rank would wait without success.
             self.health.keep_cause(lack);
             self.health.end(AbortReason::Failed { rank: self.rank });
         }
@@ -287,7 +288,7 @@ mod tests {
     use super::*;
     use crate::host::exchange::local;
 
-    /// Both ends of a link over TCP.
+    /// Returns both ends of a link over TCP.
     fn pair() -> [BackendLink; 2] {
         let limit = Deadline::after(Duration::from_secs(20));
         let terms = net::Terms { secret: None, silence_timeout: Duration::from_secs(60) };
@@ -323,10 +324,10 @@ mod tests {
         let silence = || Silence(Duration::from_secs(60)).into();
         assert_eq!(near.softened(silence()).kind(), ErrorKind::WouldBlock);
         assert!(near.broken.is_some() && near.descriptor().is_none());
-        // The kernel has nothing against it any more.
+        // The kernel no longer reports an error.
         assert_eq!(near.try_read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
         assert!(near.broken.is_none() && near.descriptor().is_some());
-        // Nor does a write that goes through wait for anything.
+        // A successful write ends the silence too.
         assert_eq!(near.softened(silence()).kind(), ErrorKind::WouldBlock);
         assert_eq!(near.try_write(&[IoSlice::new(b"x")]).unwrap(), 1);
         assert!(near.broken.is_none());

@@ -1,8 +1,9 @@
-//! Calls on several buffers: small ones are joined, so that they cost one call together; large ones run one after the other, since copying
-//! them would cost more than their calls.
+//! Calls on several buffers. Small ones are joined, so that together they cost one call. Large ones run one after the
+//! other, since copying them would cost more than their calls.
 //!
-//! Which are joined follows from what the ranks have agreed on (the lengths of all buffers, the type, the hosts), so all do the same. Every
-//! collective here carries the digest of all lengths: the first one finds ranks that differ, before anything is written.
+//! Which buffers are joined follows from what the ranks have agreed on (the lengths of all buffers, the type, the
+//! hosts), so all ranks join the same ones. Every collective here carries the digest of all lengths: the first one
+//! detects ranks that differ, before anything is written.
 
 #![expect(unsafe_code, reason = "copies between the buffers of jobs and the memory that holds them together")]
 
@@ -17,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::host::copy::copy;
 use crate::host::scratch::Scratch;
 
-/// Jobs that are run as one call: one, or several of one kind, op, type and root on buffers of their own.
+/// Jobs that run as one call: one job, or several of one kind, op, type and root, each on its own buffers.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     first: Job,
@@ -31,7 +32,8 @@ impl From<Job> for Jobs {
 }
 
 impl Jobs {
-    /// One call of these, where there are any: what the ranks agree on is that, and the lengths of all.
+    /// Makes one call of these jobs; `None` if there are none. The ranks agree on the call and on the lengths of all
+    /// buffers.
     pub(crate) fn several(jobs: Vec<Job>) -> Option<Self> {
         let counts: Vec<usize> = jobs.iter().map(|job| job.call.count as usize).collect();
         let call = jobs.first()?.call.of_many(&counts);
@@ -39,12 +41,12 @@ impl Jobs {
         Some(Self { first: jobs.next()?, others: jobs.collect() })
     }
 
-    /// A call on a list of none, of which this job has no elements.
+    /// Makes a call on an empty list; `job` has no elements.
     pub(crate) fn of_no_buffer(job: Job) -> Self {
         Job { call: job.call.of_many(&[]), ..job }.into()
     }
 
-    /// The first one's call, which stands for all.
+    /// Returns the first job's call, which stands for all.
     pub(crate) fn call(&self) -> &Call {
         &self.first.call
     }
@@ -54,12 +56,12 @@ impl Jobs {
     }
 }
 
-/// The bytes of a job's longer buffer, which are as many on every rank.
+/// Returns the bytes of a job's longer buffer, the same on every rank.
 fn bytes(job: &Job) -> usize {
     job.memory.source_len.max(job.memory.destination_len)
 }
 
-/// The bytes of a job's block, or of its vector where there are no blocks.
+/// Returns the bytes of a job's block, or of its vector if there are no blocks.
 fn block(job: &Job) -> usize {
     match job.layout {
         BlockLayout::Equal(block) => block,
@@ -67,7 +69,7 @@ fn block(job: &Job) -> usize {
     }
 }
 
-/// Which blocks of the joined memory each job's source and destination are.
+/// The blocks of the joined memory that hold each job's source and destination.
 struct Sides {
     source: Range<usize>,
     destination: Range<usize>,
@@ -79,7 +81,7 @@ impl Sides {
         let (source, destination) = match job.call.kind {
             Collective::AllGather => (own, all),
             Collective::ReduceScatter => (all, own),
-            // The root keeps what it has.
+            // The root keeps its own data.
             Collective::Broadcast if job.call.root == Some(me as u32) => (0..1, none),
             Collective::Broadcast => (none, 0..1),
             _ => (0..1, 0..1),
@@ -89,7 +91,7 @@ impl Sides {
 }
 
 impl HostBackend {
-    /// Runs what is one call. The deadline is that of all of it.
+    /// Runs the jobs of one call. The deadline applies to all of them together.
     pub(crate) fn run_all(&mut self, jobs: &Jobs, deadline: &Deadline) -> Result<()> {
         if jobs.others.is_empty() {
             return self.run(&jobs.first, deadline);
@@ -129,20 +131,22 @@ impl HostBackend {
 
     fn run_in(&mut self, memory: &mut Scratch, first: &Job, jobs: &[&Job], deadline: &Deadline) -> Result<()> {
         let joined = Joined::of(memory, jobs, self.rank, self.peers.len())?;
-        // SAFETY: the jobs' buffers are initialised and valid as their lengths say until the jobs have run: they are made of borrows that live
-        // so long, or owned by the call. They lie apart from the memory, which is the backend's own, and nobody else writes to them.
+        // SAFETY: the jobs' buffers are initialised and valid for their lengths until the jobs have run: they come from
+        // borrows that live that long, or belong to the call. They do not overlap the memory, which belongs to the
+        // backend, and nothing else writes to them.
         unsafe { joined.fill(jobs) };
         self.run(&joined.job(first), deadline)?;
-        // SAFETY: the same; each destination was made of an exclusive borrow.
+        // SAFETY: as above; each destination comes from an exclusive borrow.
         unsafe { joined.empty(jobs) };
         Ok(())
     }
 }
 
-/// Memory that holds the buffers of several jobs: one block for each rank where the call has blocks, and in each all jobs' side by side.
+/// Memory that holds the buffers of several jobs: one block for each rank if the call has blocks, and in each block the
+/// data of all jobs side by side.
 struct Joined {
     start: *mut u8,
-    /// The bytes of a block, and of all of them.
+    /// The bytes of one block, and of all blocks.
     block: usize,
     bytes: usize,
     me: usize,
@@ -150,11 +154,11 @@ struct Joined {
 }
 
 impl Joined {
-    /// Room for these jobs.
+    /// Reserves memory for these jobs.
     fn of(memory: &mut Scratch, jobs: &[&Job], me: usize, ranks: usize) -> Result<Self> {
         let block = jobs.iter().map(|job| block(job)).sum();
         let has_blocks = jobs.first().is_some_and(|job| matches!(job.call.kind, Collective::AllGather | Collective::ReduceScatter));
-        // No more than the jobs' buffers have together, which is bounded.
+        // At most as much as the jobs' buffers together, which is bounded.
         let bytes = if has_blocks { block * ranks } else { block };
         if !memory.reserve(bytes) {
             let doing = format!("{} buffers in one call: room for {bytes} B", jobs.len());
@@ -163,16 +167,16 @@ impl Joined {
         Ok(Self { start: memory.as_mut_ptr(), block, bytes, me, ranks })
     }
 
-    /// The job that is all of them, in place.
+    /// Returns one job, in place, that stands for all of them.
     fn job(&self, first: &Job) -> Job {
-        // The others get a broadcast, and give nothing.
+        // In a broadcast, the other ranks contribute nothing.
         let in_place = first.call.kind != Collective::Broadcast || first.call.root == Some(self.me as u32);
         let (source, source_len) = if in_place { (self.start.cast_const(), self.bytes) } else { (std::ptr::null(), 0) };
         Job {
             call: Call { count: (self.block / first.element_bytes) as u64, ..first.call },
             memory: Operands { source, source_len, destination: self.start, destination_len: self.bytes },
             layout: BlockLayout::Equal(self.block),
-            // Contributions that were to be multiplied first have been.
+            // Contributions that need a multiplication have already been multiplied.
             reduction: first.reduction.as_ref().map(Reduction::again),
             element_bytes: first.element_bytes,
             in_place,
@@ -180,36 +184,38 @@ impl Joined {
         }
     }
 
-    /// Copies the jobs' contributions together.
+    /// Copies the jobs' contributions into the joined memory.
     ///
     /// # Safety
     ///
-    /// The jobs are those that this was made for. Their buffers are initialised, and valid for reads as their lengths say.
+    /// The jobs are those that this was made for. Their buffers are initialised, and valid for reads of their lengths.
     unsafe fn fill(&self, jobs: &[&Job]) {
         let mut offset = 0;
         for job in jobs {
             let (len, blocks) = (block(job), Sides::of(job, self.me, self.ranks).source);
             for (index, at) in blocks.enumerate() {
-                // SAFETY: a source has as many blocks as `Sides` says (checked when the job was made); the joined memory has as many as there are
-                // ranks, or one, each with room for every job's part. The two are apart: the joined memory belongs to the backend.
+                // SAFETY: a source has as many blocks as `Sides` states (checked when the job was made). The joined
+                // memory has one block, or one for each rank, each with room for every job's part. The two do not
+                // overlap: the joined memory belongs to the backend.
                 unsafe { copy(job.memory.source.wrapping_add(index * len), self.start.wrapping_add(at * self.block + offset), len) };
             }
             offset += len;
         }
     }
 
-    /// Copies the results to where the jobs want them.
+    /// Copies the results to the jobs' destinations.
     ///
     /// # Safety
     ///
-    /// The jobs are those that this was made for. Their destinations are valid for writes as their lengths say.
+    /// The jobs are those that this was made for. Their destinations are valid for writes of their lengths.
     unsafe fn empty(&self, jobs: &[&Job]) {
         let mut offset = 0;
         for job in jobs {
             let (len, blocks) = (block(job), Sides::of(job, self.me, self.ranks).destination);
             for (index, at) in blocks.enumerate() {
-                // SAFETY: as many blocks of the destination as `Sides` says (checked when the job was made), from as many of the joined memory,
-                // which is apart from it and initialised. What is in it are elements: `run` has made truth values of what came as some.
+                // SAFETY: the destination has as many blocks as `Sides` states (checked when the job was made). As many
+                // come from the joined memory, which does not overlap it and is initialised. They hold valid elements:
+                // `run` has normalised what was received as bools.
                 unsafe { copy(self.start.wrapping_add(at * self.block + offset), job.memory.destination.wrapping_add(index * len), len) };
             }
             offset += len;

@@ -1,20 +1,26 @@
 //! The host backend of one communicator: decides the route of each call and runs it.
 //!
-//! Three routes: inside one host, over shared memory alone; between ranks that share no host, over links by a plan; and
-//! hierarchical, where the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each host shares.
+//! There are three routes:
+//! - Inside one host: over shared memory alone.
+//! - Between ranks that share no host: over links, by a plan.
+//! - Hierarchical: the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each
+//!   host distributes the result.
 //!
 //! # Agreement
 //!
-//! Every collective carries its call's fingerprint (sequence, kind, op, type, count, root, hash of the counts) in its first message, and
-//! no rank writes to the caller's destination before it has heard, directly or through others, from every rank. Where the data's own way
-//! does not tell everyone of everyone, plans begin with a dissemination round of empty messages, beside which data is already sent.
-//! That costs rooted collectives up to log₂ n hops, nothing between two ranks, and makes every collective synchronising. It buys that a
-//! mismatch is an error on every rank and touches no buffer. Where each rank knows a part of the counts, these are compared first, by a sum
-//! over all ranks (`counts.rs`), and data follows: as many messages, and for `gather_v` and `scatter_v` one hop more.
+//! Every collective carries its call's fingerprint (sequence, kind, op, type, count, root, hash of the counts) in its
+//! first message. No rank writes to the caller's destination before it has received, directly or through others, the
+//! fingerprint of every rank. If the data's own route does not inform every rank about every other, the plan begins
+//! with a dissemination round of empty messages, and data is already sent alongside it. That costs rooted collectives
+//! up to log₂ n hops, nothing between two ranks, and makes every collective synchronising. In return, a mismatch is an
+//! error on every rank and touches no buffer. If each rank knows only a part of the counts, these are compared first,
+//! by a sum over all ranks (`counts.rs`), and the data follows. The number of messages stays the same; `gather_v` and
+//! `scatter_v` take one hop more.
 //!
-//! A rank that finds a difference ends the communicator with an *abort reason* of 80 bytes, which is written to shared memory and flooded over
-//! all links, so that ranks with no link to the culprit get the same error. A broken link is not taken for a dead peer for 200 ms: whoever
-//! knows why it broke gets a moment to say so, or the cause would be lost in a race between a message and an end of file.
+//! A rank that finds a difference ends the communicator with an *abort reason* of 80 bytes. It is written to shared
+//! memory and flooded over all links, so that ranks with no link to the culprit get the same error. A broken link is
+//! not taken for a dead peer for 200 ms, so that a rank that knows the cause can report it. Otherwise the cause would
+//! be lost in a race between a message and an end of file.
 
 mod counts;
 mod job;
@@ -60,45 +66,45 @@ pub(crate) struct HostBackend {
     peers: Arc<[Peer]>,
     health: Arc<Health>,
     recorder: Arc<Flight>,
-    /// Nobody until the communicator is made.
+    /// Empty until the communicator is created.
     observers: Observers,
     topology: Topology,
-    /// This rank's place among the ranks of its host, and how many these are, whatever links they use.
+    /// This rank's index among the ranks of its host, and how many these are, whatever links they use.
     local: (usize, usize),
-    /// Whether these are more than the processors that they have between them.
+    /// Whether the ranks of this host outnumber the processors that they share.
     is_crowded: bool,
-    /// The shared memory of this host's ranks, where there are several that have any.
+    /// The shared memory of this host's ranks, if several of them have any.
     group: Option<Group>,
-    /// Who cannot share memory, and why, in words: the ranks of that host use TCP.
+    /// The rank that cannot share memory, and why, as text. The ranks of its host use TCP.
     unshared: Option<String>,
     links: BackendLinks,
     engine: Engine,
-    /// Of calls over links.
+    /// Plans of calls over links.
     plans: Plans,
     chooser: Chooser,
     /// The number of the next collective.
     sequence: u64,
-    /// The number of a barrier whose deadline passed inside one host: the next barrier takes it up again.
+    /// The number of a barrier whose deadline passed inside one host. The next barrier continues it.
     unfinished_barrier: Option<u64>,
-    /// Memory for what a host has reduced before hosts exchange it.
+    /// Memory for the result of a host's reduction before the hosts exchange it.
     scratch: Scratch,
-    /// Memory that holds the small buffers of one call together.
+    /// Memory that joins the small buffers of one call.
     joined: Scratch,
     /// The communicator's random number.
     id: [u8; 16],
-    /// Where each rank can be found should the communicator fail, as it said.
+    /// The address at which each rank is reachable if the communicator fails, as that rank reported it.
     recovery_listeners: Vec<Option<SocketAddr>>,
     /// Which ranks are threads of this process.
     #[cfg(feature = "cuda")]
     same_process: Box<[bool]>,
-    /// Which ranks number processes as this one does.
+    /// The ranks that see processes under the same numbers as this one.
     #[cfg(feature = "cuda")]
     same_numbers: Box<[bool]>,
-    /// Whether the others have been told that this rank leaves.
+    /// Whether the other ranks have been notified that this rank leaves.
     has_left: bool,
 }
 
-/// A call under way. Dropped only where a panic (in a custom op) leaves it half done: then the communicator ends.
+/// A call in progress. Dropped only if a panic (in a custom op) interrupts it; then the communicator ends.
 struct Running<'a>(&'a mut HostBackend, &'a Call);
 
 impl Drop for Running<'_> {
@@ -110,7 +116,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// What a panic inside a custom op becomes.
+/// Returns the error for a panic inside a custom op.
 pub(crate) fn op_panicked() -> Error {
     Error::argument("custom op", "it panicked, so the communicator is ended; its message is on standard error")
 }
@@ -120,17 +126,18 @@ impl HostBackend {
         self.rank
     }
 
-    /// Every rank's host and process, by rank.
+    /// Returns every rank's host and process, by rank.
     pub(crate) fn peers(&self) -> Arc<[Peer]> {
         Arc::clone(&self.peers)
     }
 
-    /// The communicator's random number, which no other has.
+    /// Returns the communicator's random number, which no other communicator has.
     pub(crate) fn id(&self) -> [u8; 16] {
         self.id
     }
 
-    /// Where each rank can be found should the communicator fail; `None` for ranks that did not say.
+    /// Returns the address at which each rank is reachable if the communicator fails; `None` for ranks that reported
+    /// none.
     pub(crate) fn recovery_listeners(&self) -> &[Option<SocketAddr>] {
         &self.recovery_listeners
     }
@@ -139,7 +146,7 @@ impl HostBackend {
         Arc::clone(&self.health)
     }
 
-    /// What the communicator's calls are recorded in.
+    /// Returns the recorder of the communicator's calls.
     pub(crate) fn recorder(&self) -> Arc<Flight> {
         Arc::clone(&self.recorder)
     }
@@ -148,12 +155,12 @@ impl HostBackend {
         self.observers.clone()
     }
 
-    /// Says who is told of collectives.
+    /// Sets the observers that are notified of collectives.
     pub(crate) fn set_observers(&mut self, observers: Observers) {
         self.observers = observers;
     }
 
-    /// How calls are routed and, between hosts, done, in words.
+    /// Describes how calls are routed and which algorithms are used between hosts.
     pub(crate) fn explain(&self) -> String {
         let hosts = self.topology.host_count();
         let unshared = self.unshared.as_ref().map_or(String::new(), |why| format!(" (without shared memory: {why})"));
@@ -168,12 +175,12 @@ impl HostBackend {
         }
     }
 
-    /// How its ranks reach each other, in a few words.
+    /// Describes briefly how the ranks reach each other.
     pub(crate) fn wiring(&self) -> String {
         self.explain().lines().next().unwrap_or_default().trim_end_matches(':').to_owned()
     }
 
-    /// How a call on `bytes` in all is done, on ordinary memory with a built-in op.
+    /// Returns the algorithm of a call on `bytes` in total, for ordinary memory and a built-in op.
     pub(crate) fn algorithm(&self, kind: Collective, bytes: usize, element_bytes: usize) -> Algorithm {
         match &self.group {
             _ if self.peers.len() == 1 => Algorithm::Copy,
@@ -183,7 +190,7 @@ impl HostBackend {
         }
     }
 
-    /// How a job is done.
+    /// Returns the algorithm of a job.
     fn algorithm_of(&self, job: &Job) -> Algorithm {
         let bytes = match (job.call.kind, &job.layout) {
             // Only the root has the whole vector.
@@ -196,40 +203,42 @@ impl HostBackend {
         self.algorithm(job.call.kind, bytes, job.element_bytes)
     }
 
-    /// Which ranks are threads of this process, by rank.
+    /// Returns which ranks are threads of this process, by rank.
     #[cfg(feature = "cuda")]
     pub(crate) fn same_process(&self) -> &[bool] {
         &self.same_process
     }
 
-    /// Of which ranks this process sees the processes under the numbers that they know themselves by, by rank.
+    /// Returns, by rank, whether this process sees that rank's process under the number that the rank itself uses.
     #[cfg(feature = "cuda")]
     pub(crate) fn same_numbers(&self) -> &[bool] {
         &self.same_numbers
     }
 
-    /// This rank's place on its host by identity, and how many ranks the host has.
+    /// Returns this rank's index on its host by identity, and how many ranks the host has.
     pub(crate) fn local(&self) -> (usize, usize) {
         self.local
     }
 
-    /// Whether the ranks of this host are more than the processors that they have between them.
+    /// Whether the ranks of this host outnumber the processors that they share.
     pub(crate) fn is_crowded(&self) -> bool {
         self.is_crowded
     }
 
-    /// The next window of this host's ranks; `None` where this rank shares its host, or memory, with nobody.
+    /// Returns the next window of this host's ranks; `None` if this rank shares no host, or no memory, with other
+    /// ranks.
     pub(crate) fn site(&mut self) -> Option<Site> {
         self.group.as_mut().and_then(Group::site)
     }
 
-    /// Where the ranks of this host say that they give up on their devices; `None` where this rank shares memory with nobody.
+    /// Returns where the ranks of this host announce that they give up on their devices; `None` if this rank shares no
+    /// memory.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_end(&self) -> Option<DeviceEnd> {
         self.group.as_ref().map(Group::device_end)
     }
 
-    /// Lets collectives know of a window that all ranks have opened.
+    /// Makes a window that all ranks have opened known to collectives.
     pub(crate) fn admit(&mut self, segment: &Segment) {
         if let Some(group) = &mut self.group {
             group.admit(segment);
@@ -242,7 +251,7 @@ impl HostBackend {
         if self.observers.watch().is_some() { self.run_watched(job, deadline) } else { self.run_unwatched(job, deadline) }
     }
 
-    /// Runs one collective while somebody listens.
+    /// Runs one collective while there are observers.
     #[cold]
     #[inline(never)]
     fn run_watched(&mut self, job: &Job, deadline: &Deadline) -> error::Result<()> {
@@ -265,7 +274,7 @@ impl HostBackend {
             group.forget_dropped();
         }
         let call = Call { sequence: self.number(job.call.kind), ..job.call };
-        // Dropped last, also where a custom op panics. A rank that is alone gets its own elements.
+        // Dropped last, even if a custom op panics. A rank that is alone gets its own elements.
         let others = self.peers.len() > 1;
         let normalised = others.then(|| job.normalised());
         let running = Running(self, &call);
@@ -285,13 +294,14 @@ impl HostBackend {
         }
     }
 
-    /// Whether a call takes so long that a look at the clock is nothing: it goes over links, or moves much.
+    /// Whether a call takes so long that reading the clock costs nothing in comparison: it goes over links, or moves
+    /// much.
     #[inline]
     fn is_long(&self, job: &Job) -> bool {
         job.memory.source_len.max(job.memory.destination_len) >= LONG_CALL_BYTES || !self.topology.is_one_host()
     }
 
-    /// The number of a call of this kind.
+    /// Returns the number of a call of this kind.
     #[inline]
     fn number(&mut self, kind: Collective) -> u64 {
         if let Some(number) = self.unfinished_barrier.take()
@@ -303,7 +313,7 @@ impl HostBackend {
         self.sequence - 1
     }
 
-    /// Which way a call goes.
+    /// Runs a call by its route.
     #[inline]
     fn route(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         if self.peers.len() == 1 {
@@ -316,7 +326,7 @@ impl HostBackend {
         }
     }
 
-    /// A call that goes over links, and is on record from its beginning: a look at the clock is nothing to it.
+    /// Runs a call over links. It is recorded from its beginning, since reading the clock costs nothing in comparison.
     fn run_between(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         self.recorder.begin(call);
         if call.kind.is_pairwise() {
@@ -325,14 +335,14 @@ impl HostBackend {
         if self.topology.is_scattered() { self.run_inter_host(job, call, deadline) } else { self.run_hierarchical(job, call, deadline) }
     }
 
-    /// Ends the communicator: every peer that can be reached is told, and later calls are refused.
+    /// Ends the communicator: notifies every peer that can be reached. Later calls are refused.
     #[cold]
     fn end(&mut self, stop: &Interrupted, job: &Job, call: &Call, deadline: &Deadline) -> Error {
         let own = self.health.own_failure(&stop.abort_reason, self.rank);
         let seen = stop.clone().seen_by(self.rank as u32, []);
         let error = own.unwrap_or_else(|| self.recorder.with_meanwhile(seen.to_error(&job.in_words(call), deadline, &self.peers)));
         if call.kind == Collective::Barrier && self.topology.is_one_host() && error.is_timeout() && self.is_whole() {
-            // Everyone will still come to this step of the shared memory, so nothing is lost.
+            // All ranks will still arrive at this step of the shared memory, so nothing is lost.
             self.unfinished_barrier = Some(call.sequence);
             return error;
         }
@@ -343,12 +353,12 @@ impl HostBackend {
         error
     }
 
-    /// Whether nobody has ended the communicator: neither here nor, as far as shared memory tells, a rank of this host.
+    /// Whether the communicator has not ended: neither here nor, as far as shared memory shows, on a rank of this host.
     fn is_whole(&self) -> bool {
         self.health.abort_reason().is_none() && self.group.as_ref().and_then(Group::abort_reason).is_none()
     }
 
-    /// Passes the end of the communicator, where it has ended, on to everyone who can be reached and was not told before.
+    /// If the communicator has ended, passes that on to every peer that can be reached and was not notified before.
     pub(crate) fn propagate(&mut self) {
         let Some(abort_reason) = self.health.abort_reason().copied().filter(|_| !self.health.is_foreign()) else { return };
         if let Some(group) = &self.group {
@@ -359,7 +369,8 @@ impl HostBackend {
 }
 
 impl HostBackend {
-    /// Tells the others that this rank leaves, or why the communicator has ended; once. Later calls are refused.
+    /// Notifies the other ranks, once, that this rank leaves or why the communicator has ended. Later calls are
+    /// refused.
     pub(crate) fn close(&mut self) {
         if self.health.is_foreign() || std::mem::replace(&mut self.has_left, true) {
             return;

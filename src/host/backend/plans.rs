@@ -1,7 +1,9 @@
-//! Which algorithm a call over links takes, and the plans of the latest ones: a training step makes the same calls again and again.
+//! Which algorithm a call over links uses, and the plans of the latest calls: a training step makes the same calls
+//! again and again.
 //!
-//! A plan is found by everything that it depends on, and keeps the check for the memory that it last ran on. So a call of a known shape
-//! neither allocates nor goes through its plan to check it. Plans of `all_to_all_v` are not kept: its counts mostly differ from call to call.
+//! A plan is looked up by everything that it depends on, and keeps the check for the memory that it last ran on. So a
+//! call of a known shape neither allocates nor goes through its plan to check it. Plans of `all_to_all_v` are not kept:
+//! its counts mostly differ from call to call.
 
 use std::sync::Arc;
 
@@ -15,17 +17,17 @@ use crate::host::plan::cost::{CostTable, LinkClass, Order, Policy, Question};
 use crate::host::plan::{Blocks, Shape};
 use crate::host::reduce::Kernel;
 
-/// Chooses algorithms.
+/// The choice of algorithms.
 #[derive(Debug, Clone)]
 pub(super) struct Chooser {
     policy: Policy,
-    /// What the links between hosts are.
+    /// The kind of links between hosts.
     class: LinkClass,
     reproducible: bool,
 }
 
 impl Chooser {
-    /// By these settings. `one_host`: every rank is on this host, though each may count as a host.
+    /// Creates it from these settings. `one_host`: every rank is on this host, even if each may count as a host.
     pub(super) fn new(config: &Config, one_host: bool) -> Self {
         let class = if one_host { LinkClass::Loopback } else { LinkClass::Tcp };
         Self { policy: Policy::new(CostTable::default(), config.algorithms.clone()), class, reproducible: config.reproducible }
@@ -36,7 +38,7 @@ impl Chooser {
         self.order(kernel) != Order::Any
     }
 
-    /// What folds have to promise.
+    /// Returns the order that folds must keep.
     fn order(&self, kernel: Option<&Kernel>) -> Order {
         match kernel {
             Some(_) if self.reproducible => Order::Exact,
@@ -45,18 +47,18 @@ impl Chooser {
         }
     }
 
-    /// The algorithm of a call on `bytes` in all.
+    /// Returns the algorithm of a call on `bytes` in total.
     pub(super) fn algorithm(&self, kind: Collective, bytes: usize, participants: &Participants<'_>) -> Algorithm {
         let (n, order) = (participants.ranks.len(), self.order(participants.kernel));
         self.choose(kind, bytes, participants.element_bytes(), n, order)
     }
 
-    /// The choices between `n` hosts, in words.
+    /// Describes the choices between `n` hosts.
     pub(super) fn explain(&self, n: usize) -> String {
         self.policy.explain(n, self.class).to_string()
     }
 
-    /// The algorithm of a call of built-in ops on `bytes` in all, between `n` ranks.
+    /// Returns the algorithm of a call with built-in ops on `bytes` in total, between `n` ranks.
     pub(super) fn algorithm_of_builtin(&self, kind: Collective, bytes: usize, element_bytes: usize, n: usize) -> Algorithm {
         let folds = kind.reduces();
         let order = if folds && self.reproducible { Order::Exact } else { Order::Any };
@@ -67,17 +69,17 @@ impl Chooser {
         self.policy.choose(&Question { kind, bytes, element_bytes, n, class: self.class, order })
     }
 
-    /// The segments in which large messages travel.
+    /// Returns the size of the segments of large messages, in bytes.
     pub(super) fn segment(&self) -> usize {
         self.policy.segment_bytes(self.class)
     }
 }
 
-/// Who takes part in one exchange over links, and how elements are folded.
+/// The ranks that take part in one exchange over links, and the kernel that folds their elements.
 pub(super) struct Participants<'a> {
     /// The ranks, in the order in which they are numbered here.
     pub(super) ranks: Arc<[usize]>,
-    /// This rank's place among them.
+    /// This rank's index among them.
     pub(super) me: usize,
     pub(super) kernel: Option<&'a Kernel>,
 }
@@ -88,29 +90,29 @@ impl Participants<'_> {
     }
 }
 
-/// Plans by shape. The one that has not been used for longest makes room.
+/// Plans by shape. The least recently used one makes room.
 #[derive(Debug, Default)]
 pub(super) struct Plans {
     kept: Vec<Kept>,
-    /// What they take in all.
+    /// What they occupy in total, in bytes.
     bytes: usize,
-    /// How often one was used.
+    /// How many times a plan was used.
     uses: u64,
 }
 
 #[derive(Debug)]
 struct Kept {
-    /// Blocks that differ are empty here, and stand in `counts`.
+    /// If the blocks differ, they are empty here and listed in `counts`.
     shape: Shape<'static>,
     counts: Box<[usize]>,
     plan: CheckedPlan,
     bytes: usize,
-    /// The use that was its latest.
+    /// The number of its latest use.
     used: u64,
 }
 
 impl Plans {
-    /// Runs the plan of a shape; keeps it where that went well.
+    /// Runs the plan of a shape, and keeps it if that succeeds.
     pub(super) fn run<E>(&mut self, shape: &Shape<'_>, run: impl FnOnce(&CheckedPlan) -> Result<(), E>) -> Result<(), E> {
         self.uses += 1;
         if let Some(kept) = self.kept.iter_mut().find(|kept| kept.is_of(shape)) {
@@ -136,7 +138,7 @@ impl Plans {
 }
 
 impl Kept {
-    /// `None` for shapes that are not kept.
+    /// Returns `None` for shapes that are not kept.
     fn new(shape: &Shape<'_>, plan: CheckedPlan, used: u64) -> Option<Self> {
         let (blocks, counts) = match shape.blocks {
             _ if shape.receives.is_some() => return None,
@@ -175,7 +177,7 @@ mod tests {
         }
     }
 
-    /// Runs a shape; says whether its plan was there, having compared it with one made anew.
+    /// Runs a shape, and compares its plan with a newly made one. Returns whether the plan had been kept.
     fn was_there(plans: &mut Plans, shape: &Shape<'_>) -> bool {
         let places: Vec<*const Plan> = plans.kept.iter().map(|kept| std::ptr::from_ref(kept.plan.plan())).collect();
         let mut found = None;
@@ -230,7 +232,7 @@ mod tests {
     #[test]
     fn plans_take_no_more_than_a_bounded_number_of_bytes() {
         let mut plans = Plans::default();
-        // A segment for each so many bytes: plans of a few hundred steps.
+        // A segment for each byte: plans of a few hundred steps.
         let of = |len: usize| Shape { segment: 1, ..shape(Blocks::Equal(len)) };
         let mut pushed_out = false;
         for len in 100..100 + KEPT {

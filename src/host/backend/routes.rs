@@ -32,15 +32,16 @@ impl HostBackend {
             && !job.is_too_large_to_share()
         {
             let memory = Memory { source: job.memory.source, destination: job.memory.destination };
-            // SAFETY: an all-reduce of `BlockLayout::Equal(bytes)` was made of two buffers of so many bytes, whole elements, aligned, borrowed
-            // until it has run: two borrows, which are apart, or one for both, or one and the contribution multiplied.
+            // SAFETY: an all-reduce of `BlockLayout::Equal(bytes)` was made from two buffers of that many bytes: whole
+            // elements, aligned, borrowed until it has run. They are two borrows, which do not overlap; or one for
+            // both; or one, and the contribution multiplied.
             return unsafe { group.all_reduce(memory, *bytes, kernel, true, &context) };
         }
         if call.kind.is_pairwise() {
             return self.run_pairwise(job, call, deadline);
         }
         if job.is_too_large_to_share() {
-            // An element does not fit: links carry these, once everyone is known to make this call.
+            // An element does not fit: links carry these, once all ranks are known to make this call.
             group.barrier(&context)?;
             return self.run_inter_host(job, call, deadline);
         }
@@ -57,7 +58,7 @@ impl HostBackend {
 
     // Between hosts.
 
-    /// Runs a call of which each rank knows a part of the counts. Links carry it, once these are known to fit together everywhere.
+    /// Runs a call of which each rank knows a part of the counts. Links carry it, once all counts are known to match.
     pub(super) fn run_pairwise(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         self.compare_counts(job, call, deadline)?;
         self.run_inter_host(job, call, deadline)
@@ -88,7 +89,7 @@ impl HostBackend {
         self.execute(&shape, &participants, operands, job.lists.as_deref(), call, deadline)
     }
 
-    /// Sums words over all ranks, whichever way these reach each other, as a part of a call on something else.
+    /// Sums words over all ranks, however these reach each other, as a part of another call.
     pub(super) fn sum_words(&mut self, words: &mut [u64; 2], call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let kernel = Kernel::of(&crate::call::op::Reduction::<u64>::from(ReduceOp::Sum), TypeTag::Scalar(DType::U64), self.peers.len())
             .map_err(|_| AbortReason::Failed { rank: self.rank as u32 })?;
@@ -99,12 +100,12 @@ impl HostBackend {
             Some(group) if self.topology.is_one_host() => {
                 let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
                 let memory = Memory { source: operands.source, destination: operands.destination };
-                // SAFETY: both are the same two words, borrowed for as long as this runs.
+                // SAFETY: both are the same two words, borrowed while this runs.
                 unsafe { group.all_reduce(memory, bytes, &kernel, true, &context) }
             }
             _ if self.topology.is_scattered() => {
                 let participants = Participants { ranks: self.topology.everyone(), me: self.rank, kernel: Some(&kernel) };
-                // Sums of words come out alike in whatever order, and this takes the fewest messages.
+                // Sums of words are the same in any order, and this takes the fewest messages.
                 let shape = Shape { algorithm: Algorithm::Doubling, ..self.shape(Collective::AllReduce, &participants, bytes, 0) };
                 self.execute(&shape, &participants, operands, None, call, deadline)
             }
@@ -112,7 +113,8 @@ impl HostBackend {
         }
     }
 
-    /// Exchanges words with every rank over links (`AllToAll`), or gathers those of every rank (`AllGather`), as a part of a call on something else.
+    /// Exchanges words with every rank over links (`AllToAll`), or gathers those of every rank (`AllGather`), as a part
+    /// of another call.
     pub(super) fn exchange_words(
         &mut self,
         kind: Collective,
@@ -129,7 +131,8 @@ impl HostBackend {
         self.execute(&shape, &participants, Operands { source, source_len, destination, destination_len }, None, call, deadline)
     }
 
-    /// The shape of a call on `bytes` in all. `root`: the number of the root among the participants, where there is one.
+    /// Returns the shape of a call on `bytes` in total. `root`: the number of the root among the participants, if there
+    /// is one.
     pub(super) fn shape(&self, kind: Collective, participants: &Participants<'_>, bytes: usize, root: usize) -> Shape<'static> {
         Shape {
             kind,
@@ -162,12 +165,13 @@ impl HostBackend {
             let request = Execution {
                 plan,
                 participants: &participants.ranks,
-                // SAFETY: these are a job's buffers, scratch memory of the backend's, words that a caller has borrowed, or null and of length 0. Both hold
-                // what their lengths say, initialised, until this call returns: a job's are made of borrows (`prepare`), and nothing reserves scratch
-                // meanwhile. They
-                // are aligned to their elements: borrows of these, blocks of whole elements of them, or 64 bytes, which is what folds ask of
-                // scratch. In place one is the other, or a block of it (`Job::narrowed`); nobody but the engine uses either meanwhile. The
-                // blocks of lists are made of borrows in the same way, one for each rank, and have the length in all.
+                // SAFETY: these are a job's buffers, scratch memory of the backend, words that a caller has borrowed,
+                // or null and of length 0. Both are initialised over their lengths until this call returns: a job's
+                // come from borrows (`prepare`), and nothing reserves scratch meanwhile. They are aligned to their
+                // elements: borrows of these, blocks of whole elements of them, or 64 bytes, which is what folds
+                // require of scratch. In place, one is the other or a block of it (`Job::narrowed`). Nothing but the
+                // engine uses either meanwhile. The blocks of lists come from borrows in the same way, one for each
+                // rank, and have that length in total.
                 memory: unsafe { engine::Memory::new(source, source_len, destination, destination_len, lists) },
                 call,
                 fold: participants.kernel.map(|kernel| kernel as &dyn Fold),
@@ -201,15 +205,15 @@ impl HostBackend {
         }
     }
 
-    /// One rank of each host: the root on its own host, the first rank elsewhere.
+    /// Returns one rank of each host: the root on its own host, the first rank elsewhere.
     fn representatives(&self, root: usize) -> Arc<[usize]> {
         let mut representatives = self.topology.share_owners(0).to_vec();
         representatives[self.topology.place(root).0] = root;
         representatives.into()
     }
 
-    /// Reduce-scatter on the host, all-reduce of each share between hosts, all-gather on the host. The caller's destination is written last,
-    /// when every rank is known to make the same call.
+    /// Runs a reduce-scatter on the host, an all-reduce of each share between hosts, and an all-gather on the host. The
+    /// caller's destination is written last, when every rank is known to make the same call.
     fn hierarchical_all_reduce(
         &mut self,
         operands: Operands,
@@ -221,7 +225,7 @@ impl HostBackend {
         let (shares, local, ranks) = (self.topology.shares(), self.topology.local(), self.topology.local_ranks().len());
         let Operands { source, destination, .. } = operands;
         if self.group.is_none() {
-            // This rank is alone on its host, so there is one share: everything.
+            // This rank is alone on its host, so there is one share, which is everything.
             let participants = Participants { ranks: self.topology.share_owners(0), me: self.topology.host(), kernel: Some(kernel) };
             let shape = self.shape(Collective::AllReduce, &participants, bytes, 0);
             return self.execute(&shape, &participants, operands, None, call, deadline);
@@ -233,8 +237,8 @@ impl HostBackend {
         let (health, recorder) = (Arc::clone(&self.health), Arc::clone(&self.recorder));
         let context = CallContext { call, deadline, health: &health, recorder: &recorder };
         if let Some(group) = self.group.as_mut() {
-            // SAFETY: the source holds all shares (`cut` makes them add up to its length, in whole elements), the scratch memory this rank's;
-            // they are apart, and aligned to the element or to 64 bytes.
+            // SAFETY: the source holds all shares (`cut` makes them add up to its length, in whole elements), and the
+            // scratch memory holds this rank's. They do not overlap, and are aligned to the element or to 64 bytes.
             unsafe { group.reduce_scatter(Memory { source, destination: scratch }, blocks, kernel, false, &context) }?;
         }
         if local < shares {
@@ -244,13 +248,13 @@ impl HostBackend {
             self.execute(&shape, &participants, part, None, call, deadline)?;
         }
         match self.group.as_mut() {
-            // SAFETY: the scratch memory holds this rank's share, the destination room for all of them.
+            // SAFETY: the scratch memory holds this rank's share, and the destination has room for all shares.
             Some(group) => unsafe { group.all_gather(Memory { source: scratch, destination }, blocks, &context) },
             None => Ok(()),
         }
     }
 
-    /// Reduce to one rank of each host, then between those to the root.
+    /// Reduces to one rank of each host, then between those to the root.
     fn hierarchical_reduce(
         &mut self,
         job: &Job,
@@ -268,8 +272,9 @@ impl HostBackend {
             let local = self.topology.place(representative).1;
             let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
             if let Some(group) = self.group.as_mut() {
-                // SAFETY: the source (the job's, or its contribution multiplied) and the scratch memory hold `bytes` bytes of whole elements
-                // each, aligned to them or to 64 bytes, and are apart: the backend owns the latter, and reserves no more before this returns.
+                // SAFETY: the source (the job's, or its contribution multiplied) and the scratch memory hold `bytes`
+                // bytes of whole elements each, aligned to them or to 64 bytes. They do not overlap: the backend owns
+                // the scratch memory, and reserves no more before this returns.
                 unsafe { group.reduce(Memory { source: part.source, destination: scratch }, bytes, local, kernel, false, &context) }?;
             }
             part.source = scratch;
@@ -279,11 +284,12 @@ impl HostBackend {
             let shape = self.shape(Collective::Reduce, &participants, bytes, self.topology.place(root).0);
             self.execute(&shape, &participants, part, None, call, deadline)?;
         }
-        // So that everyone on the host hears of a disagreement between hosts.
+        // So that every rank of the host is notified of a disagreement between hosts.
         self.agree_within_host(call, deadline)
     }
 
-    /// From the root to one rank of each host, and from these to the others of their host. The ranks of a host agree first.
+    /// Sends from the root to one rank of each host, and from these to the others of their host. The ranks of a host
+    /// agree first.
     fn hierarchical_broadcast(&mut self, job: &Job, bytes: usize, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let root = call.root.unwrap_or_default() as usize;
         self.agree_within_host(call, deadline)?;
@@ -301,14 +307,14 @@ impl HostBackend {
         let local = self.topology.place(representative).1;
         let context = CallContext { call, deadline, health: &self.health, recorder: &self.recorder };
         match self.group.as_mut() {
-            // SAFETY: the representative's source is the root's own, or what it has just received into its destination; every
-            // destination holds `bytes` bytes.
+            // SAFETY: the representative's source is the root's own, or what it has just received into its destination.
+            // Every destination holds `bytes` bytes.
             Some(group) => unsafe { group.broadcast(memory, bytes, local, &context) },
             None => Ok(()),
         }
     }
 
-    /// Everyone on the host, then one of each host, then everyone on the host again.
+    /// Meets on the host, then between one rank of each host, then on the host again.
     fn hierarchical_barrier(&mut self, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         self.agree_within_host(call, deadline)?;
         if self.topology.local() == 0 {
@@ -320,7 +326,7 @@ impl HostBackend {
         self.agree_within_host(call, deadline)
     }
 
-    /// Scratch memory of the backend's own.
+    /// Reserves the backend's scratch memory.
     fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Interrupted> {
         if self.scratch.reserve(bytes) {
             return Ok(self.scratch.as_mut_ptr());
@@ -330,7 +336,7 @@ impl HostBackend {
     }
 }
 
-/// The collectives other than all-reduce, inside a host.
+/// Runs the collectives other than all-reduce inside a host.
 fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'_>) -> Result<(), Interrupted> {
     let narrowed = job.narrowed(rank);
     let memory = Memory { source: narrowed.source, destination: narrowed.destination };
@@ -348,10 +354,11 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
     if is_agreement_alone(job) {
         return group.barrier(context);
     }
-    // SAFETY: for each, that the job's buffers are as long as its layout says, of whole elements, aligned, was checked when it was made
-    // (`prepare`); they are borrowed until it has run. A rank that the collective reads nothing of, or writes nothing to, may have
-    // passed none, and none is used. Two borrows are apart; in place they are one buffer, or that block of it that is the rank's own
-    // (`Job::narrowed`), which is what each of the collectives asks of them.
+    // SAFETY: this holds for each of the collectives. When the job was made (`prepare`), it was checked that its
+    // buffers are as long as its layout states, of whole elements, and aligned; they are borrowed until it has run. A
+    // rank that the collective reads nothing of, or writes nothing to, may have passed no buffer, and none is used. Two
+    // borrows do not overlap. In place, they are one buffer, or the block of it that belongs to the rank
+    // (`Job::narrowed`), which is what each of the collectives requires.
     unsafe {
         match (context.call.kind, job.kernel()) {
             (Collective::Broadcast, _) => group.broadcast(memory, bytes, root, context),
@@ -368,12 +375,12 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
     }
 }
 
-/// Whether ranks agree on a call, and nothing else happens: a barrier, or a reduction of no buffer.
+/// Whether the ranks only agree on a call: a barrier, or a reduction of no buffer.
 fn is_agreement_alone(job: &Job) -> bool {
     job.call.kind == Collective::Barrier || (job.call.kind.reduces() && job.kernel().is_none())
 }
 
-/// Where each block begins, for blocks side by side.
+/// Returns where each block begins, for blocks side by side.
 fn offsets(lengths: &[usize]) -> Vec<usize> {
     let next = |start: &mut usize, length: &usize| Some(std::mem::replace(start, *start + length));
     lengths.iter().scan(0, next).collect()

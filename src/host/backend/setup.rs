@@ -1,4 +1,5 @@
-//! The start of a host backend: ranks exchange facts about themselves, share memory where they share a host, and open their first links.
+//! The start of a host backend. Ranks exchange facts about themselves, share memory if they share a host, and open
+//! their first links.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Once};
@@ -27,20 +28,20 @@ use crate::host::scratch::Scratch;
 use crate::host::shm::{Channel, Sharing};
 use crate::observe::Observers;
 
-/// What a rank knows before anyone has said anything.
+/// What a rank knows before any exchange.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BackendSetup<'a> {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     pub(crate) config: &'a Config,
-    /// Where to listen for ranks of other hosts.
+    /// The address on which to listen for ranks of other hosts.
     pub(crate) listen: IpAddr,
-    /// Where this rank can be found should the communicator fail.
+    /// The address at which this rank is reachable if the communicator fails.
     pub(crate) recovery_listener: Option<SocketAddr>,
 }
 
 impl BackendSetup<'_> {
-    /// This rank's facts.
+    /// Returns this rank's facts.
     fn facts(&self) -> Result<HostFacts> {
         let mut nonce = [0; 16];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
@@ -63,7 +64,7 @@ impl BackendSetup<'_> {
         })
     }
 
-    /// Everyone's facts, once they go together.
+    /// Returns every rank's facts, once they are found to be consistent.
     fn exchange_facts(&self, exchange: &mut dyn Exchange, deadline: &Deadline) -> Result<Vec<HostFacts>> {
         let blobs = exchange.all_gather(&self.facts()?.to_bytes(), deadline)?;
         let facts: Vec<HostFacts> =
@@ -75,10 +76,11 @@ impl BackendSetup<'_> {
 }
 
 impl HostBackend {
-    /// How many exchanges [`HostBackend::connect`] takes part in, whatever the topology.
+    /// Number of exchanges that [`HostBackend::connect`] takes part in, whatever the topology.
     pub(crate) const EXCHANGES: usize = 4;
 
-    /// Connects this rank with the others of the exchange: its backend, and what its messages will travel on. Every rank calls it.
+    /// Connects this rank with the others of the exchange. Returns its backend, and the connector for its messages.
+    /// Every rank calls it.
     pub(crate) fn connect(exchange: &mut dyn Exchange, setup: &BackendSetup<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {
         let BackendSetup { rank, world_size, config, listen, recovery_listener: _ } = *setup;
         let secret = config.secret.as_ref();
@@ -160,13 +162,13 @@ impl HostBackend {
     }
 }
 
-/// What the flight recorder is to do. An absurd number of calls given by the program is cut to what memory may hold.
+/// Returns the settings of the flight recorder. An excessive number of calls is reduced to what memory may hold.
 fn orders(config: &Config) -> Orders {
     let calls = config.flight_recorder_calls.min(Config::MAX_FLIGHT_RECORDER_CALLS);
     Orders { calls, stall_warning: config.stall_warning, folder: config.flight_recorder_dir.clone() }
 }
 
-/// Refuses a rank that listens on the loopback interface where another rank has another one: none of its connections would come to it.
+/// Refuses a rank that listens on its loopback interface if another rank has a different one and could never connect.
 fn check_reach(facts: &[HostFacts], peers: &[Peer], address_of: impl Fn(usize) -> Option<SocketAddr>) -> Result<()> {
     for (rank, own) in facts.iter().enumerate() {
         let Some(address) = address_of(rank).filter(|address| address.ip().is_loopback() && !own.loopback.is_empty()) else { continue };
@@ -183,7 +185,7 @@ fn check_reach(facts: &[HostFacts], peers: &[Peer], address_of: impl Fn(usize) -
     Ok(())
 }
 
-/// Who cannot share memory, and why; `None` where all can.
+/// Describes which rank cannot share memory, and why; `None` if all can.
 fn in_words(refusals: &[(usize, String)], peers: &[Peer], config: &Config) -> Option<String> {
     let (rank, reason) = refusals.first()?;
     let remedy = if config.host_identity.is_some() {
@@ -194,7 +196,7 @@ fn in_words(refusals: &[(usize, String)], peers: &[Peer], config: &Config) -> Op
     Some(format!("{} cannot share it: {reason}{remedy}", peers[*rank]))
 }
 
-/// Warns, on one rank of each host whose ranks do without shared memory. Later communicators of the process meet the same, and are silent.
+/// Warns, on one rank of each host whose ranks do without shared memory. Warns once per process.
 fn report(why: &str, topology: &Topology, refusals: &[(usize, String)]) {
     static REPORTED: Once = Once::new();
     let ours = topology.local_ranks();
@@ -203,20 +205,20 @@ fn report(why: &str, topology: &Topology, refusals: &[(usize, String)]) {
     }
 }
 
-/// Identities by which the ranks of those hosts are apart of which a rank cannot share memory.
+/// Returns identities that separate the ranks of each host on which a rank cannot share memory.
 fn apart(identities: &[String], refusals: &[(usize, String)]) -> Vec<String> {
     let is_without = |identity: &String| refusals.iter().any(|(rank, _)| identities.get(*rank) == Some(identity));
     let name = |(rank, identity): (usize, &String)| if is_without(identity) { format!("{identity} rank={rank}") } else { identity.clone() };
     identities.iter().enumerate().map(name).collect()
 }
 
-/// A rank's place among the ranks of its host, and how many these are, whatever links they use.
+/// Returns a rank's index among the ranks of its host, and how many these are, whatever links they use.
 fn place_on_host(identities: &[String], rank: usize) -> (usize, usize) {
     let before = |end: usize| identities[..end].iter().filter(|identity| **identity == identities[rank]).count();
     (before(rank), before(identities.len()))
 }
 
-/// Whether the ranks of a rank's host are more than the processors that they have between them.
+/// Whether the ranks of a rank's host outnumber the processors that they share.
 fn is_crowded(facts: &[HostFacts], rank: usize) -> bool {
     let ranks: Vec<&HostFacts> = facts.iter().filter(|facts_of| facts_of.identity == facts[rank].identity).collect();
     let known: Vec<Processors> = ranks.iter().filter_map(|facts| Processors::from_text(&facts.processors)).collect();
@@ -229,37 +231,38 @@ const VERSION: u32 = 4;
 /// One rank's facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct HostFacts {
-    /// Random; rank 0's becomes the communicator's.
+    /// A random number; rank 0's becomes the communicator's.
     nonce: [u8; 16],
-    /// What shows that the rank knows the job's secret, if it has one. It finds mistakes; who proves nothing is kept out where it connects.
+    /// A tag that shows that the rank knows the job's secret, if there is one. It detects mistakes; connections refuse
+    /// ranks that cannot prove it.
     tag: Option<[u8; 32]>,
     pid: u32,
-    /// The settings that all ranks must share, in words.
+    /// The settings that all ranks must share, as text.
     settings: String,
-    /// By what ranks of one host recognise each other.
+    /// The identity by which ranks of one host recognise each other.
     identity: String,
     host: String,
-    /// Where it can be found should the communicator fail; empty where it cannot.
+    /// The address at which it is reachable if the communicator fails; empty if there is none.
     recovery_listener: String,
-    /// Which process it is a thread of: equal in no two processes.
+    /// The process that it is a thread of: different for any two processes.
     process: String,
-    /// Which processes its number is one of; empty where that is not known.
+    /// The numbering of processes that `pid` belongs to; empty if unknown.
     numbers: String,
-    /// Which loopback interface it has; empty where that is not known.
+    /// Its loopback interface; empty if unknown.
     loopback: String,
-    /// Which processors it may use ([`Processors::to_text`]).
+    /// The processors that it may use ([`Processors::to_text`]).
     processors: String,
 }
 
 impl HostFacts {
-    /// The settings that decide what is sent, in words that can be compared and read.
+    /// Returns the settings that decide what is sent, as text that can be compared and read.
     fn settings_of(config: &Config) -> String {
         let algorithms = if config.algorithms.is_empty() { "auto".to_owned() } else { config.algorithms.to_string() };
         let mut settings = format!("transport {}, reproducible {}, algorithm {algorithms}", config.transport, config.reproducible);
         if config.encrypt {
             settings.push_str(", encrypted (COLLECTIVES_ENCRYPT or Config::encrypt)");
         }
-        // Ranks without a device backend say nothing of it, so the usual must go without saying.
+        // Ranks without a device backend do not mention it, so the default must not be mentioned either.
         #[cfg(feature = "cuda")]
         if config.check_device_calls != CheckDeviceCalls::default() {
             return format!("{settings}, device calls compared {}", config.check_device_calls);
@@ -267,7 +270,7 @@ impl HostFacts {
         settings
     }
 
-    /// Version, nonce, process number, then the eight texts, each behind its length, and the tag.
+    /// Encodes version, nonce, process number, then the eight texts, each after its length, and the tag.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(VERSION.to_le_bytes());
@@ -282,7 +285,7 @@ impl HostFacts {
         bytes
     }
 
-    /// The reverse of [`HostFacts::to_bytes`].
+    /// Decodes [`HostFacts::to_bytes`].
     fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
         let malformed = |reason: String| Error::Protocol { with: Peer::unknown(rank).to_string(), reason };
         let short = || malformed(format!("{} B of facts about itself, cut short", bytes.len()));
@@ -312,7 +315,7 @@ impl HostFacts {
         Ok(Self { nonce: *nonce, tag, pid, settings, identity, host, recovery_listener, process, numbers, loopback, processors })
     }
 
-    /// The tag of a rank.
+    /// Returns the tag of a rank.
     fn vouch(secret: &Secret, rank: usize, nonce: &[u8; 16]) -> [u8; 32] {
         authentication::vouch(secret, &Self::vouched(rank, nonce))
     }
@@ -321,7 +324,7 @@ impl HostFacts {
         [b"facts".as_slice(), &(rank as u64).to_le_bytes(), nonce].concat()
     }
 
-    /// Refuses ranks with another secret, with none, or with one where this rank has none.
+    /// Refuses ranks with another secret, with none, or with one if this rank has none.
     fn check_tags(all: &[HostFacts], secret: Option<&Secret>) -> Result<()> {
         for (rank, facts) in all.iter().enumerate() {
             let lacks = match (secret, &facts.tag) {
@@ -354,12 +357,12 @@ impl HostFacts {
     }
 }
 
-/// What must hold whatever a rank tells of itself.
+/// Invariants for any facts that a rank sends.
 #[cfg(feature = "__internals")]
 pub(crate) mod fuzz {
     use super::HostFacts;
 
-    /// Any bytes as a rank's facts: an error that names the rank, or facts that survive the exchange.
+    /// Decodes any bytes as a rank's facts: an error that names the rank, or facts that survive the exchange.
     pub fn facts(data: &[u8]) {
         match HostFacts::from_bytes(3, data) {
             Ok(facts) => {
@@ -371,7 +374,7 @@ pub(crate) mod fuzz {
         }
     }
 
-    /// An input to begin with.
+    /// Returns a seed input.
     pub(in crate::host) fn seed() -> Vec<u8> {
         HostFacts {
             nonce: [7; 16],

@@ -7,13 +7,14 @@ use crate::config::Transport;
 /// The ranks of a communicator, host by host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Topology {
-    /// Each host's ranks, ascending; hosts in the order of their lowest rank.
+    /// Each host's ranks, ascending. Hosts are in the order of their lowest rank.
     hosts: Vec<Vec<usize>>,
     /// This rank's host.
     host: usize,
-    /// This rank's place on its host.
+    /// This rank's index on its host.
     local: usize,
-    /// By share: the ranks that carry it between hosts, one of each host. As many shares as the smallest host has ranks.
+    /// By share: the ranks that carry it between hosts, one of each host. There are as many shares as the smallest host
+    /// has ranks.
     share_owners: Vec<Arc<[usize]>>,
     /// Every rank.
     everyone: Arc<[usize]>,
@@ -40,42 +41,42 @@ impl Topology {
         Self { hosts, host, local, share_owners, everyone: (0..identities.len()).collect() }
     }
 
-    /// The ranks of this rank's host, ascending.
+    /// Returns the ranks of this rank's host, ascending.
     pub(crate) fn local_ranks(&self) -> &[usize] {
         &self.hosts[self.host]
     }
 
-    /// This rank's place on its host.
+    /// Returns this rank's index on its host.
     pub(crate) fn local(&self) -> usize {
         self.local
     }
 
-    /// How many hosts there are.
+    /// Returns the number of hosts.
     pub(crate) fn host_count(&self) -> usize {
         self.hosts.len()
     }
 
-    /// The place of this rank's host among the hosts.
+    /// Returns the index of this rank's host among the hosts.
     pub(crate) fn host(&self) -> usize {
         self.host
     }
 
-    /// How many ranks of every host carry a share between hosts.
+    /// Returns how many ranks of every host carry a share between hosts.
     pub(crate) fn shares(&self) -> usize {
         self.share_owners.len()
     }
 
-    /// The ranks that carry share `share`, one of each host.
+    /// Returns the ranks that carry share `share`, one of each host.
     pub(crate) fn share_owners(&self, share: usize) -> Arc<[usize]> {
         Arc::clone(&self.share_owners[share])
     }
 
-    /// Every rank.
+    /// Returns every rank.
     pub(crate) fn everyone(&self) -> Arc<[usize]> {
         Arc::clone(&self.everyone)
     }
 
-    /// The host of a rank, and the rank's place on it.
+    /// Returns the host of a rank, and the rank's index on it.
     pub(crate) fn place(&self, rank: usize) -> (usize, usize) {
         let found = self.hosts.iter().enumerate().find_map(|(host, members)| {
             let local = members.iter().position(|member| *member == rank)?;
@@ -84,7 +85,7 @@ impl Topology {
         found.unwrap_or_default()
     }
 
-    /// Whether every rank shares one host, and there is more than one.
+    /// Whether all ranks share one host; also true for a single rank.
     pub(crate) fn is_one_host(&self) -> bool {
         self.hosts.len() == 1
     }

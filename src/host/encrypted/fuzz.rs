@@ -1,4 +1,4 @@
-//! What must hold for any bytes that come on an encrypted link.
+//! Invariants for any bytes that arrive on an encrypted link.
 
 use std::io::{ErrorKind, IoSlice};
 
@@ -6,7 +6,8 @@ use super::EncryptedLink;
 use crate::authentication::fuzz::connected;
 use crate::host::link::{ByteLink, script::Script};
 
-/// Any bytes on an encrypted link, a few at a time: none of them is read, and what this end writes goes out all the same.
+/// Delivers any bytes on an encrypted link, a few at a time: none of them is read, and what this end writes is still
+/// sent.
 pub fn encrypted_link(data: &[u8]) {
     let [near, _] = connected();
     let jitter = data.first().map_or(0, |byte| u64::from(*byte));
@@ -28,7 +29,7 @@ pub fn encrypted_link(data: &[u8]) {
     assert!(into == [0; 300], "bytes that nobody sent");
 }
 
-/// Inputs to begin with.
+/// Returns seed inputs.
 pub(in crate::host) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     vec![("encrypted_link", [&[0, 19][..], &[0; 19]].concat()), ("encrypted_link", [&[9, 0xff][..], &[1; 4000]].concat())]
 }

@@ -1,14 +1,16 @@
-//! A link on which nothing goes in plain: a layer over another one.
+//! A link that encrypts everything: a layer over another link.
 //!
-//! **Writing.** What is written becomes records (`authentication/record.rs`), of which the link below takes what it takes. The rest waits here: of one
-//! write, and nothing more is taken before it is gone. Nobody would come back for it on its own account, so the last byte of a write is not
-//! reported as written until all of its records are: whoever has begun a message comes back for that byte, sleeps until the link is
-//! writable, and does not take its message for sent. So callers need to know nothing of this, as long as they keep to what [`ByteLink`] asks of
-//! them: the bytes that were not taken come first in the next write, once any byte of their message was. A write is therefore never cut
-//! behind the first byte of a part, where a message may begin.
+//! **Writing.** What is written becomes records (`authentication/record.rs`), of which the link below accepts what
+//! fits. The rest of one write waits here, and nothing more is accepted before it is sent. The caller would not come
+//! back just to send it, so the last byte of a write is not reported as written until all of its records are. A caller
+//! that has begun a message comes back for that byte, sleeps until the link is writable, and does not take its message
+//! for sent. So callers need to know nothing of this, as long as they meet the requirements of [`ByteLink`]: once any
+//! byte of a message was accepted, the bytes that were not come first in the next write. A write is therefore never cut
+//! after the first byte of a part, where a message may begin.
 //!
-//! **Reading.** Whole records alone are decrypted, into memory of the link's own, and go to the caller from there: no byte that was
-//! not authenticated reaches it. What is left here no poll can see, so there is nothing to poll on meanwhile ([`ByteLink::descriptor`]).
+//! **Reading.** Only whole records are decrypted, into memory of the link, and go to the caller from there: no byte
+//! that was not authenticated reaches it. A poll cannot see what is left here, so there is no descriptor to poll on
+//! meanwhile ([`ByteLink::descriptor`]).
 
 #[cfg(all(feature = "__internals", feature = "encryption"))]
 pub(super) mod fuzz;
@@ -33,43 +35,43 @@ pub(crate) struct EncryptedLink<L> {
     come: Incoming,
 }
 
-/// What is on its way out.
+/// Records to send.
 #[derive(Default)]
 struct Outgoing {
-    /// Content that lies in several parts, side by side.
+    /// Content from several parts, side by side.
     gathered: Vec<u8>,
-    /// Records, and how much of them the link below has taken.
+    /// Records, and how many of their bytes the link below has accepted.
     records: Vec<u8>,
     sent: usize,
-    /// Whether the last byte in them has not been reported as written, and which it is.
+    /// The last byte in them, if it has not been reported as written.
     unreported: Option<u8>,
 }
 
-/// What has come in.
+/// Records received.
 #[derive(Default)]
 struct Incoming {
-    /// Records as they come: those between `start` and `end` are not decrypted.
+    /// Records as they arrive: those between `start` and `end` are not decrypted.
     records: Vec<u8>,
     start: usize,
     end: usize,
-    /// The content of one record, of which the bytes between `next` and `content` are to be read.
+    /// The content of one record, of which the bytes between `next` and `content` are still to be read.
     plain: Vec<u8>,
     next: usize,
     content: usize,
 }
 
 impl<L: ByteLink> EncryptedLink<L> {
-    /// Both ends begin at once: nothing that was not sealed goes over `below` from now on.
+    /// Creates the link. Both ends begin at once: from now on, only sealed bytes go over `below`.
     pub(crate) fn new(below: L, cipher: Cipher) -> Self {
         Self { below, cipher, out: Outgoing::default(), come: Incoming::default() }
     }
 
-    /// The link below.
+    /// Returns the link below.
     pub(crate) fn below(&self) -> &L {
         &self.below
     }
 
-    /// Sends what waits. `WouldBlock` where some of it still does.
+    /// Sends the waiting records. Returns `WouldBlock` if some still wait.
     fn flush(&mut self) -> io::Result<()> {
         while self.out.sent < self.out.records.len() {
             self.out.sent += self.below.try_write(&[IoSlice::new(&self.out.records[self.out.sent..])])?;
@@ -101,7 +103,7 @@ impl<L: ByteLink> EncryptedLink<L> {
         record::seal(&mut self.cipher, &self.out.gathered, &mut self.out.records)
     }
 
-    /// Moves what was decrypted to where it is wanted.
+    /// Copies decrypted bytes into the caller's buffer.
     fn hand_out(&mut self, into: &mut [u8]) -> usize {
         let come = &mut self.come;
         let count = into.len().min(come.content - come.next);
@@ -110,7 +112,7 @@ impl<L: ByteLink> EncryptedLink<L> {
         count
     }
 
-    /// Decrypts the next record, where it is whole and the one before was read; says whether it was.
+    /// Decrypts the next record if it is whole, once the one before was read. Returns whether it was whole.
     fn decrypt(&mut self) -> io::Result<bool> {
         let come = &mut self.come;
         let Some((message, length)) = record::front(&come.records[come.start..come.end])? else { return Ok(false) };
@@ -123,14 +125,14 @@ impl<L: ByteLink> EncryptedLink<L> {
         Ok(true)
     }
 
-    /// Reads from the link below; says whether it gave all that was asked for, so that there may be more.
+    /// Reads from the link below. Returns whether that gave all that was asked for, so that there may be more.
     fn fetch(&mut self) -> io::Result<bool> {
         let come = &mut self.come;
         if come.start == come.end {
             (come.start, come.end) = (0, 0);
         }
         if come.records.is_empty() {
-            // Fresh zeros: memory is used as far as records reach.
+            // Fresh zeros: memory is used only as far as records reach.
             come.records = vec![0; RECORDS_READ * RECORD_BYTES];
         }
         if come.records.len() - come.start < RECORD_BYTES {
@@ -192,28 +194,28 @@ impl<L: ByteLink> ByteLink for EncryptedLink<L> {
                 },
                 Err(error) => error,
             };
-            // What was there before the trouble counts; it will be met again.
+            // What was there before the error counts; the error will come again.
             return if filled > 0 { Ok(filled) } else { Err(trouble) };
         }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         let come = &self.come;
-        // What cannot be decrypted counts as something to be read: the next read says so.
+        // What cannot be decrypted counts as something to read: the next read returns the error.
         let is_waiting = come.next < come.content || !matches!(record::front(&come.records[come.start..come.end]), Ok(None));
         if is_waiting { None } else { self.below.descriptor() }
     }
 }
 
 impl<L: fmt::Debug> fmt::Debug for EncryptedLink<L> {
-    /// Nothing of what goes over it.
+    /// Shows nothing of the bytes that go over it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EncryptedLink").field("below", &self.below).finish_non_exhaustive()
     }
 }
 
-/// How many bytes to write next of `parts`, from byte `from` on: at most `most`, and where that is not all, no single byte of the part that
-/// is cut.
+/// Returns how many bytes of `parts` to write next, from byte `from` on: at most `most`. If that is not all, it never
+/// takes just one byte of the part that it cuts.
 fn cut(parts: &[IoSlice<'_>], from: usize, most: usize) -> usize {
     let mut begin = 0;
     let mut count = 0;
@@ -230,7 +232,7 @@ fn cut(parts: &[IoSlice<'_>], from: usize, most: usize) -> usize {
     count
 }
 
-/// The byte at this place of the parts.
+/// Returns the byte at index `at` of the parts.
 fn byte_at(parts: &[IoSlice<'_>], mut at: usize) -> Option<u8> {
     for part in parts {
         match part.get(at) {

@@ -1,4 +1,4 @@
-//! Two ends over a stream that takes and gives a few bytes at a time, or changes them.
+//! Tests of two ends over a stream that accepts and delivers a few bytes at a time, or changes them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use crate::base::random::Random;
 /// The bytes on their way in one direction.
 type Pipe = Rc<RefCell<VecDeque<u8>>>;
 
-/// One end of two pipes, the one that it writes to with room for so many bytes.
+/// One end of two pipes. The one that it writes to holds at most `room` bytes.
 struct Piped {
     to: Pipe,
     from: Pipe,
@@ -60,7 +60,7 @@ fn ciphers() -> [Cipher; 2] {
     }
 }
 
-/// Two ends, and what is on its way from the first to the second.
+/// Creates two ends, and the pipe from the first to the second.
 fn pair(room: usize, seed: u64) -> (EncryptedLink<Piped>, EncryptedLink<Piped>, Pipe) {
     let [there, back] = [Pipe::default(), Pipe::default()];
     let [near, far] = ciphers();
@@ -81,14 +81,14 @@ fn moved(outcome: io::Result<usize>) -> usize {
     }
 }
 
-/// A caller with messages, each a head and a payload, of which it offers several in one write. It replaces one that is next and of which
-/// nothing was taken, as one does who has something more urgent to say.
+/// A caller with messages, each a head and a payload, several of which it offers in one write. It sometimes replaces
+/// the next one if nothing of it was accepted, like a caller with something more urgent to send.
 struct Caller {
     random: Random,
     queue: VecDeque<[Vec<u8>; 2]>,
-    /// How much of the first was taken.
+    /// How many bytes of the first were accepted.
     taken: usize,
-    /// All that was taken.
+    /// All bytes that were accepted.
     said: Vec<u8>,
 }
 
@@ -154,7 +154,7 @@ fn whatever_is_written_in_whatever_parts_comes_out_in_order() {
             }
             assert!(heard.len() <= caller.said.len() + 1, "no byte before its time: {} of {}", heard.len(), caller.said.len());
         }
-        // The message that was begun is finished, and then everything is there, though nobody writes any more.
+        // The message that was begun is finished. Then everything has arrived, although there are no more writes.
         while caller.taken > 0 {
             caller.queue.truncate(1);
             let left = caller.queue[0].concat()[caller.taken..].to_vec();

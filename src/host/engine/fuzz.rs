@@ -1,4 +1,4 @@
-//! What must hold whatever a peer of a collective sends.
+//! Properties that must hold whatever bytes a peer of a collective sends.
 
 #![expect(unsafe_code, reason = "the engine works on raw memory")]
 
@@ -16,12 +16,13 @@ use crate::host::health::Health;
 use crate::host::link::script::Script;
 use crate::host::plan::{Action, Plan, Space, Span, Step};
 
-/// Bytes that each peer is to send, and is sent.
+/// Bytes that this rank exchanges with each peer in each direction.
 const PART: usize = 24;
-/// What the destination holds before.
+/// The initial content of the destination.
 const UNTOUCHED: u8 = 0xa5;
 
-/// Any bytes as the beginning of a message: understood only when whole, and encoded again to the same bytes.
+/// Checks that any bytes parse as a message header only when it is complete, and that it encodes to the same bytes
+/// again.
 pub fn engine_headers(data: &[u8]) {
     let mut rest = data;
     while let Ok(Some((message, used))) = wire::parse(rest) {
@@ -37,9 +38,12 @@ pub fn engine_headers(data: &[u8]) {
     }
 }
 
-/// Any bytes from one of two peers, after a byte that says how they are split: the run ends, in the same way however the bytes come,
-/// the other peer is told why, nothing is written to the destination before everybody has agreed, and no truth value in it is anything but
-/// 0 or 1 then, however the run ended.
+/// Checks a run in which one of two peers sends any bytes. The first byte of `data` selects how they are split.
+///
+/// - The run ends, and ends the same way however the bytes are split.
+/// - The other peer receives the reason.
+/// - Nothing is written to the destination before all ranks have agreed on the call.
+/// - However the run ends, every `bool` in the destination is 0 or 1 afterwards.
 pub fn engine_peer(data: &[u8]) {
     let Some((&jitter, bytes)) = data.split_first() else { return };
     let whole = run(bytes, 0);
@@ -70,7 +74,7 @@ impl Links for Peers {
     }
 }
 
-/// Agrees with both peers, then exchanges a part with each.
+/// Returns a plan that agrees with both peers and then exchanges a part with each.
 fn plan() -> Plan {
     let span = |space, offset, len| Span { space, offset, len };
     let mut steps = Vec::new();
@@ -85,21 +89,23 @@ fn plan() -> Plan {
     Plan { steps, scratch_bytes: 0 }
 }
 
-/// The call of rank 0.
+/// Returns the call of rank 0.
 pub(in crate::host) fn call() -> Call {
     let element = TypeTag::Scalar(DType::Bool);
     Call { kind: Collective::AllToAllV, op: 0, element, count: 0, root: None, counts_hash: 0, sequence: 1 }
 }
 
-/// What becomes of a run in which rank 1 sends `bytes` and rank 2 what it should.
+/// Returns the result of a run in which rank 1 sends `bytes` and rank 2 sends a correct stream.
 fn run(bytes: &[u8], jitter: u64) -> Result<(), AbortReason> {
     let right = [&wire::encode_first(&call().to_bytes(), PART as u64, 0)[..], &wire::encode_next(PART), &[2; PART]].concat();
-    // What comes behind the bytes begins no message, so that every run ends; and the run of a peer that is right ends before that.
+    // The filler after the bytes begins no message, so every run ends. The run of a correct peer ends before the
+    // filler.
     let mut links = Peers([Some(Script::new(bytes, Some(0xee), jitter)), Some(Script::new(&right, Some(0xee), jitter))]);
     let (source, mut destination) = ([7_u8; PART], [UNTOUCHED; 2 * PART]);
     let (deadline, health) = (Deadline::after(Duration::from_secs(10)), Health::default());
     let into = destination.as_mut_ptr();
-    // SAFETY: the array outlives the value, and nobody uses it while that is dropped. So does a call with its own destination.
+    // SAFETY: the array outlives the value, and nothing else uses it while the value is dropped. So does a call with
+    // its own destination.
     let normalised = unsafe { NormalisedBools::new(call().element, into, 2 * PART) };
     // SAFETY: both arrays live until the run is over, and nothing is folded.
     let memory = unsafe { Memory::new(source.as_ptr(), PART, into, 2 * PART, None) };
@@ -129,10 +135,10 @@ fn run(bytes: &[u8], jitter: u64) -> Result<(), AbortReason> {
     result
 }
 
-/// What a peer that was right has sent, its messages' headers taken away.
+/// Returns the payload that a correct peer has sent, without the message headers.
 fn peers_part(bytes: &[u8]) -> Vec<u8> {
     let (mut rest, mut part) = (bytes, Vec::new());
-    // The filler fills up a payload that was cut short.
+    // The filler completes a payload that was cut short.
     while part.len() < PART
         && let Ok(Some((message, used))) = wire::parse(rest)
     {
@@ -144,7 +150,7 @@ fn peers_part(bytes: &[u8]) -> Vec<u8> {
     part
 }
 
-/// That rank 2 was sent whole messages, the last of them why the run ended.
+/// Checks that rank 2 received whole messages only, and that the last of them is the reason why the run ended.
 fn check_told(taken: &[u8], why: Option<&AbortReason>) {
     let (mut rest, mut last) = (taken, None);
     while !rest.is_empty() {
@@ -158,7 +164,7 @@ fn check_told(taken: &[u8], why: Option<&AbortReason>) {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub(in crate::host) fn seeds(abort_reasons: &[AbortReason]) -> Vec<(&'static str, Vec<u8>)> {
     let first = |total, payload| wire::encode_first(&call().to_bytes(), total, payload).to_vec();
     let part = vec![1; PART];

@@ -1,4 +1,4 @@
-//! The memory that a plan works on, and the proof that every span of a plan lies in it.
+//! The memory that a plan works on, and the check that every span of a plan lies in it.
 
 #![expect(unsafe_code, reason = "the caller's buffers may be one and the same, so they are held as pointers")]
 
@@ -9,16 +9,17 @@ use crate::call::job;
 use crate::host::plan::{Action, Plan, Space, Span};
 use crate::host::scratch::Scratch;
 
-/// A plan that is run any number of times, with the terms on which it passed its last check. It is checked again only on other terms.
+/// A plan that can be run any number of times. It is checked again only if the terms differ from those of its last
+/// check.
 #[derive(Debug)]
 pub(crate) struct CheckedPlan {
-    /// Never changed, so that what was checked stays true.
+    /// Never changed, so the result of a check stays valid.
     plan: Plan,
     passed: Cell<Option<Terms>>,
 }
 
 impl CheckedPlan {
-    /// A plan that has not been checked yet.
+    /// Wraps a plan that has not been checked yet.
     pub(crate) fn new(plan: Plan) -> Self {
         Self { plan, passed: Cell::new(None) }
     }
@@ -28,21 +29,22 @@ impl CheckedPlan {
     }
 }
 
-/// All that the check of a plan depends on, beside the plan. Scratch memory is not among it: it is apart from the rest, and as long as the plan
-/// wants.
+/// Everything that the check of a plan depends on, apart from the plan. Scratch memory is not included: it overlaps
+/// nothing, and has the length that the plan requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Terms {
     source_len: usize,
     destination_len: usize,
-    /// How far behind the source the destination begins, where they have bytes in common.
+    /// The offset of the destination from the start of the source, if they have bytes in common.
     shift: Option<usize>,
     element_bytes: Option<usize>,
 }
 
-/// The addresses of buffers that are lists.
+/// The block addresses of buffers that are lists.
 pub(crate) type Lists = job::Lists<*const u8, *mut u8>;
 
-/// The caller's two buffers. They may be the same memory, or one a block of the other; or either is a list of blocks.
+/// The caller's two buffers. They may be the same memory, one may be a block of the other, or either may be a list of
+/// blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory<'a> {
     source: *const u8,
@@ -55,13 +57,15 @@ pub(crate) struct Memory<'a> {
 impl<'a> Memory<'a> {
     /// # Safety
     ///
-    /// - For as long as a run uses it, `source` is valid for reading `source_len` bytes, `destination` for reading and writing
-    ///   `destination_len` bytes, all of them initialised, and no one else touches them. A null pointer has length 0.
+    /// - For as long as a run uses it, `source` is valid for reading `source_len` bytes, and `destination` for reading
+    ///   and writing `destination_len` bytes. All these bytes are initialised, and nothing else touches them. A null
+    ///   pointer has length 0.
     /// - Both are aligned to the element that the run's fold works on.
-    /// - Of a buffer that is a list all this goes for each block; the length is that of all blocks together, and the address is not used.
+    /// - If a buffer is a list, all this applies to each of its blocks. The length is the total of all blocks, and the
+    ///   address is not used.
     ///
-    /// The two may share bytes, in whole or in part. What peers send is written as it comes: the owner of the destination makes values of it
-    /// before it is used.
+    /// The two may share bytes, in whole or in part. Bytes from peers are written unchanged: the owner of the
+    /// destination makes valid values of them before it is used.
     pub(crate) unsafe fn new(
         source: *const u8,
         source_len: usize,
@@ -86,7 +90,7 @@ pub(super) struct Spaces<'a> {
 }
 
 impl<'a> Spaces<'a> {
-    /// The spaces of a run. `scratch` must stay as it is until the run is over.
+    /// Returns the spaces of a run. `scratch` must not change until the run is over.
     pub(super) fn new(memory: &Memory<'a>, scratch: &mut Scratch) -> Self {
         Self {
             source: (memory.source.cast_mut(), memory.source_len),
@@ -104,7 +108,7 @@ impl<'a> Spaces<'a> {
         }
     }
 
-    /// Where a span begins. Only to be followed where [`Spaces::check_once`] has passed.
+    /// Returns the address where a span begins. It may be dereferenced only after [`Spaces::check_once`] has passed.
     pub(super) fn pointer(&self, span: Span) -> *mut u8 {
         match (self.lists, span.space) {
             (Some(Lists { source: Some(list), .. }), Space::Source) => list.at(span.offset).cast_mut(),
@@ -122,38 +126,41 @@ impl<'a> Spaces<'a> {
         }
     }
 
-    /// The `len` bytes of a span from `at` on, to be read.
+    /// Returns `len` bytes of a span, starting at `at`, for reading.
     ///
     /// # Safety
     ///
-    /// The span's plan has passed [`Spaces::check_once`], `at + len` is at most the span's length, and nobody writes to these bytes
-    /// while the slice lives.
+    /// The span's plan has passed [`Spaces::check_once`], `at + len` is at most the span's length, and nothing writes
+    /// to these bytes while the slice lives.
     pub(super) unsafe fn bytes<'b>(&self, span: Span, at: usize, len: usize) -> &'b [u8] {
         debug_assert!(at + len <= span.len);
         if len == 0 {
             return &[];
         }
-        // SAFETY: the span lies in its region (checked), whose bytes are initialised and valid (promised to `Memory::new`, and
-        // made so by `Scratch::reserve`); the caller promises the rest.
+        // SAFETY: the span lies in its region (checked), whose bytes are initialised and valid (promised to
+        // `Memory::new`, and ensured by `Scratch::reserve`); the caller promises the rest.
         unsafe { std::slice::from_raw_parts(self.pointer(span).add(at), len) }
     }
 
-    /// The `len` bytes of a span from `at` on, to be written.
+    /// Returns `len` bytes of a span, starting at `at`, for writing.
     ///
     /// # Safety
     ///
-    /// As for [`Spaces::bytes`], and nobody reads these bytes while the slice lives; the span is not of the source.
+    /// As for [`Spaces::bytes`]. In addition, nothing else reads these bytes while the slice lives, and the span is not
+    /// in the source.
     pub(super) unsafe fn bytes_mut<'b>(&self, span: Span, at: usize, len: usize) -> &'b mut [u8] {
         debug_assert!(at + len <= span.len && span.space != Space::Source);
         if len == 0 {
             return &mut [];
         }
-        // SAFETY: the span lies in its region (checked), which is not the source; its bytes are initialised and may be written (promised to
-        // `Memory::new`, and made so by `Scratch::reserve`); the caller promises that nobody else uses them meanwhile.
+        // SAFETY: the span lies in its region (checked), which is not the source; its bytes are initialised and may be
+        // written (promised to `Memory::new`, and ensured by `Scratch::reserve`); the caller promises that nothing else
+        // uses them meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(span).add(at), len) }
     }
 
-    /// As [`Spaces::check`], unless the plan has passed on the same terms. Lists are checked each time.
+    /// Checks the plan like [`Spaces::check`], unless it has passed on the same terms before. Lists are checked every
+    /// time.
     pub(super) fn check_once(&self, checked: &CheckedPlan, element_bytes: Option<usize>) -> Result<(), String> {
         if self.lists.is_some() {
             return self.check(&checked.plan, element_bytes);
@@ -173,8 +180,8 @@ impl<'a> Spaces<'a> {
         Terms { source_len, destination_len, shift: overlap.then(|| second.wrapping_sub(first)), element_bytes }
     }
 
-    /// Whether every span of the plan lies in its space, nothing writes to the source, and what is folded is made of whole,
-    /// aligned elements that overlap nothing but themselves. In words, what is wrong.
+    /// Checks that every span of the plan lies in its space, that nothing writes to the source, and that folds work on
+    /// whole, aligned elements that overlap nothing but themselves. The error describes what is wrong.
     fn check(&self, plan: &Plan, element_bytes: Option<usize>) -> Result<(), String> {
         for (index, step) in plan.steps.iter().enumerate() {
             self.check_action(&step.action, element_bytes, plan.scratch_bytes)
@@ -218,7 +225,7 @@ impl<'a> Spaces<'a> {
         }
     }
 
-    /// Whether two spans of equal length are the same memory or have none in common.
+    /// Checks that two spans of equal length are either the same memory or disjoint.
     fn check_pair(&self, from: Span, into: Span) -> Result<(), &'static str> {
         if from.len != into.len {
             return Err("the lengths differ");
@@ -229,8 +236,8 @@ impl<'a> Spaces<'a> {
     }
 }
 
-/// Whether a span is made of whole elements and begins where one may. The size of a type is a multiple of its alignment, and
-/// user memory is aligned to the type; scratch memory begins at a cache line.
+/// Checks that a span consists of whole elements and begins at an element boundary. The size of a type is a multiple of
+/// its alignment. User memory is aligned to the type, and scratch memory begins at a cache line.
 fn check_elements(span: &Span, element_bytes: usize) -> Result<(), &'static str> {
     let alignment = match 1 << element_bytes.trailing_zeros() {
         power if span.space == Space::Scratch => Scratch::ALIGNMENT.min(power),
@@ -240,7 +247,7 @@ fn check_elements(span: &Span, element_bytes: usize) -> Result<(), &'static str>
     if whole { Ok(()) } else { Err("a span is not made of whole, aligned elements") }
 }
 
-/// What all parts of a run need to know. The plan has passed [`Spaces::check_once`] with these spaces.
+/// The data that all parts of a run share. The plan has passed [`Spaces::check_once`] with these spaces.
 pub(super) struct Context<'a> {
     pub(super) rank: usize,
     pub(super) plan: &'a Plan,
@@ -250,7 +257,7 @@ pub(super) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The bytes that a send or receive moves.
+    /// Returns the bytes that a send or receive moves.
     pub(super) fn span(&self, step: u32) -> Span {
         match &self.plan.steps[step as usize].action {
             Action::Send { from: span, .. } | Action::Receive { into: span, .. } | Action::Copy { into: span, .. } => *span,
@@ -268,10 +275,10 @@ mod tests {
         Span { space, offset, len }
     }
 
-    /// Checks one action on a source and destination of 64 bytes each and 100 bytes of scratch, elements of 8 bytes.
+    /// Checks one action on a source and a destination of 64 bytes each, 100 bytes of scratch and 8-byte elements.
     fn check(action: Action) -> Result<(), String> {
         let (source, mut destination) = ([0_u64; 8], [0_u64; 8]);
-        // SAFETY: both arrays live longer than the spaces, which are not followed anyway.
+        // SAFETY: both arrays live longer than the spaces, which are never dereferenced.
         let memory = unsafe { Memory::new(source.as_ptr().cast(), 64, destination.as_mut_ptr().cast(), 64, None) };
         let mut scratch = Scratch::default();
         assert!(scratch.reserve(100));
@@ -320,7 +327,7 @@ mod tests {
         let send = |offset, len| {
             let action = Action::Send { to: 1, from: span(Space::Source, offset, len) };
             let plan = CheckedPlan::new(Plan { steps: vec![Step { action, after: vec![] }], scratch_bytes: 0 });
-            // Not kept: another list may have other blocks.
+            // The result is not cached: another list may have other blocks.
             spaces.check_once(&plan, None).and_then(|()| spaces.check_once(&plan, None))
         };
         assert_eq!([send(0, 3), send(3, 5), send(4, 2), send(8, 0)], [const { Ok(()) }; 4]);
@@ -337,7 +344,7 @@ mod tests {
         let mut bytes = [0_u8; 32];
         let start = bytes.as_mut_ptr();
         let check = |at: usize, source_len: usize, destination_len: usize, element_bytes: Option<usize>| {
-            // SAFETY: the array lives longer than the spaces, which are not followed.
+            // SAFETY: the array lives longer than the spaces, which are never dereferenced.
             let memory = unsafe { Memory::new(start, source_len, start.wrapping_add(at), destination_len, None) };
             Spaces::new(&memory, &mut Scratch::default()).check_once(&plan, element_bytes)
         };

@@ -1,11 +1,12 @@
 //! Runs one rank's part of a collective over links.
 //!
-//! All links progress together, sends and receives alike, so that nothing blocks on full buffers. Folds and copies are done in between.
-//! Payload goes straight from and to the memory of the plan. A run of a shape that has been run before allocates nothing.
+//! All links progress together, for sends and receives alike, so nothing blocks on full buffers. Folds and copies are
+//! done in between. Payload moves directly between the links and the memory of the plan. Repeating a run of the same
+//! shape allocates nothing.
 //!
-//! Each direction of a link is a stream of [messages](wire). The first of every call carries the call, so that ranks find out
-//! that they disagree before any payload is taken. Whatever ends a run on one rank is sent over every open link, and passed on once by every
-//! rank that hears of it.
+//! Each direction of a link is a stream of [messages](wire). The first message of every call contains the call, so
+//! ranks detect a mismatch before they accept any payload. If a run ends early on one rank, that rank sends the reason
+//! over every open link. Every rank that receives it forwards it once.
 
 #[cfg(feature = "__internals")]
 pub(crate) mod fuzz;
@@ -44,17 +45,18 @@ pub(crate) trait Links {
     /// One link.
     type Link: ByteLink;
 
-    /// The link to a rank. Where there is none, one that is being opened: nothing moves on it until it is open, and nothing waits for that.
+    /// Returns the link to a rank. If there is none yet, returns one that is being opened. Nothing moves on it until it
+    /// is open, and this does not wait for that.
     fn link(&mut self, rank: usize) -> Result<&mut Self::Link, Interrupted>;
 
-    /// Shows every link that is open, with its rank.
+    /// Calls `visit` for every open link, with its rank.
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Self::Link));
 
-    /// Closes the link to a rank, if there is one. A message on it was cut off, so no other can follow.
+    /// Closes the link to a rank, if there is one. It is used after a message was cut off, when no other can follow.
     fn drop_link(&mut self, rank: usize);
 }
 
-/// One collective to be run.
+/// One collective to run.
 pub(crate) struct Execution<'a> {
     /// This rank's part.
     pub(crate) plan: &'a CheckedPlan,
@@ -64,19 +66,20 @@ pub(crate) struct Execution<'a> {
     pub(crate) memory: Memory<'a>,
     /// What every rank must agree on.
     pub(crate) call: &'a Call,
-    /// How to reduce, where the plan does.
+    /// The reduction, if the plan has folds.
     pub(crate) fold: Option<&'a dyn Fold>,
-    /// When to give up.
+    /// The time limit of the call.
     pub(crate) deadline: &'a Deadline,
-    /// Whether the communicator is whole.
+    /// The record of whether and why the communicator ended.
     pub(crate) health: &'a Health,
-    /// Where it goes on record whom this rank waits for.
+    /// The flight recorder, which records which ranks this rank waits for.
     pub(crate) recorder: &'a Flight,
-    /// Asked now and then: whether the communicator ended in a way that neither `health` nor the links tell.
+    /// A function called now and then. It returns a reason if the communicator ended in a way that neither `health` nor
+    /// the links report.
     pub(crate) interrupted: &'a mut dyn FnMut() -> Option<AbortReason>,
 }
 
-/// Why a run ends early, and which peer said so.
+/// The reason why a run ends early, and the peer that sent it.
 struct End {
     stop: Interrupted,
     told_by: Option<usize>,
@@ -94,7 +97,7 @@ impl From<AbortReason> for End {
     }
 }
 
-/// Runs plans, one at a time. Holds what outlives a run: bytes that came early, and memory to be reused.
+/// The state that outlives a run: bytes that arrived early, and memory for reuse. Runs plans, one at a time.
 #[derive(Debug)]
 pub(crate) struct Engine {
     rank: usize,
@@ -105,14 +108,15 @@ pub(crate) struct Engine {
     local: Local,
     scratch: Scratch,
     waiting: Waiting,
-    /// Set while a run is under way: one that begins in the middle of another finds what a panic left.
+    /// Set while a run is in progress. If it is already set when a run begins, the previous run ended in a panic.
     is_running: bool,
-    /// The last message of all has been said.
+    /// Whether the final message has been sent.
     has_told: bool,
 }
 
 impl Engine {
-    /// An engine for `rank` of `world_size`; `is_crowded` where the ranks of its host are more than the processors that they have.
+    /// Creates the engine of `rank` in a world of `world_size`. `is_crowded`: its host has more ranks than processors
+    /// for them.
     pub(crate) fn new(rank: usize, world_size: usize, is_crowded: bool) -> Self {
         Self {
             rank,
@@ -127,13 +131,14 @@ impl Engine {
         }
     }
 
-    /// The same, which waits so.
+    /// Sets how this rank waits.
     pub(crate) fn waiting(mut self, waiting: config::Waiting) -> Self {
         self.waiting.set_waiting(waiting);
         self
     }
 
-    /// Runs a plan to its end. After an error the communicator has ended: `health` knows why, and the peers have been told.
+    /// Runs a plan to its end. After an error the communicator has ended: `health` has the reason, and the peers have
+    /// been notified.
     pub(crate) fn run<L: Links>(&mut self, mut request: Execution<'_>, links: &mut L) -> Result<(), Interrupted> {
         let was_running = std::mem::replace(&mut self.is_running, true);
         let result = match self.prepare(&request, was_running) {
@@ -151,7 +156,7 @@ impl Engine {
         result
     }
 
-    /// Checks the plan and takes it up.
+    /// Checks the plan and queues its steps.
     fn prepare<'a>(&mut self, request: &Execution<'a>, was_running: bool) -> Result<Context<'a>, AbortReason> {
         if let Some(abort_reason) = request.health.abort_reason() {
             return Err(*abort_reason);
@@ -196,7 +201,7 @@ impl Engine {
                 Action::Fold { .. } | Action::Copy { .. } => schedule::NONE,
             })
         })?;
-        // The steps came last first.
+        // The steps were queued last to first.
         active.reverse();
         Ok(())
     }
@@ -228,10 +233,10 @@ impl Engine {
         }
     }
 
-    /// Serves every link and does some of the local work; says whether anything moved.
+    /// Serves every link and does some of the local work. Returns whether anything moved.
     fn round<L: Links>(&mut self, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<bool, End> {
         let mut has_moved = self.local.advance(&mut self.schedule, context, request.fold);
-        // Sends first: a peer can do something with bytes while this rank is still reading.
+        // Sends go first, because a peer can work on the bytes while this rank is still reading.
         for is_send in [true, false] {
             for index in 0..self.active.len() {
                 let rank = self.active[index];
@@ -252,7 +257,7 @@ impl Engine {
         Ok(has_moved)
     }
 
-    /// Whether the run should end though the links say nothing.
+    /// Checks whether the run should end although the links report nothing.
     fn check<L: Links>(&mut self, request: &mut Execution<'_>, links: &mut L) -> Result<(), End> {
         if let Some(abort_reason) = (request.interrupted)() {
             return Err(abort_reason.into());
@@ -268,7 +273,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Nothing moves: waits a little.
+    /// Waits a little because nothing moves.
     fn pause<L: Links>(&mut self, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         match self.waiting.pause() {
             Pause::Spin => std::hint::spin_loop(),
@@ -278,11 +283,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Sleeps until any link stirs. Those that this run does not need are included: a reason to abort may come over them.
+    /// Sleeps until any link is ready. Links that this run does not need are included, because a reason to abort may
+    /// arrive on them.
     fn sleep<L: Links>(&mut self, sleep: Sleep, request: &Execution<'_>, context: &Context<'_>, links: &mut L) -> Result<(), End> {
         let Self { peers, schedule, waiting, active, .. } = self;
         waiting.clear();
-        // Links that matter and are still being opened have nothing to sleep on, and are not visited.
+        // Links that matter but are still being opened have no descriptor to sleep on, and are not visited.
         let matters = |peer: &PeerState| peer.wants_to_read(schedule) || peer.wants_to_write(schedule);
         let mut unseen = active.iter().filter(|rank| matters(&peers[**rank])).count();
         let (mut is_blind, mut trouble) = (false, None);

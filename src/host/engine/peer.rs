@@ -1,4 +1,4 @@
-//! One peer as the engine sees it: what is on its way to it and from it.
+//! The state of one peer in the engine: the data in transit to it and from it.
 
 #![expect(unsafe_code, reason = "payload goes straight from and to the spans of the plan")]
 
@@ -14,28 +14,28 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::link::ByteLink;
 use crate::host::plan::Span;
 
-/// Why a peer cannot be served any longer.
+/// The reason why a peer can no longer be served.
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// The link broke.
     Link(io::Error),
-    /// It said that the communicator ended.
+    /// The peer reported that the communicator ended.
     Aborted(AbortReason),
-    /// It said or did something by which the communicator ends.
+    /// The peer sent something that ends the communicator.
     Found(AbortReason),
 }
 
-/// One peer. The input lives as long as the link; the run state is made new for each run.
+/// One peer. The input buffer lives as long as the link; the run state is new for each run.
 #[derive(Debug)]
 pub(super) struct PeerState {
     rank: u32,
     input: Input,
-    /// It closed its communicator in good order.
+    /// Whether the peer closed its communicator normally.
     has_left: bool,
     run_state: RunState,
-    /// How much of the last message of all has been written.
+    /// How many bytes of the final message have been written.
     said: usize,
-    /// Nothing more is said to it: its link broke, or it knows.
+    /// Whether nothing more is sent to the peer, because its link broke or it already has the reason.
     is_write_closed: bool,
 }
 
@@ -44,39 +44,39 @@ impl PeerState {
         Self { rank, input: Input::default(), has_left: false, run_state: RunState::new(), said: 0, is_write_closed: false }
     }
 
-    /// Begins a run: nothing of the one before is left.
+    /// Begins a run and discards the state of the previous one.
     pub(super) fn begin(&mut self) {
         self.run_state = RunState::new();
     }
 
-    /// Puts a send before all others of this run; returns the one that was first.
+    /// Puts a send before all others of this run. Returns the step that was first.
     pub(super) fn queue_send(&mut self, step: u32, len: usize) -> u32 {
         self.run_state.send_total += len as u64;
         std::mem::replace(&mut self.run_state.send, step)
     }
 
-    /// Puts a receive before all others of this run; returns the one that was first.
+    /// Puts a receive before all others of this run. Returns the step that was first.
     pub(super) fn queue_receive(&mut self, step: u32, len: usize) -> u32 {
         self.run_state.receive_total += len as u64;
         std::mem::replace(&mut self.run_state.receive, step)
     }
 
-    /// Whether this run still needs it.
+    /// Whether this run still needs the peer.
     pub(super) fn is_needed(&self) -> bool {
         self.run_state.send != NONE || self.run_state.receive != NONE
     }
 
-    /// Whether there are bytes that could go to it.
+    /// Whether there are bytes that can be sent to the peer.
     pub(super) fn wants_to_write(&self, schedule: &Schedule) -> bool {
         schedule.is_ready(self.run_state.send)
     }
 
-    /// Whether there is a place for bytes from it.
+    /// Whether bytes from the peer can be stored.
     pub(super) fn wants_to_read(&self, schedule: &Schedule) -> bool {
         schedule.is_ready(self.run_state.receive)
     }
 
-    /// Sends what the link takes; says whether any byte moved.
+    /// Sends what the link accepts. Returns whether any byte moved.
     pub(super) fn send(&mut self, link: &mut impl ByteLink, schedule: &mut Schedule, context: &Context<'_>) -> Result<bool, Trouble> {
         let mut total = 0;
         while total < TURN_BYTES && schedule.is_ready(self.run_state.send) {
@@ -96,7 +96,7 @@ impl PeerState {
         Ok(total > 0)
     }
 
-    /// Receives what the link has, as far as there is a place for it; says whether any byte moved.
+    /// Receives what the link has, as far as it can be stored. Returns whether any byte moved.
     pub(super) fn receive(&mut self, link: &mut impl ByteLink, schedule: &mut Schedule, context: &Context<'_>) -> Result<bool, Trouble> {
         let (mut total, mut is_drained) = (0, false);
         while total < TURN_BYTES && schedule.is_ready(self.run_state.receive) {
@@ -123,14 +123,14 @@ impl PeerState {
             } else if is_drained {
                 break;
             } else if left >= INPUT_BYTES {
-                // SAFETY: the plan was checked; `accept` let no message be longer than what is left of its span; nothing else
-                // touches the plan's memory during the call of the link.
+                // SAFETY: the plan was checked; `accept` lets no message be longer than what is left of its span;
+                // nothing else touches the plan's memory during the call of the link.
                 let into = unsafe { context.spaces.bytes_mut(span, self.run_state.received, left) };
                 let Some(count) = moved(link.try_read(into)).map_err(Trouble::Link)? else { break };
                 is_drained = count < left;
                 count.min(left)
             } else {
-                // The rest of a message comes in together with the next one's header.
+                // The rest of a message is read together with the next header.
                 match self.input.fill(link).map_err(Trouble::Link)? {
                     Filled::Nothing => break,
                     filled => is_drained = filled == Filled::Drained,
@@ -143,18 +143,19 @@ impl PeerState {
         Ok(total > 0)
     }
 
-    /// Moves payload from the input to its place.
+    /// Copies payload from the input buffer to its span. Returns how many bytes.
     fn take_input(&mut self, left: usize, span: Span, context: &Context<'_>) -> usize {
         let count = left.min(self.input.bytes().len());
-        // SAFETY: the plan was checked; `accept` let no message be longer than what is left of its span, and `count` is at most what is left
-        // of the message; the input that is copied from is memory of its own.
+        // SAFETY: the plan was checked; `accept` lets no message be longer than what is left of its span, and `count`
+        // is at most what is left of the message; the input buffer that is copied from is separate memory.
         let into = unsafe { context.spaces.bytes_mut(span, self.run_state.received, count) };
         into.copy_from_slice(&self.input.bytes()[..count]);
         self.input.consume(count);
         count
     }
 
-    /// Counts payload that has come in; ends the message, and with it the step, where it was the last.
+    /// Counts received payload. Ends the message if this was its last byte, and the step if this was the step's last
+    /// message.
     fn finish_message(&mut self, count: usize, span: Span, schedule: &mut Schedule) {
         let run_state = &mut self.run_state;
         run_state.received += count;
@@ -165,7 +166,7 @@ impl PeerState {
         }
     }
 
-    /// Whether a message is what this run expects; returns the length of its payload.
+    /// Checks that a message is the one that this run expects. Returns the length of its payload.
     fn accept(&mut self, message: Message, span: Span, context: &Context<'_>) -> Result<usize, Trouble> {
         match message {
             Message::AbortReason(abort_reason) => return Err(Trouble::Aborted(abort_reason)),
@@ -187,7 +188,7 @@ impl PeerState {
         Ok(payload)
     }
 
-    /// Whether the peer makes the same call, with as many bytes for this rank.
+    /// Checks that the peer makes the same call, with as many bytes for this rank.
     fn agree(&self, theirs: &[u8; Call::FINGERPRINT_BYTES], total: u64, context: &Context<'_>) -> Result<(), Trouble> {
         if *theirs != context.fingerprint {
             return Err(self.disagree(theirs, context));
@@ -195,7 +196,7 @@ impl PeerState {
         if total == self.run_state.receive_total {
             return Ok(());
         }
-        // The calls agree in all that every rank knows, so their counts say what they disagree in.
+        // The calls agree in everything that every rank knows, so the difference is reported as their counts.
         let element_bytes = context.call.element.size_bytes().max(1) as u64;
         let count_of = |bytes: u64| Call { count: bytes / element_bytes, ..*context.call };
         let (sent, expected) = ((self.rank, count_of(total)), (context.rank as u32, count_of(self.run_state.receive_total)));
@@ -229,8 +230,8 @@ impl PeerState {
         Trouble::Found(AbortReason::Garbled { rank: self.rank, header: u64::from_be_bytes(malformed.header) })
     }
 
-    /// Looks for an abort reason in what has come from a peer that nothing is read from now, and leaves everything where it is. Says whether
-    /// to read more: not where the next message cannot be reached, or where the peer has left.
+    /// Looks for an abort reason in the input from a peer that this run does not read from at the moment, and consumes
+    /// nothing. Returns whether to read more: `false` if the next message cannot be reached, or if the peer has left.
     pub(super) fn scan(&mut self, context: &Context<'_>) -> Result<bool, Trouble> {
         let mut at = 0;
         while at < self.input.bytes().len() {
@@ -243,7 +244,8 @@ impl PeerState {
                     self.has_left |= at == 0;
                     return if self.has_left && self.is_needed() { Err(self.left()) } else { Ok(false) };
                 }
-                // Of a later call, where the peer has run ahead; of any other call, the two can never agree.
+                // The message may belong to a later call, if the peer has run ahead. With any other call, the two can
+                // never agree.
                 Message::First { call, .. } if call != context.fingerprint && !is_later(&call, context.call) => {
                     return Err(self.disagree(&call, context));
                 }
@@ -254,7 +256,7 @@ impl PeerState {
         Ok(at < INPUT_BYTES && !self.input.is_full())
     }
 
-    /// As [`PeerState::scan`], after reading what has come since.
+    /// Reads what has arrived since, and checks it like [`PeerState::scan`].
     pub(super) fn watch(&mut self, link: &mut impl ByteLink, context: &Context<'_>) -> Result<(), Trouble> {
         while self.scan(context)? {
             match self.input.fill(link).map_err(Trouble::Link)? {
@@ -265,7 +267,8 @@ impl PeerState {
         Ok(())
     }
 
-    /// The abort reason that a peer sent before its link broke: it may lie behind payload that nobody needs any more.
+    /// Returns the abort reason that a peer sent before its link broke. It may come after payload that is no longer
+    /// needed.
     pub(super) fn last_words(&mut self, link: &mut impl ByteLink) -> Option<AbortReason> {
         const ROUNDS: usize = 4096;
         let mut skip = self.run_state.incoming.take().unwrap_or(0);
@@ -290,7 +293,8 @@ impl PeerState {
         None
     }
 
-    /// Whether the run waits for this peer: it does not take this rank's bytes, or it owes some and nothing of it is unread.
+    /// Whether the run waits for this peer: it does not take this rank's bytes, or it owes some and none of its bytes
+    /// are unread.
     pub(super) fn is_missing(&mut self, link: Option<&mut impl ByteLink>, schedule: &Schedule) -> bool {
         if self.wants_to_write(schedule) || self.wants_to_read(schedule) {
             return true;
@@ -299,13 +303,13 @@ impl PeerState {
         self.run_state.receive != NONE && self.input.is_empty() && !has_bytes(&mut self.input)
     }
 
-    /// Whether anything of it has come in this run, or has come early.
+    /// Whether any bytes of this run have arrived from the peer, or any have arrived early.
     pub(super) fn has_come(&self) -> bool {
         self.run_state.has_received || !self.input.is_empty()
     }
 
-    /// Writes what the link takes of the last message of all, after what is half sent (for which it needs the run's context). Says whether there
-    /// is more to write.
+    /// Writes as much of the final message as the link accepts, after finishing a partly sent message (which needs the
+    /// run's context). Returns whether there is more to write.
     pub(super) fn say(&mut self, message: &[u8], link: &mut impl ByteLink, context: Option<&Context<'_>>) -> bool {
         if self.is_write_closed || self.has_left {
             return false;
@@ -331,7 +335,7 @@ impl PeerState {
         Ok(false)
     }
 
-    /// Reads and discards, since the peer may have to finish a write before it reads.
+    /// Reads and discards input, because the peer may have to finish a write before it reads.
     pub(super) fn drain(&mut self, link: &mut impl ByteLink) {
         const ROUNDS: usize = 64;
         for _ in 0..ROUNDS {
@@ -347,19 +351,19 @@ impl PeerState {
         }
     }
 
-    /// Whether the last message of all, of this length, or the one before it was cut off.
+    /// Whether the final message, whose length is `len`, or the message before it was cut off.
     pub(super) fn is_cut_off(&self, len: usize) -> bool {
         let is_last_cut = self.said > 0 && self.said < len;
         !self.is_write_closed && !self.has_left && (self.run_state.outgoing.is_open || is_last_cut)
     }
 
-    /// Says no more.
+    /// Stops all further sends to this peer.
     pub(super) fn close_writes(&mut self) {
         self.is_write_closed = true;
     }
 }
 
-/// Whether a fingerprint is of a call after `mine`.
+/// Whether a fingerprint belongs to a call after `mine`.
 fn is_later(theirs: &[u8; Call::FINGERPRINT_BYTES], mine: &Call) -> bool {
     Call::from_bytes(theirs).is_some_and(|theirs| theirs.sequence > mine.sequence)
 }

@@ -1,5 +1,5 @@
-//! Which steps of a plan can go on: what each waits for, and in which order each peer is served. Folds and copies are done here, in pieces
-//! short enough that the links do not starve meanwhile.
+//! The steps of a plan that can proceed: the steps that each waits for, and the order in which each peer is served.
+//! Folds and copies are done here, in pieces short enough not to delay the links.
 
 #![expect(unsafe_code, reason = "folds and copies work on raw memory")]
 
@@ -13,28 +13,28 @@ use crate::host::plan::{Action, Plan, Span};
 /// No step.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The unfinished part of a plan. All vectors are reused from run to run.
+/// The unfinished part of a plan. All vectors are reused between runs.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    /// By step: how many steps it still waits for.
+    /// For each step: how many steps it still waits for.
     waits: Vec<u32>,
-    /// By step: the first of `edges` that leads away from it.
+    /// For each step: the first of the `edges` that start at it.
     first_edge: Vec<u32>,
-    /// A step that waits, and the next edge of the same origin.
+    /// A step that waits, and the next edge with the same start.
     edges: Vec<(u32, u32)>,
-    /// By step: the next one with the same peer in the same direction.
+    /// For each step: the next one with the same peer in the same direction.
     next: Vec<u32>,
-    /// Whether a step is a fold or a copy.
+    /// For each step: whether it is a fold or a copy.
     is_local: Vec<bool>,
-    /// Folds and copies that can go on.
+    /// Folds and copies that can proceed.
     local: VecDeque<u32>,
-    /// How many steps are not done.
+    /// How many steps are unfinished.
     left: usize,
 }
 
 impl Schedule {
-    /// Takes up a plan. `queue` is told every send and receive, the last first, with the step that follows it in its direction
-    /// being whatever `queue` returns.
+    /// Loads a plan. Calls `queue` for every send and receive, the last first; `queue` returns the step that follows it
+    /// in its direction.
     pub(super) fn begin(&mut self, plan: &Plan, mut queue: impl FnMut(u32, &Action) -> Result<u32, String>) -> Result<(), String> {
         let count = plan.steps.len();
         if u32::try_from(count).is_err() {
@@ -66,34 +66,34 @@ impl Schedule {
         Ok(())
     }
 
-    /// Whether all is done.
+    /// Whether all steps are done.
     pub(super) fn is_done(&self) -> bool {
         self.left == 0
     }
 
-    /// Whether this is a step and waits for no other.
+    /// Whether `step` is a step and waits for no other.
     pub(super) fn is_ready(&self, step: u32) -> bool {
         step != NONE && self.waits[step as usize] == 0
     }
 
-    /// The step after this one with the same peer in the same direction.
+    /// Returns the step after this one with the same peer in the same direction.
     pub(super) fn following(&self, step: u32) -> u32 {
         self.next[step as usize]
     }
 
-    /// The fold or copy to go on with.
+    /// Returns the fold or copy to continue with.
     pub(super) fn local(&self) -> Option<u32> {
         self.local.front().copied()
     }
 
-    /// Marks the fold or copy that [`Schedule::local`] named as done.
+    /// Marks the fold or copy that [`Schedule::local`] returned as done.
     pub(super) fn finish_local(&mut self) {
         if let Some(step) = self.local.pop_front() {
             self.finish(step);
         }
     }
 
-    /// Marks a step as done; returns the one that follows it with the same peer in the same direction.
+    /// Marks a step as done. Returns the one that follows it with the same peer in the same direction.
     pub(super) fn finish(&mut self, step: u32) -> u32 {
         self.left -= 1;
         let mut edge = self.first_edge[step as usize];
@@ -110,34 +110,35 @@ impl Schedule {
     }
 }
 
-/// Makes a vector `count` times `value`.
+/// Fills a vector with `count` copies of `value`.
 fn refill<T: Clone>(vector: &mut Vec<T>, count: usize, value: T) {
     vector.clear();
     vector.resize(count, value);
 }
 
-/// Where the inputs of a fold are. Kept for its capacity: empty between two folds.
+/// The addresses of the inputs of a fold. It is kept for its capacity and empty between two folds.
 #[derive(Debug, Default)]
 struct Pointers(Vec<*const u8>);
 
-// SAFETY: the pointers are only followed in the call that put them there, which clears what a panic may have left.
+// SAFETY: the pointers are dereferenced only in the call that stored them, which first clears what a panic may have
+// left.
 unsafe impl Send for Pointers {}
 
-/// The fold or copy that is under way.
+/// The fold or copy in progress.
 #[derive(Debug, Default)]
 pub(super) struct Local {
-    /// How much of it is done.
+    /// How many bytes of it are done.
     done: usize,
     inputs: Pointers,
 }
 
 impl Local {
-    /// Forgets the run before.
+    /// Discards the state of the previous run.
     pub(super) fn begin(&mut self) {
         self.done = 0;
     }
 
-    /// Does about one piece of what can be done; says whether there was anything to do.
+    /// Does about one piece of the available work. Returns whether there was any.
     pub(super) fn advance(&mut self, schedule: &mut Schedule, context: &Context<'_>, fold: Option<&dyn Fold>) -> bool {
         let (mut budget, mut any) = (PIECE_BYTES, false);
         while budget > 0
@@ -147,7 +148,7 @@ impl Local {
             let (len, piece) = match (&context.plan.steps[step as usize].action, fold) {
                 (Action::Copy { from, into }, _) => (into.len, self.copy(*from, *into, context)),
                 (Action::Fold { into, inputs, last }, Some(fold)) => (into.len, self.fold(*into, inputs, *last, context, fold)),
-                // The check of the plan lets neither through: nothing to do.
+                // The check of the plan rejects both cases, so there is nothing to do.
                 (Action::Fold { .. } | Action::Send { .. } | Action::Receive { .. }, _) => (0, 0),
             };
             self.done += piece;
@@ -160,20 +161,20 @@ impl Local {
         any
     }
 
-    /// Copies a piece; returns its length.
+    /// Copies a piece. Returns its length.
     fn copy(&self, from: Span, into: Span, context: &Context<'_>) -> usize {
         let (source, target) = (context.spaces.pointer(from), context.spaces.pointer(into));
         if source == target {
             return into.len;
         }
         let piece = (into.len - self.done).min(PIECE_BYTES);
-        // SAFETY: both spans lie in their memory, are equally long and, not being the same, have nothing in common (checked when
-        // the run began); nothing else touches them meanwhile.
+        // SAFETY: both spans lie in their memory, are equally long and, since they are not the same, are disjoint
+        // (checked when the run began); nothing else touches them meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(source.add(self.done), target.add(self.done), piece) };
         piece
     }
 
-    /// Folds a piece; returns its length.
+    /// Folds a piece. Returns its length.
     fn fold(&mut self, into: Span, inputs: &[Span], last: bool, context: &Context<'_>, fold: &dyn Fold) -> usize {
         let element_bytes = fold.element_bytes();
         let most = (PIECE_BYTES - PIECE_BYTES % element_bytes).max(element_bytes);
@@ -185,10 +186,11 @@ impl Local {
         self.inputs.0.extend(inputs.iter().map(|input| context.spaces.pointer(*input).wrapping_add(self.done).cast_const()));
         let target = context.spaces.pointer(into).wrapping_add(self.done);
         // SAFETY:
-        // - All spans lie in their memory, are equally long, consist of whole aligned elements, and `into` is the same as an input
-        //   or has nothing in common with it (checked when the run began); a piece is a whole number of elements.
-        // - All of them are initialised: the caller's (promised to `Memory::new`), and the scratch from when it was reserved. What peers
-        //   have written there may be no value, which a fold reckons with. Nothing else touches them meanwhile.
+        // - All spans lie in their memory, are equally long and consist of whole aligned elements. `into` is either the
+        //   same as an input or disjoint from it (checked when the run began). A piece is a whole number of elements.
+        // - All of them are initialised: the caller's (promised to `Memory::new`), and the scratch since it was
+        //   reserved. Bytes that peers have written there may be no valid value, which a fold allows for. Nothing else
+        //   touches them meanwhile.
         unsafe { fold.fold(target, &self.inputs.0, piece, last) };
         self.inputs.0.clear();
         piece
@@ -209,7 +211,7 @@ mod tests {
     fn steps_come_when_what_they_wait_for_is_done() {
         let plan = Plan { steps: vec![copy(vec![]), copy(vec![0, 0]), copy(vec![]), copy(vec![1, 2])], scratch_bytes: 0 };
         let mut schedule = Schedule::default();
-        // The second time over the vectors of the first.
+        // The second time reuses the vectors of the first.
         for _ in 0..2 {
             schedule.begin(&plan, |_, _| Ok(NONE)).expect("a sound plan");
             let mut order = vec![];

@@ -1,4 +1,4 @@
-//! The end of a communicator: finding out why, and telling everyone.
+//! The end of a communicator: finding the reason and notifying the peers.
 
 use std::time::Instant;
 
@@ -10,17 +10,18 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::Silence;
 
 impl Engine {
-    /// Tells every open link that the communicator ended, once, as far as a few milliseconds suffice.
+    /// Notifies every open link once that the communicator ended, as far as a few milliseconds suffice.
     pub(crate) fn propagate<L: Links>(&mut self, links: &mut L, abort_reason: &AbortReason) {
         self.spread(&wire::encode_abort_reason(abort_reason), None, None, links);
     }
 
-    /// Tells every open link that this rank closes its communicator in good order, unless it was told something worse.
+    /// Notifies every open link that this rank closes its communicator normally, unless a reason to abort has been
+    /// sent.
     pub(crate) fn leave<L: Links>(&mut self, links: &mut L) {
         self.spread(&wire::encode_leave(), None, None, links);
     }
 
-    /// Ends the communicator: records why, unless something else ended it before, and tells the peers.
+    /// Ends the communicator: records the reason, unless it ended before, and notifies the peers.
     pub(super) fn fail<L: Links>(&mut self, end: End, context: Option<&Context<'_>>, health: &Health, links: &mut L) -> Interrupted {
         health.end(end.stop.abort_reason);
         let abort_reason = health.abort_reason().copied().unwrap_or(end.stop.abort_reason);
@@ -28,7 +29,7 @@ impl Engine {
         if abort_reason == end.stop.abort_reason { end.stop } else { abort_reason.into() }
     }
 
-    /// What trouble with a peer means: a broken link may have brought the reason before it broke.
+    /// Returns the reason behind a problem with a peer. A broken link may have delivered the reason before it broke.
     pub(super) fn explain<L: Links>(&mut self, rank: usize, trouble: Trouble, links: &mut L) -> End {
         let error = match trouble {
             Trouble::Aborted(abort_reason) => return End { stop: abort_reason.into(), told_by: Some(rank) },
@@ -45,18 +46,18 @@ impl Engine {
         }
     }
 
-    /// The deadline passed: says whom this rank waits for, and who is known to have come.
+    /// Returns the end of a run whose deadline passed: the ranks it waits for, and those known to have arrived.
     pub(super) fn timed_out<L: Links>(&mut self, request: &Execution<'_>, links: &mut L) -> End {
         let waiting = self.rank as u32;
         let missing = self.awaited(request, links);
         let has_come = |rank: usize| rank == self.rank || (!missing.contains(&(rank as u32)) && self.peers[rank].has_come());
         let arrived: Vec<u32> = request.participants.iter().filter(|rank| has_come(**rank)).map(|rank| *rank as u32).collect();
-        // Where nobody is missing, the time went into this rank's own folds.
+        // If no rank is missing, the time was spent in this rank's own folds.
         let first = missing.first().copied().unwrap_or(waiting);
         Interrupted { abort_reason: AbortReason::TimedOut { waiting, missing: first }, missing, arrived }.into()
     }
 
-    /// Adds whom this rank waits for to the abort reason of another rank's deadline.
+    /// Adds the ranks that this rank waits for to an abort reason that reports another rank's timeout.
     pub(super) fn with_own_view<L: Links>(&mut self, end: End, request: &Execution<'_>, links: &mut L) -> End {
         if !matches!(end.stop.abort_reason, AbortReason::TimedOut { waiting, .. } if waiting != self.rank as u32) {
             return end;
@@ -65,7 +66,7 @@ impl Engine {
         End { stop: end.stop.seen_by(self.rank as u32, awaited), ..end }
     }
 
-    /// The participants that this run waits for.
+    /// Returns the participants that this run waits for.
     pub(super) fn awaited<L: Links>(&mut self, request: &Execution<'_>, links: &mut L) -> Vec<u32> {
         let mut awaited = Vec::new();
         for &rank in request.participants {
@@ -79,7 +80,7 @@ impl Engine {
         awaited
     }
 
-    /// Writes the last message of all to every open link but one, after what is half sent there.
+    /// Writes the final message to every open link except one, after any partly sent message.
     fn spread<L: Links>(&mut self, message: &[u8], except: Option<usize>, context: Option<&Context<'_>>, links: &mut L) {
         if std::mem::replace(&mut self.has_told, true) {
             return;
@@ -94,7 +95,7 @@ impl Engine {
                 if let Some(peer) = self.peers.get_mut(rank)
                     && peer.say(message, link, context)
                 {
-                    // Two ranks that end at once may each have to read before the other can write.
+                    // Two ranks that end at the same time may each have to read before the other can write.
                     peer.drain(link);
                     is_pending = true;
                 }

@@ -1,5 +1,5 @@
-//! The two streams of one link: what a run still has to do with the peer, the message that is on its way out, and what has come in and has
-//! not been used.
+//! The two streams of one link: the remaining work of a run with the peer, the outgoing message, and input that has not
+//! been consumed.
 
 #![expect(unsafe_code, reason = "payload goes straight from the spans of the plan")]
 
@@ -11,19 +11,19 @@ use super::wire::{self, FIRST_BYTES, HEADER_BYTES, Malformed, Message, PAYLOAD_M
 use crate::base::tuning::engine::{FOLLOWERS, INPUT_BYTES, WRITE_BYTES};
 use crate::host::link::ByteLink;
 
-/// A message on its way out.
+/// An outgoing message.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) head: [u8; FIRST_BYTES],
     pub(super) head_len: usize,
     pub(super) head_sent: usize,
-    /// What is left of the payload.
+    /// How many bytes of the payload are left.
     pub(super) payload: usize,
-    /// Whether there is one at all.
+    /// Whether there is an outgoing message.
     pub(super) is_open: bool,
 }
 
-/// What a run still has to do with one peer.
+/// The remaining work of a run with one peer.
 #[derive(Debug)]
 pub(super) struct RunState {
     /// The next send and the next receive.
@@ -31,14 +31,14 @@ pub(super) struct RunState {
     pub(super) receive: u32,
     pub(super) send_total: u64,
     pub(super) receive_total: u64,
-    /// How much of the next send and the next receive has been moved.
+    /// How many bytes of the next send and the next receive have moved.
     pub(super) sent: usize,
     pub(super) received: usize,
-    /// Whether the first message of this call has been sent and received.
+    /// Whether the first message of this call has been sent, and received.
     pub(super) has_sent: bool,
     pub(super) has_received: bool,
     pub(super) outgoing: Outgoing,
-    /// What is left of the payload of the message that is coming in.
+    /// How many payload bytes of the incoming message are left.
     pub(super) incoming: Option<usize>,
 }
 
@@ -73,7 +73,8 @@ impl RunState {
         self.has_sent = true;
     }
 
-    /// Writes what the link takes of the open message: `None` where it takes nothing, else the count, and whether that was all.
+    /// Writes what the link accepts of the open message. Returns `None` if it accepts nothing, otherwise the count and
+    /// whether all was written.
     pub(super) fn write(&mut self, link: &mut impl ByteLink, context: &Context<'_>) -> io::Result<Option<(usize, bool)>> {
         let (head, payload) = self.rest(context);
         let asked = head.len() + payload.len();
@@ -87,8 +88,8 @@ impl RunState {
         Ok(Some((count, count == asked)))
     }
 
-    /// As [`RunState::write`], together with the messages behind it that can go on: one write of a megabyte takes half the time of
-    /// sixteen. Finishes the steps that are sent.
+    /// Writes like [`RunState::write`], together with the following messages that can proceed: one write of a megabyte
+    /// takes half the time of sixteen. Finishes the steps that are sent.
     pub(super) fn write_all(
         &mut self,
         link: &mut impl ByteLink,
@@ -106,7 +107,7 @@ impl RunState {
         self.gather(link, schedule, context)
     }
 
-    /// Writes the open message and those behind it that can go on.
+    /// Writes the open message and the following ones that can proceed.
     fn gather(&mut self, link: &mut impl ByteLink, schedule: &mut Schedule, context: &Context<'_>) -> io::Result<Option<(usize, bool)>> {
         let mut heads = [[0; HEADER_BYTES]; FOLLOWERS];
         let mut parts = [IoSlice::new(&[]); 2 * FOLLOWERS + 2];
@@ -123,8 +124,8 @@ impl RunState {
             }
             let len = (context.span(step).len - done).min(PAYLOAD_MAX);
             *head = wire::encode_next(len);
-            // SAFETY: the plan was checked; the payload ends with its span (`done + len` is at most its length); the slice is gone after
-            // this call of the link, during which nothing is written to the plan's memory.
+            // SAFETY: the plan was checked; the payload ends with its span (`done + len` is at most its length); the
+            // slice is gone after this call of the link, during which nothing is written to the plan's memory.
             let payload = unsafe { context.spaces.bytes(context.span(step), done, len) };
             (parts[used], parts[used + 1]) = (IoSlice::new(head), IoSlice::new(payload));
             (used, asked, done) = (used + 2, asked + HEADER_BYTES + len, done + len);
@@ -135,16 +136,16 @@ impl RunState {
         Ok(Some((count, count == asked)))
     }
 
-    /// What is left of the open message.
+    /// Returns what is left of the open message.
     fn rest(&self, context: &Context<'_>) -> (&[u8], &[u8]) {
         let outgoing = &self.outgoing;
-        // SAFETY: the plan was checked; the payload of a message ends with its span at the latest; what is returned lives for one
-        // call of the link, during which nothing is written to the plan's memory.
+        // SAFETY: the plan was checked; the payload of a message ends with its span at the latest; the returned slices
+        // live for one call of the link, during which nothing is written to the plan's memory.
         let payload = unsafe { context.spaces.bytes(context.span(self.send), self.sent, outgoing.payload) };
         (&outgoing.head[outgoing.head_sent..outgoing.head_len], payload)
     }
 
-    /// Takes note of written bytes of the open message; returns how many of `count` are of the messages behind it.
+    /// Counts written bytes of the open message. Returns how many of `count` belong to the following messages.
     fn count_written(&mut self, count: usize) -> usize {
         let outgoing = &mut self.outgoing;
         let of_head = count.min(outgoing.head_len - outgoing.head_sent);
@@ -156,7 +157,7 @@ impl RunState {
         count - of_head - of_payload
     }
 
-    /// Takes note of written bytes of the open message and those behind it, and finishes the steps that are sent.
+    /// Counts written bytes of the open message and the following ones, and finishes the steps that are sent.
     fn finish_written(&mut self, mut count: usize, schedule: &mut Schedule, context: &Context<'_>) {
         loop {
             count = self.count_written(count);
@@ -173,7 +174,7 @@ impl RunState {
     }
 }
 
-/// A small buffer that survives from call to call: a peer that runs ahead may have sent what belongs to the next.
+/// A small input buffer that is kept between calls, because a peer that runs ahead may have sent bytes of the next one.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     /// Empty until something is read.
@@ -182,34 +183,34 @@ pub(super) struct Input {
     end: usize,
 }
 
-/// How a read into the buffer went.
+/// The outcome of a read into the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Filled {
-    /// Nothing is there now.
+    /// Nothing is available now.
     Nothing,
-    /// Something came, and there may be more.
+    /// Bytes were read, and there may be more.
     Full,
-    /// Something came, and it was all there is.
+    /// Bytes were read, and they were all that was available.
     Drained,
 }
 
 impl Input {
-    /// What is there.
+    /// Returns the buffered bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// Whether nothing is there.
+    /// Whether the buffer is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Whether no byte can be added before some are used.
+    /// Whether no byte can be added before some are consumed.
     pub(super) fn is_full(&self) -> bool {
         self.end - self.start == INPUT_BYTES
     }
 
-    /// Forgets the first `count` bytes.
+    /// Discards the first `count` bytes.
     pub(super) fn consume(&mut self, count: usize) {
         self.start = (self.start + count).min(self.end);
         if self.is_empty() {
@@ -217,7 +218,7 @@ impl Input {
         }
     }
 
-    /// The message at the front, left where it is.
+    /// Returns the message at the front, without consuming it.
     pub(super) fn front(&self) -> Result<Option<(Message, usize)>, Malformed> {
         wire::parse(self.bytes())
     }
@@ -239,7 +240,7 @@ impl Input {
     }
 }
 
-/// How many bytes a link moved, at least one; `None` where none can move now.
+/// Returns how many bytes a link moved, at least one, or `None` if none can move now.
 pub(super) fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok((count > 0).then_some(count)),

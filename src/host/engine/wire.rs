@@ -1,21 +1,22 @@
-//! The messages of a link, as bytes. Pure: no socket, no clock.
+//! The messages of a link, as bytes. No I/O, no clock.
 //!
-//! A message begins with eight bytes: kind (one byte), three zero bytes, and the length of its body as a little-endian `u32`.
-//! The first message of a call carries, between these eight bytes and its body, the sender's call (32 bytes) and how many bytes
-//! of payload it will send on this link in this call (a little-endian `u64`).
+//! A message begins with eight bytes: kind (one byte), three zero bytes, and the length of its body as a little-endian
+//! `u32`. In the first message of a call, two fields precede the body: the sender's call (32 bytes) and the total
+//! payload bytes that it will send on this link in this call (a little-endian `u64`).
 
 use std::fmt;
 
 use crate::call::Call;
 use crate::host::abort_reason::AbortReason;
 
-/// Length of what every message begins with.
+/// Length of the header of every message.
 pub(super) const HEADER_BYTES: usize = 8;
-/// Length of what comes before the payload of the first message of a call.
+/// Length of everything before the payload of the first message of a call.
 pub(super) const FIRST_BYTES: usize = HEADER_BYTES + Call::FINGERPRINT_BYTES + 8;
-/// Length of a reason to abort as a message.
+/// Length of the message that carries an abort reason.
 pub(super) const ABORT_REASON_BYTES: usize = HEADER_BYTES + AbortReason::BYTES;
-/// The longest payload of one message. A longer one is split, so that a reason to abort never waits behind more than this.
+/// The longest payload of one message. A longer one is split, so that a reason to abort never waits behind more than
+/// this.
 pub(super) const PAYLOAD_MAX: usize = 1 << 20;
 
 const FIRST: u8 = 1;
@@ -23,21 +24,22 @@ const NEXT: u8 = 2;
 const ABORT: u8 = 3;
 const LEAVE: u8 = 4;
 
-/// What a message says; its payload, where it has one, follows in the stream.
+/// A parsed message. Its payload, if it has one, follows in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The first of this sender in a call: its call as bytes, its payload bytes in this call, and those of this message.
+    /// The first message of the sender in a call: its call as bytes, its payload bytes in this call, and those of this
+    /// message.
     First { call: [u8; Call::FINGERPRINT_BYTES], total: u64, payload: usize },
-    /// A later one.
+    /// A later message of the call.
     Next { payload: usize },
     /// The communicator ended.
     AbortReason(AbortReason),
-    /// The sender closed its communicator in good order.
+    /// The sender closed its communicator normally.
     Leave,
 }
 
 impl Message {
-    /// How many bytes of payload follow.
+    /// Returns how many bytes of payload follow.
     pub(super) fn payload(&self) -> usize {
         match self {
             Self::First { payload, .. } | Self::Next { payload } => *payload,
@@ -46,10 +48,10 @@ impl Message {
     }
 }
 
-/// Bytes that no message begins with.
+/// Bytes that are not the beginning of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Malformed {
-    /// The first eight.
+    /// The first eight bytes.
     pub(super) header: [u8; HEADER_BYTES],
     /// What is wrong with them.
     pub(super) reason: &'static str,
@@ -61,7 +63,7 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// The eight bytes that every message begins with.
+/// Returns the eight header bytes of a message.
 fn header(kind: u8, body: usize) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[0] = kind;
@@ -69,7 +71,7 @@ fn header(kind: u8, body: usize) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// What comes before the payload of the first message of a call. `payload` is at most [`PAYLOAD_MAX`].
+/// Returns everything before the payload of the first message of a call. `payload` is at most [`PAYLOAD_MAX`].
 pub(super) fn encode_first(call: &[u8; Call::FINGERPRINT_BYTES], total: u64, payload: usize) -> [u8; FIRST_BYTES] {
     let mut bytes = [0; FIRST_BYTES];
     let (head, total_at) = (HEADER_BYTES, HEADER_BYTES + Call::FINGERPRINT_BYTES);
@@ -79,12 +81,12 @@ pub(super) fn encode_first(call: &[u8; Call::FINGERPRINT_BYTES], total: u64, pay
     bytes
 }
 
-/// What comes before the payload of a later message. `payload` is at most [`PAYLOAD_MAX`].
+/// Returns everything before the payload of a later message. `payload` is at most [`PAYLOAD_MAX`].
 pub(super) fn encode_next(payload: usize) -> [u8; HEADER_BYTES] {
     header(NEXT, payload)
 }
 
-/// An abort reason as a message.
+/// Returns an abort reason as a message.
 pub(super) fn encode_abort_reason(abort_reason: &AbortReason) -> [u8; ABORT_REASON_BYTES] {
     let mut bytes = [0; ABORT_REASON_BYTES];
     bytes[..HEADER_BYTES].copy_from_slice(&header(ABORT, AbortReason::BYTES));
@@ -92,12 +94,12 @@ pub(super) fn encode_abort_reason(abort_reason: &AbortReason) -> [u8; ABORT_REAS
     bytes
 }
 
-/// The message of a rank that closes its communicator in good order.
+/// Returns the message of a rank that closes its communicator normally.
 pub(super) fn encode_leave() -> [u8; HEADER_BYTES] {
     header(LEAVE, 0)
 }
 
-/// The message at the front of `bytes` and how many bytes it takes, without its payload; `None` where more are needed.
+/// Returns the message at the front of `bytes` and its length without payload, or `None` if more bytes are needed.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Message, usize)>, Malformed> {
     let Some(&header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let [kind, zeros @ .., a, b, c, d] = header;

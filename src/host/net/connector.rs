@@ -1,8 +1,9 @@
-//! Opening a link, by this rank or by the peer, without ever waiting.
+//! Opening a link, by this rank or by the peer, without blocking.
 //!
-//! Where this rank opens it: connect, prove, say hello, hear the answer, confirm. Where the peer does, this rank takes the link from its own
-//! listener. Meanwhile it connects to the peer now and then and hangs up without a word: a peer that died before it opened its link would be
-//! waited for in vain.
+//! If this rank opens the link, it connects, proves the secret, sends a hello, reads the answer and confirms. If the
+//! peer opens it, this rank takes the link from its own listener. Meanwhile it connects to the peer now and then and
+//! closes the connection without sending anything. Otherwise it would wait without success for a peer that died before
+//! it opened its link.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -24,7 +25,7 @@ use crate::base::tuning::net::{FIRST_PAUSE, FIRST_PROBE, LONGEST_PAUSE};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
 
-/// A link that is being opened. Dropping it gives up.
+/// A link that is being opened. Dropping it ends the attempt.
 #[derive(Debug)]
 pub(crate) struct Connector {
     address: SocketAddr,
@@ -32,30 +33,30 @@ pub(crate) struct Connector {
     terms: Terms,
     /// Whether the peer runs on this host.
     same_host: bool,
-    /// This rank's own listener, which is served meanwhile. `None` where somebody else serves it.
+    /// This rank's own listener, which is served meanwhile. `None` if something else serves it.
     acceptor: Option<Arc<Mutex<Acceptor>>>,
     stage: Stage,
     pause: Duration,
-    /// What went wrong in the last attempt.
+    /// The error of the last attempt.
     trouble: Option<String>,
-    /// Since when this process has had no descriptor for an attempt, by the system's number.
+    /// The time since when this process has had no descriptor for an attempt, and the system's error number.
     lack: Option<(Instant, i32)>,
 }
 
-/// How far an attempt has come.
+/// The progress of an attempt.
 #[derive(Debug)]
 enum Stage {
-    /// None is under way; the next begins at this time.
+    /// No attempt is in progress; the next begins at this time.
     Pausing(Instant),
     /// The kernel is connecting.
     Connecting(Socket),
     /// The two ends prove to each other that they know the secret.
     Proving(TcpStream, Initiator),
-    /// The hello has been sent; these bytes of the answer are there.
+    /// The hello has been sent; these bytes of the answer have arrived.
     Greeting(Link, Vec<u8>),
 }
 
-/// What a stage leads to.
+/// The outcome of a stage.
 enum Turn {
     /// Nothing more can be done now.
     Waits(Stage),
@@ -63,25 +64,25 @@ enum Turn {
     Opens(Link),
 }
 
-/// Why a link cannot be had, however often it is tried.
+/// The reason why a link cannot be opened, no matter how often it is tried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ConnectError {
-    /// Every rank listens from the start, so nobody listening means that it has ended.
+    /// Every rank listens from the start, so a refused connection means that the rank has ended.
     #[error("rank {rank} no longer listens at {address}")]
     Gone { rank: u32, address: SocketAddr },
-    /// Someone listens who will not have the link.
+    /// A listener refuses the link.
     #[error("{address} refused a link to rank {rank}: {refusal}")]
     Refused { rank: u32, address: SocketAddr, refusal: Refusal },
-    /// Someone listens who knows no secret, or another one, or whom this rank's own did not convince.
+    /// The listener has no secret or another one, or this rank's proof did not convince it.
     #[error("{address}, where rank {rank} listened: no proof of the job's secret: {why}")]
     Unauthenticated { rank: u32, address: SocketAddr, why: AuthenticationError },
-    /// Someone listens who is no rank of any job.
+    /// The listener is not a rank of any job.
     #[error("{address}, where rank {rank} listened, sent what cannot be understood: {what}")]
     Junk { rank: u32, address: SocketAddr, what: String },
 }
 
 impl From<ConnectError> for Interrupted {
-    /// In each case the peer is not where it was, and that is all that others can be told.
+    /// In each case the peer is not where it was, and that is all that can be reported to others.
     fn from(error: ConnectError) -> Self {
         event::warn!("{error}");
         let (ConnectError::Gone { rank, .. }
@@ -93,16 +94,16 @@ impl From<ConnectError> for Interrupted {
 }
 
 impl Connector {
-    /// Nothing happens before the first [`Connector::advance`].
+    /// Creates a connector. Nothing happens before the first [`Connector::advance`].
     pub(super) fn new(address: SocketAddr, hello: Hello, terms: Terms, same_host: bool, acceptor: Option<Arc<Mutex<Acceptor>>>) -> Self {
         let now = Instant::now();
         let (begin, pause) = if hello.is_opened_by_receiver() { (now + FIRST_PROBE, FIRST_PROBE) } else { (now, FIRST_PAUSE) };
         Self { address, hello, terms, same_host, acceptor, stage: Stage::Pausing(begin), pause, trouble: None, lack: None }
     }
 
-    /// Goes on as far as it can without waiting, and hands over the link once it is open. To be called again when
-    /// [`Connector::interest`] or this rank's listener is ready, and every few milliseconds; not after the link was handed over. After an
-    /// error it begins anew.
+    /// Proceeds as far as it can without blocking, and returns the link once it is open. Call it again when
+    /// [`Connector::interest`] or this rank's listener is ready, and every few milliseconds, but not after it has
+    /// returned the link. After an error it starts over.
     pub(crate) fn advance(&mut self) -> Result<Option<Link>, ConnectError> {
         if let Some(link) = self.serve() {
             return Ok(Some(link));
@@ -120,7 +121,7 @@ impl Connector {
         })
     }
 
-    /// What to wait for before the next [`Connector::advance`]; `None` between two attempts.
+    /// Returns what to wait for before the next [`Connector::advance`]; `None` between two attempts.
     pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         match &self.stage {
             Stage::Pausing(_) => None,
@@ -130,13 +131,13 @@ impl Connector {
         }
     }
 
-    /// Why it cannot even begin, where that has been for a lack of this process for a while.
+    /// Returns the reason why no attempt can begin, if this process has lacked a descriptor for a while.
     pub(super) fn lack(&self) -> Option<io::Error> {
         let (_, number) = self.lack.filter(|(since, _)| since.elapsed() >= STARVED)?;
         Some(io::Error::from_raw_os_error(number))
     }
 
-    /// How far it has come, in words, for when there is no more time.
+    /// Describes the progress, for use after a timeout.
     pub(super) fn progress(&self) -> String {
         let stage = match &self.stage {
             _ if self.hello.is_opened_by_receiver() => "it listens, but has not opened the link",
@@ -149,15 +150,15 @@ impl Connector {
         format!("rank {} at {}: {stage}{trouble}", self.hello.receiver, self.address)
     }
 
-    /// Greets who has connected to this rank meanwhile: ranks that wait for each other in a circle would otherwise not get on. Returns the
-    /// link where the peer is to open it and has.
+    /// Serves ranks that have connected to this rank meanwhile; otherwise ranks that wait for each other in a circle
+    /// would block. Returns the link if the peer is the one to open it and has done so.
     fn serve(&self) -> Option<Link> {
         let mut acceptor = event::lock(self.acceptor.as_ref()?);
         acceptor.poll();
         if self.hello.is_opened_by_receiver() { acceptor.take(self.hello.channel, self.hello.receiver) } else { None }
     }
 
-    /// [`Connector::advance`], before a failed attempt is set aside.
+    /// Does the work of [`Connector::advance`], except for handling a failed attempt.
     fn step(&mut self) -> Result<Option<Link>, Trouble> {
         let mut stage = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::now()));
         loop {
@@ -172,7 +173,7 @@ impl Connector {
         }
     }
 
-    /// Goes on from one stage. An error ends the attempt, and the connection with it.
+    /// Proceeds from one stage. An error ends the attempt and closes its connection.
     fn turn(&mut self, stage: Stage) -> Result<Turn, Trouble> {
         match stage {
             Stage::Pausing(until) if Instant::now() < until => Ok(Turn::Waits(stage)),
@@ -180,7 +181,7 @@ impl Connector {
             Stage::Connecting(socket) if !is_writable(&socket)? => Ok(Turn::Waits(Stage::Connecting(socket))),
             Stage::Connecting(socket) => match socket.take_error()? {
                 Some(error) => Err(self.failed(&error)),
-                // The peer lives, and is to open the link.
+                // The peer is alive, and is the one to open the link.
                 None if self.hello.is_opened_by_receiver() => Ok(Turn::Waits(self.later())),
                 None => self.greet(socket.into()).map(Turn::Goes),
             },
@@ -189,14 +190,14 @@ impl Connector {
         }
     }
 
-    /// A pause before the next attempt, longer each time.
+    /// Returns a pause before the next attempt, longer each time.
     fn later(&mut self) -> Stage {
         let until = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         Stage::Pausing(until)
     }
 
-    /// A socket that is connecting.
+    /// Returns a socket that is connecting.
     fn connect(&mut self) -> Result<Socket, Trouble> {
         let socket = Socket::new(Domain::for_address(self.address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP));
         self.lack = match socket.as_ref().err().and_then(io::Error::raw_os_error) {
@@ -210,13 +211,13 @@ impl Connector {
         }
         match socket.connect(&self.address.into()) {
             Ok(()) => Ok(socket),
-            // After a signal the kernel goes on connecting, too.
+            // After a signal, too, the kernel goes on connecting.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(socket),
             Err(error) => Err(self.failed(&error)),
         }
     }
 
-    /// What a failed attempt to connect means.
+    /// Classifies a failed attempt to connect.
     fn failed(&self, error: &io::Error) -> Trouble {
         match error.kind() {
             ErrorKind::ConnectionRefused => Trouble::Final(ConnectError::Gone { rank: self.hello.receiver, address: self.address }),
@@ -224,7 +225,7 @@ impl Connector {
         }
     }
 
-    /// Sends the first words: of a proof where there is a secret, else the hello.
+    /// Sends the first message: the opening of a proof if there is a secret, otherwise the hello.
     fn greet(&self, mut stream: TcpStream) -> Result<Stage, Trouble> {
         let hello = self.hello.to_bytes();
         let Some(secret) = &self.terms.secret else {
@@ -236,11 +237,11 @@ impl Connector {
         Ok(Stage::Proving(stream, initiator))
     }
 
-    /// Goes on with the proof.
+    /// Continues the proof.
     fn hear_proof(&self, mut stream: TcpStream, mut initiator: Initiator) -> Result<Turn, Trouble> {
         loop {
             let mut chunk = [0; 64];
-            // No more than belongs to the proof: the answer to the hello may be right behind it.
+            // Read only what belongs to the proof: the answer to the hello may follow directly.
             let wanted = initiator.wants().min(chunk.len());
             let read = match stream.read(&mut chunk[..wanted]) {
                 Ok(0) => return Err(Trouble::Passing("the peer closed the connection instead of a proof".to_owned())),
@@ -264,12 +265,12 @@ impl Connector {
         }
     }
 
-    /// Reads the answer; to a welcome it confirms and gives out the link.
+    /// Reads the answer. If it is a welcome, confirms and returns the link.
     fn hear_answer(&self, mut link: Link, mut heard: Vec<u8>) -> Result<Turn, Trouble> {
         let answer = loop {
             let mut chunk = [0; Answer::MAX_BYTES];
-            // A connection that ends or breaks here met a peer that ran out of room, or one that is going down: the next
-            // attempt will tell.
+            // If a connection ends or breaks here, the peer had no room left or is shutting down. The next attempt will
+            // show which.
             match link.try_read(&mut chunk) {
                 Ok(read) => heard.extend_from_slice(&chunk[..read]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Turn::Waits(Stage::Greeting(link, heard))),
@@ -297,7 +298,7 @@ impl Connector {
     }
 }
 
-/// Sends a few words, which fit into a send buffer that is as good as empty.
+/// Sends a short message, which fits because the send buffer is almost empty.
 fn send(stream: &mut TcpStream, words: &[u8]) -> Result<(), Trouble> {
     match stream.write(words)? {
         written if written == words.len() => Ok(()),
@@ -305,11 +306,11 @@ fn send(stream: &mut TcpStream, words: &[u8]) -> Result<(), Trouble> {
     }
 }
 
-/// Why an attempt failed.
+/// The reason why an attempt failed.
 enum Trouble {
-    /// The next may succeed.
+    /// The next attempt may succeed.
     Passing(String),
-    /// None will.
+    /// No attempt will succeed.
     Final(ConnectError),
 }
 
@@ -319,7 +320,7 @@ impl From<io::Error> for Trouble {
     }
 }
 
-/// Whether the kernel is done connecting, well or not.
+/// Whether the kernel has finished connecting, successfully or not.
 fn is_writable(socket: &Socket) -> io::Result<bool> {
     let mut interest = [PollFd::new(socket, PollFlags::OUT)];
     let ready = rustix::event::poll(&mut interest, Some(&rustix::event::Timespec::default()))?;

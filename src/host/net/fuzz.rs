@@ -1,4 +1,4 @@
-//! What must hold for any bytes at a listener.
+//! Properties that must hold for any bytes sent to a listener.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -15,8 +15,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Rank 4 of 9.
 const ME: Membership = Membership { job_nonce: *b"0123456789abcdef", communicator: 3, rank: 4, world_size: 9 };
 
-/// Any bytes as a hello, an answer and an address: more of them never change what was understood, and it means the same when
-/// encoded again.
+/// Checks any bytes as a hello, an answer and an address: further bytes never change a decoded value, and encoding it
+/// again yields the same value.
 pub fn greetings(data: &[u8]) {
     let hello = settled(data, |bytes| Hello::decode(bytes).map_err(|no_hello| format!("{no_hello:?}").len()));
     if let Ok(Some(hello)) = hello {
@@ -37,27 +37,27 @@ pub fn greetings(data: &[u8]) {
     }
 }
 
-/// What a decoder makes of bytes as they come one by one; once it is not `None`, it stays so.
+/// Returns what a decoder makes of all the bytes, and checks that its result never changes once it is not `None`.
 fn settled<T: PartialEq + std::fmt::Debug>(data: &[u8], decode: impl Fn(&[u8]) -> Result<Option<T>, usize>) -> Result<Option<T>, usize> {
     let whole = decode(data);
     let first = (0..=data.len()).map(|length| decode(&data[..length])).find(|decoded| *decoded != Ok(None));
     match first {
         None => assert_eq!(whole, Ok(None)),
         Some(Ok(decoded)) => assert_eq!(whole, Ok(decoded)),
-        // What is quoted grows with what has come.
+        // The quoted text grows with the bytes.
         Some(Err(_)) => assert!(whole.is_err()),
     }
     whole
 }
 
-/// Any bytes on a connection to a listening rank: it ends up a link, refused or dropped, and a peer that greets as it should becomes a
-/// link all the same.
+/// Checks any bytes on a connection to a listening rank: it becomes a link, is refused or is dropped, and a correct
+/// peer still gets its link.
 pub fn acceptor(data: &[u8]) {
     let mut acceptor =
         Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, Terms { secret: None, silence_timeout: LIMIT }).expect("a port of this host");
     let address = acceptor.address().expect("bound");
     let mut pending = TcpStream::connect(address).expect("connected");
-    // Not left to the system to remember, or a run would use up its ports.
+    // A lingering connection would use up the ports in a long run.
     socket2::SockRef::from(&pending).set_linger(Some(Duration::ZERO)).expect("a socket's own option");
     pending.write_all(&data[..data.len().min(4096)]).expect("a fresh socket takes as much");
     acceptor.poll();
@@ -80,7 +80,7 @@ pub fn acceptor(data: &[u8]) {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub(in crate::host) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let hello = |channel, rank| Hello { channel, sender: Membership { rank, ..ME }, receiver: ME.rank }.to_bytes().to_vec();
     let refused = Answer::Refused(Refusal::new(Reason::Job, "this process belongs to another job".to_owned()));

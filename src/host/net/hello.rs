@@ -1,10 +1,12 @@
-//! What the two ends of a new link say to each other: pure bytes, no I/O.
+//! The handshake messages of a new link, as bytes. No I/O.
 //!
-//! The end that connects sends a [`Hello`]. The end that accepts sends an [`Answer`]. To a welcome the first replies with [`CONFIRM`], and
-//! only then the link is open. So an attempt that was given up on the way never looks like a link.
+//! The end that connects sends a [`Hello`]. The end that accepts sends an [`Answer`]. If it is a welcome, the
+//! connecting end replies with [`CONFIRM`], and only then is the link open. So an attempt that was abandoned midway
+//! never looks like a link.
 //!
-//! This keeps no attacker out: the job's number only guards against mix-ups. Where the job has a secret, the hello is the context of a
-//! proof ([`crate::authentication`]). It is not sent otherwise, and it is read once both ends are proven.
+//! This is no protection against attackers: the job's number only guards against mix-ups. If the job has a secret, the
+//! hello is sent only as the context of a proof ([`crate::authentication`]), and it is evaluated only after both ends
+//! are authenticated.
 
 use std::fmt;
 
@@ -12,19 +14,19 @@ use std::fmt;
 const HELLO_MAGIC: [u8; 8] = *b"colhello";
 /// The first bytes of an answer.
 const ANSWER_MAGIC: [u8; 8] = *b"colreply";
-/// The version of the greeting.
+/// The version of the handshake.
 const VERSION: u8 = 1;
-/// What the connecting side sends after a welcome.
+/// The byte that the connecting side sends after a welcome.
 pub(super) const CONFIRM: u8 = b'!';
-/// How long the text of a refusal may be.
+/// The longest text of a refusal, in bytes.
 pub(super) const REFUSAL_TEXT_BYTES: usize = 200;
 
-/// Whether bytes begin like a hello: a rank with a secret begins with a proof instead.
+/// Whether bytes begin like a hello. A rank with a secret begins with a proof instead.
 pub(super) fn is_hello(bytes: &[u8]) -> bool {
     bytes.starts_with(&HELLO_MAGIC)
 }
 
-/// What a link is for.
+/// The purpose of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Channel {
     /// Collective calls, in the order in which the caller makes them.
@@ -33,7 +35,7 @@ pub(crate) enum Channel {
     PointToPoint,
 }
 
-/// What both ends of a link must agree on: the job, its communicator, and who is who.
+/// What both ends of a link must agree on: the job, its communicator, and the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Membership {
     pub(super) job_nonce: [u8; 16],
@@ -47,27 +49,27 @@ pub(super) struct Membership {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) channel: Channel,
-    /// Who connects.
+    /// The rank that connects.
     pub(super) sender: Membership,
-    /// Whom it means to reach.
+    /// The rank that it means to reach.
     pub(super) receiver: u32,
 }
 
-/// Why bytes are no hello of this version.
+/// The reason why bytes are not a hello of this version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NoHello {
-    /// They come from something else altogether.
+    /// They are no message of this crate.
     Junk(String),
-    /// They come from a version of this crate that greets otherwise; it is told so.
+    /// They come from a version of this crate with another handshake. It is sent this refusal.
     Refused(Refusal),
 }
 
 impl Hello {
-    /// Length of the encoded form in bytes. A later version must begin with as many: bytes that are left unread when a connection is
-    /// closed would take the words of the refusal with them.
+    /// Length of the encoded form in bytes. A later version must begin with as many bytes. If bytes are left unread
+    /// when a connection is closed, the refusal is lost.
     pub(super) const BYTES: usize = 52;
 
-    /// Magic, version, channel, two zeros, sender, receiver, world size, four zeros, communicator, job nonce.
+    /// Encodes magic, version, channel, two zeros, sender, receiver, world size, four zeros, communicator, job nonce.
     pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&HELLO_MAGIC);
@@ -84,7 +86,8 @@ impl Hello {
         bytes
     }
 
-    /// The reverse of [`Hello::to_bytes`], from what has arrived so far; `None` while that is too little to tell.
+    /// Decodes [`Hello::to_bytes`] from what has arrived so far. Returns `None` while there are too few bytes to
+    /// decide.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>, NoHello> {
         check_magic(bytes, &HELLO_MAGIC).map_err(NoHello::Junk)?;
         let Some(&version) = bytes.get(8) else { return Ok(None) };
@@ -106,12 +109,12 @@ impl Hello {
         Ok(Some(Self { channel, sender, receiver: word(16) }))
     }
 
-    /// Whether the receiver opens this link: of two ranks with a link for collectives the lower one connects.
+    /// Whether the receiver opens this link: of two ranks with a link for collectives, the lower one connects.
     pub(super) fn is_opened_by_receiver(&self) -> bool {
         self.channel == Channel::Collective && self.receiver < self.sender.rank
     }
 
-    /// Whether the process that is `me` may take a link that begins so.
+    /// Checks whether the process `me` may accept a link that begins with this hello.
     pub(super) fn check(&self, me: &Membership) -> Result<(), Refusal> {
         let sender = &self.sender;
         let refuse = |reason, text: String| Err(Refusal::new(reason, text));
@@ -140,7 +143,7 @@ impl Hello {
     }
 }
 
-/// Why a link was refused.
+/// The reason why a link was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     Version,
@@ -148,7 +151,7 @@ pub(crate) enum Reason {
     Communicator,
     WorldSize,
     Rank,
-    /// A link of this kind from this rank is there already.
+    /// There is already a link of this kind from this rank.
     Duplicate,
     /// The sender has not proven that it knows the job's secret.
     Unauthenticated,
@@ -157,7 +160,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    /// The code on the wire; 0 is a welcome.
+    /// Returns the code on the wire; 0 is a welcome.
     fn code(self) -> u8 {
         match self {
             Self::Version => 1,
@@ -171,7 +174,7 @@ impl Reason {
         }
     }
 
-    /// The reverse of [`Reason::code`].
+    /// Decodes [`Reason::code`].
     fn from_code(code: u8) -> Self {
         match code {
             1 => Self::Version,
@@ -186,7 +189,7 @@ impl Reason {
     }
 }
 
-/// A refused link: the reason, and the same in words.
+/// A refused link: the reason, and an explanation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) reason: Reason,
@@ -194,7 +197,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// The text is cut to what an answer can carry.
+    /// Creates a refusal. The text is cut to the length that an answer can carry.
     pub(super) fn new(reason: Reason, mut text: String) -> Self {
         let mut end = text.len().min(REFUSAL_TEXT_BYTES);
         while !text.is_char_boundary(end) {
@@ -214,9 +217,9 @@ impl fmt::Display for Refusal {
 /// The reply to a hello.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// The right process was reached.
+    /// The connection reached the right process.
     Welcome,
-    /// It will not have the link.
+    /// The process refuses the link.
     Refused(Refusal),
 }
 
@@ -226,7 +229,7 @@ impl Answer {
     /// The longest encoded form.
     pub(super) const MAX_BYTES: usize = Self::HEAD_BYTES + REFUSAL_TEXT_BYTES;
 
-    /// Magic, version, code, length of the text, text.
+    /// Encodes magic, version, code, length of the text, text.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let (code, text) = match self {
             Self::Welcome => (0, ""),
@@ -239,8 +242,8 @@ impl Answer {
         bytes
     }
 
-    /// The reverse of [`Answer::to_bytes`], from what has arrived so far; `None` while that is too little to tell. Bytes that are
-    /// no answer are quoted in the error.
+    /// Decodes [`Answer::to_bytes`] from what has arrived so far. Returns `None` while there are too few bytes to
+    /// decide. If the bytes are not an answer, the error quotes them.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>, String> {
         check_magic(bytes, &ANSWER_MAGIC)?;
         let Some(head) = bytes.first_chunk::<{ Self::HEAD_BYTES }>() else { return Ok(None) };
@@ -249,7 +252,7 @@ impl Answer {
             return Err(format!("the answer's text has {len} bytes, where {REFUSAL_TEXT_BYTES} are allowed"));
         }
         let Some(text) = bytes.get(Self::HEAD_BYTES..Self::HEAD_BYTES + len) else { return Ok(None) };
-        // Another version may refuse in words that can be shown, but its welcome may mean something else.
+        // The refusal of another version is readable text, but its welcome may mean something else.
         match code {
             0 if version != VERSION => Err(format!("the welcome has version {version}, this end speaks version {VERSION}")),
             0 if len > 0 => Err(format!("the welcome carries {len} bytes of text: {}", quote(text))),
@@ -259,13 +262,13 @@ impl Answer {
     }
 }
 
-/// Whether `bytes` begin like `magic`, as far as they go.
+/// Checks that `bytes` begin like `magic`, as far as they go.
 fn check_magic(bytes: &[u8], magic: &[u8; 8]) -> Result<(), String> {
     let seen = bytes.len().min(magic.len());
     if bytes[..seen] == magic[..seen] { Ok(()) } else { Err(format!("the bytes {} are no greeting of this crate", quote(bytes))) }
 }
 
-/// The first bytes in a form that can be printed.
+/// Returns the first bytes in printable form.
 pub(super) fn quote(bytes: &[u8]) -> String {
     format!("\"{}\"", bytes[..bytes.len().min(16)].escape_ascii())
 }

@@ -1,4 +1,4 @@
-//! Which host a process runs on: ranks of one host can share memory.
+//! The host that a process runs on: ranks of one host can share memory.
 
 use std::hash::{BuildHasher, Hasher};
 use std::os::linux::fs::MetadataExt;
@@ -10,22 +10,24 @@ use crate::authentication;
 use crate::base::event;
 use crate::base::fork::Process;
 
-/// A text that is equal in two processes only where they can pass each other a descriptor of shared memory over a unix socket
-/// with an abstract name.
+/// Returns a text that is equal in two processes only if they can pass each other a descriptor of shared memory over a
+/// Unix socket with an abstract name.
 ///
-/// - The boot id: the same kernel. Two hosts never have the same, nor has one host after it was started anew.
+/// - The boot id identifies the kernel. No two hosts have the same, and a host has another one after a restart.
 /// - The network namespace: abstract socket names are looked up in it.
-/// - The user namespace and the user: each end checks that the other is the same user, and numbers of users are comparable in
-///   one namespace only.
-/// - Not the mount namespace: nothing is opened by path. Not the IPC namespace: it holds System V and POSIX objects, and memory
-///   from `memfd_create` is neither. Not the PID namespace: a descriptor is passed over a connection, which also shows a death, so no
-///   process is addressed by its number (nor may a number be part of a name that must be unique).
+/// - The user namespace and the user: each end checks that the other is the same user, and user numbers are comparable
+///   only within one namespace.
+/// - Not the mount namespace: nothing is opened by path. Not the IPC namespace: it holds System V and POSIX objects,
+///   and memory from `memfd_create` is neither. Not the PID namespace: a descriptor is passed over a connection, which
+///   also shows a death, so no process is addressed by its number (nor may a number be part of a name that must be
+///   unique).
 ///
-/// Where /proc does not say, the text is equal within this process only: its ranks share memory, and all others use TCP.
+/// If /proc does not provide this, the text is equal within this process only: its ranks share memory, and all others
+/// use TCP.
 ///
 /// # Errors
 ///
-/// Where descriptors or memory ran out, which says nothing about the host.
+/// The error of the system if descriptors or memory ran out, which gives no information about the host.
 pub(crate) fn host_identity() -> io::Result<String> {
     identity_from("/proc").or_else(|error| {
         if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
@@ -38,7 +40,7 @@ pub(crate) fn host_identity() -> io::Result<String> {
     })
 }
 
-/// The name of this host, for error messages.
+/// Returns the name of this host, for error messages.
 pub(crate) fn host_name() -> String {
     if cfg!(miri) {
         // Miri leaves most of that structure unwritten.
@@ -47,11 +49,11 @@ pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// [`host_identity`] from what is mounted at `proc`.
+/// Returns [`host_identity`] as read from the procfs mounted at `proc`.
 fn identity_from(proc: &str) -> io::Result<String> {
     let boot = fs::read_to_string(format!("{proc}/sys/kernel/random/boot_id"))?;
     let boot = boot.trim();
-    // All-zero or empty would make one host of many.
+    // An all-zero or empty id would merge many hosts into one.
     if !boot.bytes().any(|byte| byte.is_ascii_hexdigit() && byte != b'0') {
         return Err(io::Error::other(format!("the boot id is {boot:?}")));
     }
@@ -63,12 +65,12 @@ fn identity_from(proc: &str) -> io::Result<String> {
     Ok(format!("boot={boot} net={} user={} uid={user}", namespace("net")?, namespace("user")?))
 }
 
-/// Which process this is, in a text that no other process has, on any host. A number of the system's would not do: in two PID namespaces
-/// two processes can have the same.
+/// Returns a text that identifies this process, and that no other process has, on any host. A process number is not
+/// enough: in two PID namespaces two processes can have the same.
 pub(crate) fn process_token() -> io::Result<String> {
     static TOKEN: Mutex<Option<(Process, String)>> = Mutex::new(None);
     let fresh: String = authentication::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    // A process that was forked while another thread had the lock has it for ever.
+    // In a process that was forked while another thread held the lock, the lock stays held forever.
     for _ in 0..TOKEN_LOOKS {
         let Some(mut token) = event::try_lock(&TOKEN) else {
             std::thread::sleep(TOKEN_PAUSE);
@@ -85,23 +87,25 @@ pub(crate) fn process_token() -> io::Result<String> {
     Err(io::Error::other("this process was forked while another thread made its token: fork earlier, or start a process"))
 }
 
-/// How often the lock of the token is tried, and the pause in between: who has it only copies a text.
+/// How often the lock of the token is tried, and the pause in between. Its holder only copies a text.
 const TOKEN_LOOKS: u32 = 1000;
 const TOKEN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Among which processes the numbers of processes are unique, of which this process's is one; empty where that is not known.
+/// Returns a text that identifies the PID namespace of this process, within which process numbers are unique; empty if
+/// unknown.
 pub(crate) fn process_numbers() -> String {
     numbers_from("/proc").unwrap_or_default()
 }
 
-/// Which loopback interface this process has: equal texts mean the same. Empty where that is not known.
+/// Returns a text that identifies the loopback interface of this process: equal texts mean the same one. Empty if
+/// unknown.
 pub(crate) fn loopback_interface() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let facts = fs::metadata("/proc/self/ns/net");
     boot.and_then(|boot| Ok(format!("{}:{}", boot.trim(), facts?.st_ino()))).unwrap_or_default()
 }
 
-/// [`process_numbers`] from what is mounted at `proc`: it shows the processes of a namespace, which need not be this process's.
+/// Returns [`process_numbers`] as read from the procfs at `proc`, which may show another namespace than this process's.
 fn numbers_from(proc: &str) -> io::Result<String> {
     let boot = fs::read_to_string(format!("{proc}/sys/kernel/random/boot_id"))?;
     let facts = fs::metadata(format!("{proc}/self/ns/pid"))?;
@@ -112,7 +116,7 @@ fn numbers_from(proc: &str) -> io::Result<String> {
     Ok(format!("{}:{}:{}", boot.trim(), facts.st_dev(), facts.st_ino()))
 }
 
-/// A number that no other process has, the same at every call.
+/// Returns a number that no other process has, the same at every call.
 fn process_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     // The standard library seeds its hash maps from the system's random numbers.

@@ -1,4 +1,4 @@
-//! A link to one peer over TCP, in plain or encrypted: what the two ends agreed on when they proved themselves.
+//! A link to one peer over TCP, plain or encrypted, as the two ends agreed when they authenticated.
 
 use std::io::{self, IoSlice};
 use std::net::TcpStream;
@@ -10,12 +10,12 @@ use crate::authentication::{Cipher, Secret};
 use crate::host::encrypted::EncryptedLink;
 use crate::host::link::ByteLink;
 
-/// What all connections of a rank to its peers keep to.
+/// The settings that all connections of a rank to its peers share.
 #[derive(Debug, Clone)]
 pub(crate) struct Terms {
-    /// What peers have to know.
+    /// The secret that peers must know.
     pub(crate) secret: Option<Secret>,
-    /// How long a peer's host may leave what it is sent unanswered; zero: for ever.
+    /// How long a peer's host may leave data unanswered; zero: forever.
     pub(crate) silence_timeout: Duration,
 }
 
@@ -27,7 +27,8 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Takes over a connection that was prepared ([`super::tcp::prepare`]) and does not block, encrypted where there are keys.
+    /// Takes over a nonblocking connection that was prepared ([`super::tcp::prepare`]). It is encrypted if there are
+    /// keys.
     pub(super) fn new(stream: TcpStream, cipher: Option<Cipher>, terms: &Terms) -> Self {
         let link = TcpLink::new(stream, terms.silence_timeout);
         match cipher {
@@ -36,7 +37,7 @@ impl Link {
         }
     }
 
-    /// Whether all of a few words could be sent, which fit into a send buffer that is as good as empty.
+    /// Sends a short message, which fits because the send buffer is almost empty. Fails if not all of it could be sent.
     pub(super) fn say(&mut self, words: &[u8]) -> io::Result<()> {
         match self.try_write(&[IoSlice::new(words)])? {
             written if written == words.len() => Ok(()),
@@ -46,7 +47,7 @@ impl Link {
 }
 
 impl AsFd for Link {
-    /// The connection, whether or not something was read ahead.
+    /// Returns the connection, whether or not something was read ahead.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Plain(link) => link.as_fd(),

@@ -1,4 +1,5 @@
-//! A rank's listener: it greets whoever connects, keeps the links until they are asked for, and never waits for anyone.
+//! A rank's listener. It does the handshake of incoming connections, keeps the links until they are taken, and never
+//! blocks.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -16,25 +17,26 @@ use crate::authentication::{self, Admission, AuthenticationError, Cipher, Purpos
 use crate::base::tuning::{admission, net::BACKLOG};
 use crate::host::link::ByteLink;
 
-/// Accepts connections, reads their hellos, and keeps those that belong until they are asked for.
+/// Accepts connections, reads their hellos, and keeps the valid ones until they are taken.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     listener: TcpListener,
-    /// Readable when there is something to do: a new connection, or words on one that is not a link yet.
+    /// Readable when there is something to do: a new connection, or bytes on one that is not a link yet.
     readiness: Arc<OwnedFd>,
-    /// The system's choice, for connections to other hosts.
+    /// The congestion control that the system chose, for connections to other hosts.
     congestion_control: Option<Vec<u8>>,
     me: Membership,
     terms: Terms,
-    /// Connections that have not said hello.
+    /// Connections that have not sent a hello.
     pending: Admission<PendingConnection>,
-    /// Connections that have been welcomed and have not confirmed: at most one for each channel and rank, so they need no limit in time.
+    /// Connections that were welcomed and have not confirmed. At most one for each channel and rank, so they need no
+    /// time limit.
     welcomed: Vec<(Caller, Link)>,
-    /// Links that nobody has asked for yet: at most one for each channel and rank.
+    /// Links that have not been taken yet: at most one for each channel and rank.
     ready: Vec<(Caller, Link)>,
 }
 
-/// Who is at the other end: the link's purpose and the peer's rank.
+/// The other end: the link's purpose and the peer's rank.
 type Caller = (Channel, u32);
 
 impl Acceptor {
@@ -42,7 +44,7 @@ impl Acceptor {
     pub(super) fn bind(ip: IpAddr, me: Membership, terms: Terms) -> io::Result<Self> {
         let address = own_address::to_listen_on(ip);
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
-        // What comes of it begins so: a connection that was paced once stays paced.
+        // Accepted connections start with this congestion control: a connection that was paced once stays paced.
         let congestion_control = SockRef::from(&socket).tcp_congestion().ok();
         tcp::prefer_unpaced(SockRef::from(&socket));
         socket.bind(&address.into())?;
@@ -62,39 +64,39 @@ impl Acceptor {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// What a poll can wait on, for reading, until [`Acceptor::poll`] has something to do.
+    /// Returns what a poll can wait on, for reading, until [`Acceptor::poll`] has something to do.
     pub(super) fn readiness(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.readiness)
     }
 
-    /// Does what there is to do, without waiting.
+    /// Does the pending work without blocking.
     pub(super) fn poll(&mut self) {
         self.poll_at(Instant::now());
     }
 
-    /// Why nobody can be let in, where that is for a lack of this process.
+    /// Returns the reason why no connection can be accepted, if this process lacks resources for it.
     pub(super) fn lack(&self) -> Option<io::Error> {
         let error = self.pending.starved(Instant::now())?;
         Some(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error))
     }
 
-    /// The link of this kind that `rank` has opened, if it has.
+    /// Takes the link of this kind that `rank` has opened, if it has.
     pub(super) fn take(&mut self, channel: Channel, rank: u32) -> Option<Link> {
         let at = self.ready.iter().position(|(caller, _)| *caller == (channel, rank))?;
         Some(self.ready.swap_remove(at).1)
     }
 
-    /// All links of this kind that peers have opened since they were last asked for.
+    /// Takes all links of this kind that peers have opened since the last call.
     pub(super) fn take_all(&mut self, channel: Channel) -> Vec<(usize, Link)> {
         self.ready.extract_if(.., |((kind, _), _)| *kind == channel).map(|((_, rank), link)| (rank as usize, link)).collect()
     }
 
-    /// [`Acceptor::poll`] at a given time.
+    /// Does the work of [`Acceptor::poll`] at a given time.
     pub(super) fn poll_at(&mut self, now: Instant) {
         self.accept(now);
         for mut waiting in self.pending.take() {
@@ -109,7 +111,7 @@ impl Acceptor {
         self.hear_confirmations();
     }
 
-    /// Accepts the connections that have come, as far as there is room.
+    /// Accepts the connections that have arrived, as far as there is room.
     fn accept(&mut self, now: Instant) {
         for oldest in self.pending.make_room(now) {
             self.turn_away(&oldest);
@@ -125,7 +127,7 @@ impl Acceptor {
         }
     }
 
-    /// Does what follows from what a connection has said.
+    /// Acts on the verdict about a connection.
     fn decide(&mut self, pending: PendingConnection, verdict: Verdict) {
         match verdict {
             Verdict::Gone if pending.began().is_empty() => self.unwatch(&pending.stream),
@@ -137,19 +139,20 @@ impl Acceptor {
         }
     }
 
-    /// Drops an unproven connection for the sake of others; it may try again.
+    /// Drops an unproven connection to make room for others. The peer may try again.
     fn turn_away(&mut self, pending: &PendingConnection) {
         self.drop_junk(pending, "had to make room for others");
         if pending.proving.is_some() {
-            // What is left unread when it is closed would take the word with it.
+            // If bytes are left unread when the connection is closed, the reply is lost.
             pending.drain();
             let _ = (&pending.stream).write(&authentication::Reason::Busy.to_reply());
         }
     }
 
-    /// Lets a connection that is about to be dropped end no more waits. Closing it is not enough where a forked child has it too.
+    /// Stops a connection that is about to be dropped from ending waits. Closing it is not enough if a forked child has
+    /// it too.
     fn unwatch(&self, stream: impl AsFd) {
-        // It may not be there.
+        // It may not be registered.
         let _ = epoll::delete(&self.readiness, stream);
     }
 
@@ -162,7 +165,7 @@ impl Acceptor {
         self.pending.add(PendingConnection::new(stream, from, self.terms.secret.as_ref()), now);
     }
 
-    /// Sets the options of a connection that has come, and has it end waits.
+    /// Sets the options of an incoming connection, and registers it so that it ends waits.
     fn prepare(&self, stream: &TcpStream, from: SocketAddr) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         tcp::prepare(SockRef::from(stream), self.terms.silence_timeout)?;
@@ -183,14 +186,14 @@ impl Acceptor {
         }
     }
 
-    /// Tells the other end why: it may be a rank of this job with wrong facts.
+    /// Sends the other end the reason: it may be a rank of this job with wrong data.
     fn refuse(&mut self, pending: PendingConnection, refusal: Refusal) {
         self.drop_junk(&pending, &refusal.to_string());
-        // An answer fits into an empty send buffer; where the connection is broken there is nobody to tell.
+        // An answer fits into an empty send buffer. If the connection is broken, there is no one to notify.
         let _ = pending.into_link(&self.terms).say(&Answer::Refused(refusal).to_bytes());
     }
 
-    /// Tells the other end what it lacks, in the words that it can understand.
+    /// Tells the other end what it lacks, in a form that it can decode.
     fn refuse_unauthenticated(&mut self, pending: PendingConnection, error: &AuthenticationError) {
         if is_hello(pending.began()) {
             let text = "it wants a proof of the job's secret: set COLLECTIVES_SECRET (or Config::secret) as for the other ranks";
@@ -201,14 +204,14 @@ impl Acceptor {
         let _ = (&pending.stream).write(&error.to_reply());
     }
 
-    /// Welcomes a peer, unless the link it wants is there already.
+    /// Welcomes a peer, unless the link it requests exists already.
     fn welcome(&mut self, pending: PendingConnection, hello: &Hello) {
         let caller = (hello.channel, hello.sender.rank);
         if self.ready.iter().any(|(other, _)| *other == caller) {
             let text = format!("rank {} has a link of this kind already", hello.sender.rank);
             return self.refuse(pending, Refusal::new(Reason::Duplicate, text));
         }
-        // An earlier attempt that was not confirmed has been given up.
+        // An earlier attempt that was not confirmed has been abandoned.
         for (_, link) in self.welcomed.extract_if(.., |(other, _)| *other == caller) {
             let _ = epoll::delete(&self.readiness, &link);
         }
@@ -216,7 +219,7 @@ impl Acceptor {
         let mut link = pending.into_link(&self.terms);
         match link.say(&Answer::Welcome.to_bytes()) {
             Ok(()) => self.welcomed.push((caller, link)),
-            // It will try again.
+            // The peer will try again.
             Err(error) => {
                 self.unwatch(&link);
                 crate::base::event::debug!("welcoming rank {} at {from}: {error}", hello.sender.rank);
@@ -224,7 +227,7 @@ impl Acceptor {
         }
     }
 
-    /// Makes links of those who have confirmed.
+    /// Turns confirmed connections into links.
     fn hear_confirmations(&mut self) {
         for (caller, mut link) in std::mem::take(&mut self.welcomed) {
             let mut word = [0];
@@ -234,7 +237,7 @@ impl Acceptor {
                     Err(error) => crate::base::event::warn!("taking the link of rank {} out of the poll: {error}", caller.1),
                 },
                 Err(error) if is_not_yet(&error) => self.welcomed.push((caller, link)),
-                // The peer gave up, or is gone; if it wants the link it will try again.
+                // The peer gave up or is gone. If it needs the link, it will try again.
                 other => {
                     self.unwatch(&link);
                     crate::base::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
@@ -244,47 +247,47 @@ impl Acceptor {
     }
 }
 
-/// A connection that has not said hello, or not all of it.
+/// A connection that has not sent a complete hello.
 #[derive(Debug)]
 struct PendingConnection {
     stream: TcpStream,
     from: SocketAddr,
-    /// The proof in place of a hello, where there is a secret.
+    /// The proof that replaces the hello, if there is a secret.
     proving: Option<Responder>,
-    /// The keys of what follows, once there is a proof and it is encrypted.
+    /// The keys for the rest of the stream, after a proof with encryption.
     cipher: Option<Cipher>,
-    /// What it began with.
+    /// The first bytes that it sent.
     heard: [u8; Hello::BYTES],
     heard_bytes: usize,
 }
 
-/// What has become of a connection that has said all, or too much.
+/// The verdict about a connection that has sent everything, or too much.
 enum Verdict {
-    /// It closed the connection, or the connection broke.
+    /// The peer closed the connection, or the connection broke.
     Gone,
-    /// What it said is no hello.
+    /// What it sent is no hello.
     Junk(String),
-    /// It has not proven that it knows the secret, or offers a proof where there is none.
+    /// The peer has not proven that it knows the secret, or it offers a proof when none is required.
     Unauthenticated(AuthenticationError),
-    /// It said hello and will not be taken.
+    /// It sent a hello and is refused.
     Refused(Refusal),
-    /// It said hello and may come in.
+    /// It sent a hello and is accepted.
     Welcome(Hello),
 }
 
 impl PendingConnection {
-    /// One that has just come, and has to prove itself where there is a secret.
+    /// Creates the state of a new connection, which must prove itself if there is a secret.
     fn new(stream: TcpStream, from: SocketAddr, secret: Option<&Secret>) -> Self {
         let proving = secret.map(|secret| Responder::new(secret, Purpose::Link, Hello::BYTES));
         Self { stream, from, proving, cipher: None, heard: [0; Hello::BYTES], heard_bytes: 0 }
     }
 
-    /// What it began with.
+    /// Returns the first bytes that it sent.
     fn began(&self) -> &[u8] {
         &self.heard[..self.heard_bytes]
     }
 
-    /// Reads what there is and judges it; `None` while it has not said all.
+    /// Reads what has arrived and judges it. Returns `None` while it is incomplete.
     fn listen(&mut self, me: &Membership) -> Option<Verdict> {
         if let Some(responder) = self.proving.take() {
             return self.listen_for_proof(responder, me);
@@ -305,7 +308,7 @@ impl PendingConnection {
         }
     }
 
-    /// Has the other end prove that it knows the secret, and then judges the hello that was part of it.
+    /// Requires the other end to prove that it knows the secret, and then judges the hello that was part of the proof.
     fn listen_for_proof(&mut self, mut responder: Responder, me: &Membership) -> Option<Verdict> {
         loop {
             let mut bytes = [0; 128];
@@ -333,18 +336,18 @@ impl PendingConnection {
         None
     }
 
-    /// The connection as a link, encrypted where that was agreed on.
+    /// Turns the connection into a link, encrypted if that was agreed on.
     fn into_link(self, terms: &Terms) -> Link {
         Link::new(self.stream, self.cipher, terms)
     }
 
-    /// Reads what is left of a few words: bytes that nobody has read would take the words of a refusal with them.
+    /// Reads the rest of a short message: unread bytes would make the connection lose a refusal.
     fn drain(&self) {
         let _ = (&self.stream).read(&mut [0; 256]);
     }
 }
 
-/// What becomes of a connection that has said so much; `None` where more is to come.
+/// Judges the bytes that a connection has sent. Returns `None` if more must follow.
 fn judge(heard: &[u8], me: &Membership) -> Option<Verdict> {
     Some(match Hello::decode(heard) {
         Ok(hello) => {
@@ -356,19 +359,19 @@ fn judge(heard: &[u8], me: &Membership) -> Option<Verdict> {
     })
 }
 
-/// Whether it is worth trying again later.
+/// Whether to try again later.
 fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 #[cfg(test)]
 impl Acceptor {
-    /// How many connections have not said hello.
+    /// Returns how many connections have not sent a hello.
     pub(super) fn pending(&self) -> usize {
         self.pending.iter().len()
     }
 
-    /// The next pending connection, unheard.
+    /// Accepts the next pending connection without reading from it.
     pub(super) fn accept_raw(&self) -> io::Result<TcpStream> {
         self.listener.accept().map(|(stream, _)| stream)
     }

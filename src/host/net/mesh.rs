@@ -1,4 +1,4 @@
-//! Who listens where, and links to them when they are wanted.
+//! The addresses that ranks listen on, and links to them when they are needed.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -22,23 +22,23 @@ use crate::host::exchange::Exchange;
 
 /// What is being done, in errors of [`Mesh::exchange`].
 const DOING: &str = "opening links between hosts";
-/// The same of letting others in.
+/// The same for accepting links.
 const ACCEPTING: &str = "accepting a link from another rank";
 
-/// This rank's way to all others, shared by the threads that open links.
+/// The addresses of all other ranks and this rank's listener, shared by the threads that open links.
 #[derive(Debug)]
 pub(crate) struct Mesh {
     me: Membership,
     terms: Terms,
-    /// By rank; `None` for those who do not listen.
+    /// By rank; `None` for ranks that do not listen.
     addresses: Vec<Option<SocketAddr>>,
-    /// `None` where this rank does not listen.
+    /// `None` if this rank does not listen.
     listening: Option<Listening>,
-    /// Why links cannot be had, once that is for a lack of this process.
+    /// The reason why links cannot be opened, if this process lacks resources for it.
     lack: OnceLock<Error>,
 }
 
-/// The acceptor, and what says without its lock that it has something to do.
+/// The acceptor, and a descriptor that shows without its lock that it has something to do.
 #[derive(Debug)]
 struct Listening {
     acceptor: Arc<Mutex<Acceptor>>,
@@ -46,7 +46,8 @@ struct Listening {
 }
 
 impl Listening {
-    /// Does what there is to do, and says why nobody can be let in, where that is for a lack of this process.
+    /// Does the pending work, and returns the reason why no connection can be accepted, if this process lacks resources
+    /// for it.
     fn poll(&self) -> Option<io::Error> {
         let mut acceptor = event::lock(&self.acceptor);
         acceptor.poll();
@@ -55,8 +56,8 @@ impl Listening {
 }
 
 impl Mesh {
-    /// Listens on `listen` where `needs_listener` says so, and learns where the others do. Every rank of the communicator takes
-    /// part, with the same nonce, number and world size; no link is opened.
+    /// Listens on `listen` if `needs_listener`, and learns the addresses of the other ranks. Every rank of the
+    /// communicator takes part, with the same nonce, number and world size. No link is opened.
     #[expect(clippy::too_many_arguments, reason = "each is a fact of its own, and there is one caller")]
     pub(crate) fn exchange(
         exchange: &mut dyn Exchange,
@@ -79,7 +80,7 @@ impl Mesh {
             Ok(None) => Address::None,
             Err(error) => Address::Failed(error.to_string()),
         };
-        // A rank that cannot listen tells the others first: they would wait for it.
+        // A rank that cannot listen notifies the others first: otherwise they would wait for it.
         let gathered = exchange.all_gather(&mine.to_bytes(), deadline);
         let listening =
             acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Arc::new(Mutex::new(acceptor)) });
@@ -88,13 +89,14 @@ impl Mesh {
         Ok(Self { me, terms: terms.clone(), addresses, listening, lack: OnceLock::new() })
     }
 
-    /// Where a rank listens; `None` where it does not.
+    /// Returns the address that a rank listens on; `None` if it does not listen.
     pub(crate) fn address(&self, rank: usize) -> Option<SocketAddr> {
         self.addresses.get(rank).copied().flatten()
     }
 
-    /// A link to `peer` that is to be opened; an error where it never can be. Whoever opens one for messages calls [`Mesh::accepted`] now and
-    /// then: the peer may be waiting for this rank at the same time.
+    /// Returns a link to `peer` that is yet to be opened, or an error if that is impossible. A caller that opens one
+    /// for messages must call [`Mesh::accepted`] now and then, because the peer may be waiting for this rank at the
+    /// same time.
     pub(crate) fn connecting(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Interrupted> {
         let failed = Err(AbortReason::Failed { rank: self.me.rank }.into());
         let Some(receiver) = u32::try_from(peer).ok().filter(|rank| *rank < self.me.world_size && *rank != self.me.rank) else {
@@ -117,7 +119,8 @@ impl Mesh {
         Ok(Connector::new(address, hello, self.terms.clone(), same_host, acceptor))
     }
 
-    /// Opens the links to `peers`, all at once, and waits for them. `interrupted` is asked now and then whether to give up.
+    /// Opens the links to all `peers` at the same time, and waits for them. `interrupted` is called now and then: if it
+    /// returns a reason, the wait ends.
     pub(crate) fn open(
         &self,
         channel: Channel,
@@ -157,8 +160,9 @@ impl Mesh {
         }
     }
 
-    /// Opens the links for collectives to the partners of a dissemination among `participants` (ranks, in an order that all share): those
-    /// at distance 1, 2, 4 … in both directions. Every participant calls it. Afterwards each rank's death is seen by several.
+    /// Opens the links for collectives to the partners of a dissemination among `participants`: those at distance 1, 2,
+    /// 4 … in both directions. `participants` are ranks, in the same order on every rank. Every participant calls this.
+    /// Afterwards several ranks notice a rank's death.
     pub(crate) fn connect_partners(
         &self,
         participants: &[usize],
@@ -171,7 +175,7 @@ impl Mesh {
         self.open(Channel::Collective, &partners, deadline, interrupted)
     }
 
-    /// The links of this kind that peers have opened since the last call, with their ranks.
+    /// Returns the links of this kind that peers have opened since the last call, with their ranks.
     pub(crate) fn accepted(&self, channel: Channel) -> Vec<(usize, Link)> {
         let Some(listening) = &self.listening else { return Vec::new() };
         let mut acceptor = event::lock(&listening.acceptor);
@@ -182,13 +186,13 @@ impl Mesh {
         acceptor.take_all(channel)
     }
 
-    /// Readable when [`Mesh::accepted`] has something to do, though not for each link that it then returns: another thread may
-    /// have taken it in. `None` where this rank does not listen.
+    /// Returns a descriptor that is readable when [`Mesh::accepted`] has something to do, but not for every link that
+    /// it returns: another thread may have accepted it already. `None` if this rank does not listen.
     pub(crate) fn listener_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.listening.as_ref().map(|listening| listening.readiness.as_fd())
     }
 
-    /// Waits until one of `interests` or the acceptor is ready, not longer than a slice.
+    /// Waits until one of `interests` or the acceptor is ready, at most for one slice.
     fn wait<'a>(&'a self, mut interests: Vec<PollFd<'a>>, deadline: &Deadline) {
         if let Some(listening) = &self.listening {
             interests.push(PollFd::new(&listening.readiness, PollFlags::IN));
@@ -196,7 +200,7 @@ impl Mesh {
         let slice = deadline.remaining().min(OPENING_SLICE);
         let slice = Timespec { tv_sec: 0, tv_nsec: slice.subsec_nanos().into() };
         match rustix::event::poll(&mut interests, Some(&slice)) {
-            // A signal is as good a reason to look again as any.
+            // After a signal, look again.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 event::warn!("waiting for a link: {error}");
@@ -205,18 +209,20 @@ impl Mesh {
         }
     }
 
-    /// Why links cannot be had, where that is for a lack of this process: the waits for them end.
+    /// Returns the reason why links cannot be opened, if this process lacks resources for it: then the waits for them
+    /// end.
     pub(crate) fn lack(&self) -> Option<&Error> {
         self.lack.get()
     }
 
-    /// Remembers such a lack.
+    /// Records such a lack.
     fn lacking(&self, doing: &str, lack: io::Error) -> Interrupted {
         self.lack.get_or_init(|| Error::io(doing, lack));
         AbortReason::Failed { rank: self.me.rank }.into()
     }
 
-    /// The end of a wait for `missing`, the first of which is told to others, when `arrived` were there.
+    /// Returns the result of a wait that timed out: `arrived` were there, and `missing` were not. Other ranks are
+    /// notified of the first of `missing`.
     fn timed_out(&self, missing: impl Iterator<Item = usize>, arrived: impl Iterator<Item = usize>) -> Interrupted {
         let waiting = self.me.rank;
         let missing: Vec<u32> = missing.map(|peer| peer as u32).collect();
@@ -227,7 +233,7 @@ impl Mesh {
     }
 }
 
-/// An acceptor and where peers reach it.
+/// Returns an acceptor and the address at which peers reach it.
 fn start_listening(listen: IpAddr, me: Membership, terms: &Terms) -> Result<(Acceptor, SocketAddr)> {
     if listen.is_unspecified() {
         return Err(Error::config(format!("listen address {listen}"), "peers cannot connect to it; name one address of this host"));
@@ -241,7 +247,7 @@ fn start_listening(listen: IpAddr, me: Membership, terms: &Terms) -> Result<(Acc
     Ok((acceptor, address))
 }
 
-/// Everyone's address, from what they sent.
+/// Returns the ranks' addresses, from what they sent.
 fn read_addresses(blobs: &[Vec<u8>], world_size: usize, deadline: &Deadline) -> Result<Vec<Option<SocketAddr>>> {
     if blobs.len() != world_size {
         let reason = format!("{} addresses for {world_size} ranks", blobs.len());
@@ -261,19 +267,19 @@ fn read_addresses(blobs: &[Vec<u8>], world_size: usize, deadline: &Deadline) -> 
     blobs.iter().enumerate().map(read).collect()
 }
 
-/// A rank's place, as it is exchanged at start.
+/// The address of a rank, as it is exchanged at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Address {
-    /// It does not listen: nobody opens a link to it.
+    /// The rank does not listen: no rank opens a link to it.
     None,
-    /// It listens here.
+    /// The rank listens here.
     At(SocketAddr),
-    /// It should have listened and could not, for this reason. Everyone is told, so that nobody waits for it.
+    /// The rank should have listened and could not, for this reason. All ranks are notified, so that none waits for it.
     Failed(String),
 }
 
 impl Address {
-    /// Nothing; or a kind (4, 6), the address and the port; or a zero and a text.
+    /// Encodes nothing; or a kind (4, 6), the address and the port; or a zero and a text.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
@@ -299,7 +305,7 @@ impl Address {
         bytes
     }
 
-    /// The reverse of [`Address::to_bytes`]; the error quotes what is wrong.
+    /// Decodes [`Address::to_bytes`]. The error quotes what is wrong.
     pub(super) fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, String> {
         let address = match bytes {
             [] => return Ok(Self::None),
@@ -320,7 +326,7 @@ impl Address {
     }
 }
 
-/// The positions at distance 1, 2, 4 … from `position` around a ring of `len`, each once, in order.
+/// Returns the positions at distance 1, 2, 4 … from `position` around a ring of `len`, each once, in order.
 fn partners(position: usize, len: usize) -> Vec<usize> {
     let mut partners = Vec::new();
     let mut distance = 1;

@@ -1,8 +1,9 @@
 //! Links between ranks of different hosts, over TCP.
 //!
-//! Every rank that peers may have to reach listens on one port ([`listener`]). A [`mesh::Mesh`] knows every rank's address and opens a link
-//! when it is first wanted ([`connector`]). A link begins with a greeting ([`hello`]), by which both ends find out whether they belong to
-//! the same job and are the right ranks. After it the stream belongs to whoever asked for it.
+//! Every rank that peers may have to reach listens on one port ([`listener`]). A [`mesh::Mesh`] has the address of
+//! every rank and opens a link when it is first needed ([`connector`]). A link begins with a handshake ([`hello`]), in
+//! which both ends check that they belong to the same job and are the right ranks. After that the stream belongs to its
+//! user.
 
 mod connector;
 #[cfg(feature = "__internals")]

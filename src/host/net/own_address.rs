@@ -1,17 +1,18 @@
-//! Addresses of this host: whether one is its own, and at which interface it is.
+//! Addresses of this host: whether it has a given address, and on which interface.
 //!
-//! An address of a link (`fe80::…`) means nothing without the interface, which each host numbers for itself. So what ranks tell each other has no such
-//! number: a rank's own address is looked up, and its peers' addresses lie on the link that its own lies on.
+//! A link-local address (`fe80::…`) is meaningless without the interface, which each host numbers for itself. So ranks
+//! exchange addresses without the number. A rank looks up the interface of its own address, and its peers' addresses
+//! are on the same one.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 
-/// Where to listen at this address of this host.
+/// Returns the socket address to listen on at this address of this host.
 pub(crate) fn to_listen_on(ip: IpAddr) -> SocketAddr {
     seen_from(ip, SocketAddr::new(ip, 0))
 }
 
-/// An address of a peer, as a rank has to write it that has this address itself.
+/// Returns a peer's address in the form that a rank with the address `own` must use.
 pub(crate) fn seen_from(own: IpAddr, peer: SocketAddr) -> SocketAddr {
     let SocketAddr::V6(address) = peer else { return peer };
     if !address.ip().is_unicast_link_local() {
@@ -24,20 +25,20 @@ pub(crate) fn seen_from(own: IpAddr, peer: SocketAddr) -> SocketAddr {
     SocketAddrV6::new(*address.ip(), address.port(), 0, scope.unwrap_or(0)).into()
 }
 
-/// Whether an address is one of this host. Nothing is sent: the system lets nobody use another one's. (Where it was told to, by
-/// `net.ipv4.ip_nonlocal_bind`, every address passes for this host's.)
+/// Whether an address is one of this host. Nothing is sent: the system does not let a process bind another host's
+/// address. (If `net.ipv4.ip_nonlocal_bind` is set, it does, and every address counts as this host's.)
 pub(super) fn is_own(address: SocketAddr) -> bool {
     let mut address = address;
     address.set_port(0);
     address.ip().is_loopback() || UdpSocket::bind(address).is_ok()
 }
 
-/// The number of the interface that has this address; the first of several.
+/// Returns the number of the interface that has this address; of several, the first.
 fn scope_of(ip: &[u8; 16]) -> Option<u32> {
     scope_in(&fs::read_to_string("/proc/net/if_inet6").ok()?, ip)
 }
 
-/// The same in the kernel's table: address, interface and four more words in each line.
+/// Looks the same up in the kernel's table. Each line has the address, the interface and four more fields.
 fn scope_in(table: &str, ip: &[u8; 16]) -> Option<u32> {
     let wanted: String = ip.iter().map(|byte| format!("{byte:02x}")).collect();
     let line = table.lines().find(|line| line.starts_with(&wanted))?;
@@ -64,7 +65,7 @@ mod tests {
             let peer = peer.parse().unwrap();
             assert_eq!(seen_from("fe80::1".parse().unwrap(), peer), peer);
         }
-        // What another host calls its interface means nothing here.
+        // Another host's interface number is meaningless here.
         let peer = "[fe80::1%7]:9".parse().unwrap();
         assert_eq!(seen_from("10.0.0.1".parse().unwrap(), peer).to_string(), "[fe80::1]:9");
     }
@@ -72,7 +73,7 @@ mod tests {
     #[test]
     fn own_addresses_are_told_from_others() {
         assert!(is_own("127.0.0.1:9".parse().unwrap()) && is_own("127.3.2.1:9".parse().unwrap()));
-        // Kept for documentation: no host has it.
+        // This address is reserved for documentation: no host has it.
         let nonlocal = fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind").unwrap_or_default();
         assert!(nonlocal.trim() == "1" || !is_own("192.0.2.1:9".parse().unwrap()));
     }

@@ -11,36 +11,40 @@ use super::tcp_info::Watch;
 use crate::base::tuning::net::{IDLE_SHARE, KEEP_ALIVE_PROBES, SILENCE_INTERVAL};
 use crate::host::link::{ByteLink, Silence};
 
-/// A connection to a peer that has been greeted. It never blocks.
+/// A connection to a peer after the handshake. It never blocks.
 ///
-/// The next call notices that a peer's process died. Of a cut network the kernel tells after the time for which silence is borne, where nothing
-/// is under way. Where something is, [`ByteLink::try_write`] and [`ByteLink::try_read`] notice it so long, and up to 2 s, after it was first sent
-/// in vain, and take that back where an answer comes after all. So whoever waits for a link must call one of them about once a second, though nothing
-/// is ready.
+/// If the peer's process died, the next call reports it. If a network is cut while nothing is in transit, the kernel
+/// reports it after the silence timeout. Otherwise [`ByteLink::try_write`] and [`ByteLink::try_read`] report it, at
+/// most 2 s later than this timeout after the first unanswered transmission. They withdraw it if an answer arrives
+/// after all. So a caller that waits for a link must call one of them about once a second, even if nothing is ready.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     stream: TcpStream,
     watch: Watch,
-    /// When the watch was last asked.
+    /// When the watch was last queried.
     checked: Instant,
-    /// Whether it said then that the peer is silent: it is asked each time until it takes that back.
+    /// Whether it reported then that the peer is silent. It is queried every time until it withdraws that.
     is_silent: bool,
-    /// That the kernel has given the peer up. It says so once, and then that the stream has ended.
+    /// Set after the kernel has given up on the peer. The kernel reports that once, and afterwards that the stream has
+    /// ended.
     given_up: Option<Silence>,
     silence_timeout: Duration,
 }
 
 impl TcpLink {
-    /// Takes over a connection that was prepared with [`prepare`] and does not block. Silence is borne for so long; zero: for ever.
+    /// Takes over a nonblocking connection that was prepared with [`prepare`]. A `silence_timeout` of zero means
+    /// forever.
     pub(super) fn new(stream: TcpStream, silence_timeout: Duration) -> Self {
         let watch = Watch::new(Some(silence_timeout).filter(|limit| !limit.is_zero()));
         Self { stream, watch, checked: Instant::now(), is_silent: false, given_up: None, silence_timeout }
     }
 
-    /// What a call returns that found nothing to do: `WouldBlock`, or that the peer's host has stopped answering.
+    /// Returns the error of a call that found nothing to do: `WouldBlock`, or that the peer's host has stopped
+    /// answering.
     ///
-    /// `TCP_USER_TIMEOUT` would let the kernel do this, but Linux then also ends the connection to a peer that is alive and
-    /// merely does not read for that long, which a rank that computes between two calls is free to do. Nor could it be taken back.
+    /// `TCP_USER_TIMEOUT` would let the kernel do this. But then Linux also ends the connection to a peer that is alive
+    /// and merely does not read for that long, which a rank that computes between two calls is free to do. Nor could
+    /// the report be withdrawn.
     fn blocked(&mut self) -> io::Error {
         if !self.is_silent && self.checked.elapsed() < SILENCE_INTERVAL {
             return ErrorKind::WouldBlock.into();
@@ -55,7 +59,8 @@ impl TcpLink {
         }
     }
 
-    /// What ended the connection, as links say it: where the kernel gave the peer's host up, or has no way to it, that is silence, not an end.
+    /// Returns the error that ended the connection, as links report it. If the kernel gave up on the peer's host or has
+    /// no route to it, that is silence, not an end.
     #[cold]
     fn ended(&mut self, error: io::Error) -> io::Error {
         let no_answer = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EHOSTDOWN, libc::ENETDOWN];
@@ -74,7 +79,7 @@ impl AsFd for TcpLink {
 
 impl ByteLink for TcpLink {
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        // The system takes a limited number of parts, which might all be empty ones.
+        // The system accepts a limited number of parts, and those might all be empty.
         let Some(first) = parts.iter().position(|part| !part.is_empty()) else { return Ok(0) };
         loop {
             match self.stream.write_vectored(&parts[first..]) {
@@ -107,7 +112,8 @@ impl ByteLink for TcpLink {
     }
 }
 
-/// Sets the options of every link: no waiting for full segments, and probes of an idle peer, unless silence is borne for ever.
+/// Sets the options of every link: no waiting for full segments, and probes of an idle peer, unless the silence timeout
+/// is zero.
 ///
 /// Buffer sizes are left alone: the kernel grows them as needed, and a small send buffer stalls loopback for 40 ms at a time.
 pub(super) fn prepare(socket: SockRef<'_>, silence_timeout: Duration) -> io::Result<()> {
@@ -120,8 +126,8 @@ pub(super) fn prepare(socket: SockRef<'_>, silence_timeout: Duration) -> io::Res
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(of(idle)).with_interval(of(interval)).with_retries(probes as u32))
 }
 
-/// For how many seconds a connection is idle before the kernel asks, how long it waits for each answer, and how often it asks: it gives up after
-/// the time for which silence is borne. Each is what the kernel takes.
+/// Returns the settings of the kernel's probes: idle seconds before the first, seconds between two, and their number.
+/// The kernel gives up after the silence timeout. Each is in the range that the kernel accepts.
 fn keep_alive(silence_timeout: Duration) -> [u64; 3] {
     let seconds = silence_timeout.as_secs() + u64::from(silence_timeout.subsec_nanos() > 0);
     let seconds = seconds.clamp(2, 1 << 16);
@@ -130,10 +136,11 @@ fn keep_alive(silence_timeout: Duration) -> [u64; 3] {
     [idle, interval, (seconds - idle).div_ceil(interval)]
 }
 
-/// Chooses the congestion control for a peer on this very host, before the connection is made.
+/// Chooses the congestion control for a peer on the same host, before the connection is made.
 ///
-/// Inside a host no network is shared, and bbr, which some systems choose, paces itself to half the speed of the older ones. Users without
-/// privileges may only be allowed reno, which every kernel has. Where neither can be chosen after all, the default stays.
+/// Within a host no network is shared, and bbr, the default of some systems, paces itself to half the speed of the
+/// older ones. Unprivileged users may be limited to reno, which every kernel has. If neither can be chosen, the default
+/// stays.
 pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
     let is_cubic = |name: Vec<u8>| name.split(|&byte| byte == 0).next() == Some(b"cubic");
     if socket.tcp_congestion().is_ok_and(is_cubic) {
@@ -144,7 +151,8 @@ pub(super) fn prefer_unpaced(socket: SockRef<'_>) {
     }
 }
 
-/// Gives a connection this congestion control, which the system has chosen before: it is slower or quicker without.
+/// Gives a connection the congestion control that the system chose originally, without which it may be slower or
+/// faster.
 pub(super) fn choose(socket: SockRef<'_>, congestion_control: &[u8]) {
     if let Err(error) = socket.set_tcp_congestion(congestion_control) {
         crate::base::event::debug!("the system's congestion control cannot be chosen: {error}");
@@ -159,7 +167,7 @@ mod tests {
     use super::*;
     use crate::base::tuning::net::SILENCE_TIMEOUT;
 
-    /// Two ends of a connection.
+    /// Returns the two ends of a connection.
     fn pair() -> (TcpLink, TcpLink) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let left = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -211,7 +219,7 @@ mod tests {
         let mut sent = 0;
         let error = loop {
             let rest = &pattern[sent % pattern.len()..];
-            // Long enough ago that a link that cannot move also looks at the state of the connection.
+            // This is long enough ago that a blocked link also checks the state of the connection.
             left.checked = Instant::now().checked_sub(SILENCE_INTERVAL).unwrap();
             match left.try_write(&[IoSlice::new(rest)]) {
                 Ok(written) => sent += written,
@@ -239,7 +247,7 @@ mod tests {
             }
         };
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
-        // The first write provokes a reset, a later one meets it; the process lives on.
+        // The first write provokes a reset, and a later one reports it. The process is not killed.
         let error = loop {
             match left.try_write(&[IoSlice::new(b"x")]) {
                 Ok(_) => {}
@@ -255,7 +263,7 @@ mod tests {
             let [idle, interval, probes] = keep_alive(Duration::from_secs(seconds));
             let (in_all, wanted) = (idle + interval * probes, seconds.clamp(2, 1 << 16));
             assert!(in_all >= wanted && in_all < wanted + interval, "{seconds} s: {idle} s and {probes} times {interval} s");
-            // More than this the kernel refuses.
+            // The kernel refuses larger values.
             assert!((1..=32767).contains(&idle) && (1..=32767).contains(&interval) && (1..=127).contains(&probes), "{seconds} s");
         }
         assert_eq!(keep_alive(Duration::from_millis(2500)), keep_alive(Duration::from_secs(3)));

@@ -1,31 +1,32 @@
-//! Whether the kernel still hears from the other end of a connection.
+//! Whether the kernel still receives answers from the other end of a connection.
 #![expect(unsafe_code, reason = "no safe wrapper reads TCP_INFO")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// The start of the kernel's `struct tcp_info`, up to and including `tcpi_last_ack_recv`; it only ever grows at its end.
+/// The size of the start of the kernel's `struct tcp_info`, up to and including `tcpi_last_ack_recv`. It only ever
+/// grows at its end.
 const INFO_BYTES: usize = 60;
 
-/// What matters here of `struct tcp_info`.
+/// The relevant part of `struct tcp_info`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Quiet {
-    /// How often the oldest data in flight has been sent again without an answer.
+    /// How often the oldest data in flight has been retransmitted without an answer.
     retransmits: u8,
-    /// How many probes of a closed window went unanswered.
+    /// How many zero-window probes are unanswered.
     probes: u8,
-    /// How long ago the last acknowledgement came.
+    /// The time since the last acknowledgement.
     since_acknowledgement: Duration,
 }
 
-/// Watches for a peer that has stopped answering although something was sent to it. (An idle connection is kept alive by the
-/// kernel's own probes.)
+/// Detects a peer that has stopped answering although something was sent to it. (For an idle connection, the kernel's
+/// own probes do this.)
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// How long it may leave it unanswered; `None`: for ever.
+    /// How long the peer may leave data unanswered; `None`: forever.
     limit: Option<Duration>,
-    /// Since when something is known to be unanswered.
+    /// Since when data is known to be unanswered.
     since: Option<Instant>,
 }
 
@@ -34,16 +35,17 @@ impl Watch {
         Self { limit, since: None }
     }
 
-    /// For how long the peer has been silent, where that is too long. To be asked again and again while the connection cannot move: an answer that
-    /// comes takes it back.
+    /// Returns how long the peer has been silent, if that is too long. Call it repeatedly while the connection cannot
+    /// move: an answer that arrives withdraws the report.
     pub(super) fn silence(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<Duration>> {
         Ok(self.observe(read(socket)?, Instant::now()))
     }
 
-    /// The same with what was seen at a certain time.
+    /// Does the same with an observation made at `now`.
     ///
-    /// How long ago the last acknowledgement came says little: probes of a peer that is alive and does not read are up to two minutes apart.
-    /// So the time runs from when something unanswered was first seen, and begins anew with each answer.
+    /// The time since the last acknowledgement alone is not enough: probes of a peer that is alive and does not read
+    /// are up to two minutes apart. So the time runs from the first unanswered observation, and starts again with each
+    /// answer.
     fn observe(&mut self, seen: Quiet, now: Instant) -> Option<Duration> {
         if seen.retransmits == 0 && seen.probes == 0 {
             self.since = None;
@@ -58,9 +60,9 @@ impl Watch {
     }
 }
 
-/// Asks the kernel.
+/// Queries the kernel.
 fn read(socket: BorrowedFd<'_>) -> io::Result<Quiet> {
-    // Words, so that the memory is aligned as the kernel's structure is.
+    // An array of `u32`, so that the memory is aligned like the kernel's structure.
     let mut info = [0_u32; INFO_BYTES / 4];
     let mut len = INFO_BYTES as libc::socklen_t;
     // SAFETY:
@@ -89,7 +91,7 @@ mod tests {
         Quiet { retransmits, probes, since_acknowledgement: Duration::from_secs(since_acknowledgement) }
     }
 
-    /// Whether a watch for silence of 12 s says of things seen at certain seconds that there was one.
+    /// Returns, for each observation, whether a watch with a limit of 12 s reports silence.
     fn watch(seen: impl IntoIterator<Item = (u64, Quiet)>) -> Vec<bool> {
         watch_for(Some(Duration::from_secs(12)), seen)
     }
@@ -112,23 +114,23 @@ mod tests {
 
     #[test]
     fn an_answer_takes_back_what_was_said() {
-        // Dead for 20 s, and heard again.
+        // Dead for 20 s, and then answering again.
         let dead = (0..30).map(|second| if second < 20 { (second, quiet(5, 0, second)) } else { (second, quiet(0, 0, second - 20)) });
         let said = watch(dead);
         assert!(said[12..20].iter().all(|silent| *silent) && !said[20..].contains(&true), "{said:?}");
-        // Also where more was lost in the meantime: it is the answer that counts.
+        // The same if more was lost in the meantime: the answer is what counts.
         let still_lossy = (0..30).map(|second| (second, quiet(5, 0, if second < 20 { second } else { second - 20 })));
         assert!(!watch(still_lossy)[20..].contains(&true));
     }
 
     #[test]
     fn a_peer_that_does_not_read_is_not_silent() {
-        // Probes two minutes apart, each caught before its answer came, and looked at once a second.
+        // Probes two minutes apart, each observed before its answer arrived, and checked once a second.
         let second_by_second = (0..600).map(|second| (second, quiet(0, u8::from(second % 120 == 0), second % 120)));
         assert!(!watch(second_by_second).contains(&true));
-        // Looked at so rarely that nothing but unanswered probes is ever seen.
+        // Checked so rarely that only unanswered probes are ever observed.
         assert!(!watch((0..20).map(|probe| (probe * 120, quiet(0, 1, 119)))).contains(&true));
-        // After such a wait, a cut is noticed 12 s after the first probe that goes unanswered.
+        // After such a wait, a cut is detected 12 s after the first unanswered probe.
         let cut = (0..40).map(|second| (second, quiet(0, u8::from(second >= 20), 100 + second)));
         assert_eq!(watch(cut).iter().position(|&silent| silent), Some(32));
     }

@@ -1,15 +1,15 @@
-//! Everyone gets everyone's block.
+//! All-gather: every rank gets the block of every rank.
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space, Span};
 use crate::call::algorithm::Algorithm;
 
-/// A plan for `all_gather` with these blocks.
+/// Returns a plan for `all_gather` with these blocks.
 ///
 /// - `Doubling`: through scratch, which is as long as the result.
 /// - `Ring`: every block travels half the ring in each direction. No scratch.
-/// - `Direct`: every block goes straight to everyone. Scratch: the result, if it has at most `CARRIED_BYTES` and there are more than
-///   two ranks.
+/// - `Direct`: every block goes straight to every rank. Scratch: the result, if it has at most `CARRIED_BYTES` and
+///   there are more than two ranks.
 pub(crate) fn all_gather(algorithm: Algorithm, n: usize, me: usize, blocks: Blocks<'_>, segment: usize) -> Plan {
     if n == 1 {
         return alone(blocks.len(me));
@@ -23,21 +23,22 @@ pub(crate) fn all_gather(algorithm: Algorithm, n: usize, me: usize, blocks: Bloc
     }
 }
 
-/// The own block, as the caller contributes it.
+/// Returns this rank's own block, as the caller contributes it.
 fn contribution(block: Part) -> Span {
     Part::whole(block.len).of(Space::Source)
 }
 
-/// Copies the own block to where it belongs.
+/// Copies the own block to its place in the destination.
 fn copy_own(plan: &mut Builder, block: Part, after: Option<usize>) {
     if block.len > 0 {
         plan.copy(contribution(block), block.of(Space::Destination), &[after]);
     }
 }
 
-/// Before the round of distance d, a rank has the blocks of the d ranks up to itself. It sends them d ranks on. Scratch holds the blocks in
-/// the order of ranks from `me + 1` round to `me`, so each message is in one piece. At the end everyone has been heard, and the blocks are
-/// copied to the destination.
+/// Returns a plan by doubling. Before the round of distance d, a rank has its own block and those of the d - 1 ranks
+/// before it. It sends them to the rank d places on. Scratch holds the blocks in the order of ranks from `me + 1` round
+/// to `me`, so each message is contiguous. At the end every rank has heard from every other, and the blocks are copied
+/// to the destination.
 fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
     let mut plan = Builder::new(2 * n.ilog2() as usize + 6);
     let lens = (1..=n).map(|distance| blocks[(me + distance) % n].len);
@@ -48,7 +49,7 @@ fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
         }))
         .collect();
     let scratch = plan.scratch(starts[n], 1);
-    // Blocks that lie side by side in scratch: `count` of them, the last being `back` ranks before `me`.
+    // Adjacent blocks in scratch: `count` of them, the last one being `back` ranks before `me`.
     let run = |back: usize, count: usize| {
         let (start, end) = (starts[n - back - count], starts[n - back]);
         Span { offset: scratch.offset + start, len: end - start, ..scratch }
@@ -62,7 +63,7 @@ fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
         heard = Some(plan.receive((me + n - distance) % n, run(distance, count), &[heard]));
         distance *= 2;
     }
-    // Higher ranks' blocks come first in scratch, then lower ranks', then the own.
+    // In scratch, higher ranks' blocks come first, then lower ranks', then the own.
     for (first, back, count) in [(me + 1, me + 1, n - 1 - me), (0, 1, me)] {
         let from = run(back, count);
         if from.len > 0 {
@@ -73,12 +74,13 @@ fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
     plan.finish()
 }
 
-/// The length of all blocks together.
+/// Returns the total length of all blocks.
 fn total(blocks: &[Part]) -> usize {
     blocks.last().map_or(0, |last| last.offset.saturating_add(last.len))
 }
 
-/// Everyone sends its block to everyone, into scratch. When all blocks have come, everyone has been heard.
+/// Returns a plan in which every rank sends its block to every other, into scratch. When all blocks have arrived, every
+/// rank has heard from every other.
 fn carried(n: usize, me: usize, blocks: &[Part]) -> Plan {
     let mut plan = Builder::new(2 * n + 2);
     let aside = plan.scratch(total(blocks), 1);
@@ -100,7 +102,8 @@ fn carried(n: usize, me: usize, blocks: &[Part]) -> Plan {
     plan.finish()
 }
 
-/// Everyone sends its block to everyone, after an agreement, straight into destinations.
+/// Returns a plan in which every rank sends its block to every other, after an agreement, directly into the
+/// destinations.
 fn direct(n: usize, me: usize, blocks: &[Part]) -> Plan {
     let mut plan = Builder::agreed(n, me);
     for distance in 1..n {
@@ -116,7 +119,7 @@ fn direct(n: usize, me: usize, blocks: &[Part]) -> Plan {
     plan.finish()
 }
 
-/// One direction round the ring.
+/// One direction around the ring.
 struct Ring<'a> {
     n: usize,
     me: usize,
@@ -124,12 +127,12 @@ struct Ring<'a> {
     segment: usize,
     forward: bool,
     hops: usize,
-    /// The receives of the segments that go out in the next hop.
+    /// The receives of the segments that are sent in the next hop.
     received: Vec<usize>,
 }
 
 impl<'a> Ring<'a> {
-    /// Blocks travel n / 2 hops forward and the rest backward, so that each arrives once.
+    /// Returns a plan in which blocks travel n / 2 hops forward and the rest backward, so that each arrives once.
     fn plan(n: usize, me: usize, blocks: &'a [Part], segment: usize) -> Plan {
         let mut plan = Builder::agreed(n, me);
         let direction = |forward, hops| Self { n, me, blocks, segment, forward, hops, received: Vec::new() };
@@ -143,12 +146,12 @@ impl<'a> Ring<'a> {
         plan.finish()
     }
 
-    /// The rank so many places before this one on this direction.
+    /// Returns the rank that is `places` places before this one in this direction.
     fn before(&self, places: usize) -> usize {
         if self.forward { (self.me + self.n - places) % self.n } else { (self.me + places) % self.n }
     }
 
-    /// Sends what came in the hop before, and receives the next block.
+    /// Sends what arrived in the previous hop, and receives the next block.
     fn hop(&mut self, plan: &mut Builder, hop: usize) {
         if hop >= self.hops {
             return;

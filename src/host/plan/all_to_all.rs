@@ -1,18 +1,19 @@
-//! Everyone has a block for everyone.
+//! All-to-all: every rank has a block for every rank.
 //!
-//! In round k, rank r meets rank (k - r) mod n, and they exchange their blocks: every pair meets once, and no rank has two
-//! partners in one round. A few rounds are under way at once.
+//! In round k, rank r is paired with rank (k - r) mod n, and they exchange their blocks: every pair meets once, and no
+//! rank has two partners in one round. A few rounds are in progress at once.
 //!
-//! Small equal blocks all go at once, into scratch: everyone hears everyone, so they are copied without an agreement. Unequal blocks go when
-//! the ranks have compared their lengths, which was the agreement.
+//! Small equal blocks are all sent at once, into scratch: every rank hears from every other, so they are copied without
+//! an agreement. Unequal blocks are sent after the ranks have compared their lengths, which was the agreement.
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space, Span};
 use crate::base::tuning::plan::EXCHANGES_IN_FLIGHT as IN_FLIGHT;
 
-/// A plan for `all_to_all`, of blocks of one length.
+/// Returns a plan for `all_to_all` of equally long blocks.
 ///
-/// Scratch: what is received, where blocks are small; else none. `in_place` (source and destination are the same memory): `IN_FLIGHT` segments.
+/// Scratch: the received bytes if blocks are small, otherwise none. `in_place` (source and destination are the same
+/// memory): `IN_FLIGHT` segments.
 pub(crate) fn all_to_all(n: usize, me: usize, block: usize, in_place: bool, segment: usize) -> Plan {
     if n == 1 {
         return alone(block);
@@ -25,14 +26,14 @@ pub(crate) fn all_to_all(n: usize, me: usize, block: usize, in_place: bool, segm
     if in_place {
         swap(&mut plan, partners(n, me), &blocks, segment);
     } else {
-        // Cut as a partner cuts that exchanges in place.
+        // Cut in the same way as a partner that exchanges in place.
         exchange(&mut plan, me, &blocks, &blocks, segment);
     }
     plan.finish()
 }
 
-/// A plan for `all_to_all_v` between ranks that have compared their counts: `sends` are this rank's blocks for the others, `receives` theirs
-/// for it. No scratch.
+/// Returns a plan for `all_to_all_v` between ranks that have compared their counts: `sends` are this rank's blocks for
+/// the others, `receives` are theirs for this rank. No scratch.
 pub(crate) fn all_to_all_v(n: usize, me: usize, sends: Blocks<'_>, receives: Blocks<'_>) -> Plan {
     if n == 1 {
         return alone(sends.len(me));
@@ -42,12 +43,12 @@ pub(crate) fn all_to_all_v(n: usize, me: usize, sends: Blocks<'_>, receives: Blo
     plan.finish()
 }
 
-/// Whom a rank meets, in turn.
+/// Returns a rank's partners, in order.
 fn partners(n: usize, me: usize) -> impl Iterator<Item = usize> {
     (0..n).map(move |round| (round + n - me) % n).filter(move |partner| *partner != me)
 }
 
-/// Blocks go straight from the source, and into the destination, a few at a time.
+/// Sends blocks directly from the source and receives them directly into the destination, a few at a time.
 fn exchange(plan: &mut Builder, me: usize, sends: &[Part], receives: &[Part], segment: usize) {
     let (mut sent, mut received) = ([None; IN_FLIGHT], [None; IN_FLIGHT]);
     for (turn, partner) in partners(sends.len(), me).enumerate() {
@@ -65,8 +66,8 @@ fn exchange(plan: &mut Builder, me: usize, sends: &[Part], receives: &[Part], se
     }
 }
 
-/// Everything at once. What came is copied from scratch when everyone has been heard and everything has been sent (in place, a copy
-/// overwrites what is sent).
+/// Returns a plan that exchanges everything at once. The received blocks are copied from scratch when every rank has
+/// been heard and everything has been sent (in place, a copy overwrites what is sent).
 fn carried(me: usize, partners: impl Iterator<Item = usize>, blocks: &[Part]) -> Plan {
     let mut plan = Builder::new(4 * blocks.len());
     let (mut moved, mut arrived) = (Vec::with_capacity(2 * blocks.len()), Vec::with_capacity(blocks.len()));
@@ -86,7 +87,8 @@ fn carried(me: usize, partners: impl Iterator<Item = usize>, blocks: &[Part]) ->
     plan.finish()
 }
 
-/// Exchanges blocks with each partner in turn: a segment is copied aside, and goes out while the partner's comes in.
+/// Exchanges blocks with each partner in turn: a segment is copied to scratch, and is sent while the partner's is
+/// received.
 fn swap(plan: &mut Builder, partners: impl Iterator<Item = usize>, blocks: &[Part], segment: usize) {
     let segment = segment.max(1);
     let largest = blocks.iter().map(|block| block.len).max().unwrap_or(0);

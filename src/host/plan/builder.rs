@@ -1,21 +1,22 @@
-//! How a vector is cut (blocks of the ranks, shares, segments), and how a plan is put together, step by step.
+//! How a vector is divided (blocks of the ranks, shares, segments), and how a plan is built step by step.
 
 use super::{Action, Plan, Space, Span, Step};
 use crate::base::tuning::plan::CARRIED_BYTES;
 
-/// The lengths in bytes of the ranks' blocks. They lie side by side in rank order.
+/// The lengths in bytes of the ranks' blocks. They are contiguous, in rank order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocks<'a> {
-    /// Every rank's block has this length.
+    /// All blocks have this length.
     Equal(usize),
-    /// Rank r's block has the length at r.
+    /// The block of rank r has the length at index r.
     Each(&'a [usize]),
-    /// This rank's block has this length, and the others' are not known here: in a gather or scatter to or from another rank.
+    /// This rank's block has this length, and the others' lengths are unknown here: in a gather or scatter with another
+    /// root.
     Own { rank: usize, len: usize },
 }
 
 impl Blocks<'_> {
-    /// The length of one rank's block.
+    /// Returns the length of one rank's block.
     pub(super) fn len(self, rank: usize) -> usize {
         match self {
             Blocks::Equal(len) => len,
@@ -25,7 +26,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// Every rank's block.
+    /// Returns every rank's block.
     pub(super) fn parts(self, n: usize) -> Vec<Part> {
         let mut offset = 0_usize;
         (0..n)
@@ -38,7 +39,7 @@ impl Blocks<'_> {
     }
 }
 
-/// A range of bytes, in whichever space.
+/// A range of bytes, in any space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) offset: usize,
@@ -46,18 +47,18 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// A whole vector.
+    /// Returns the range of a whole vector.
     pub(super) const fn whole(len: usize) -> Self {
         Self { offset: 0, len }
     }
 
-    /// This range of that space.
+    /// Returns this range in the given space.
     pub(super) const fn of(self, space: Space) -> Span {
         Span { space, offset: self.offset, len: self.len }
     }
 
-    /// Piece number `index` of `pieces` nearly equal ones, cut on element boundaries, the longer ones first. The length is a multiple of
-    /// `element`.
+    /// Returns piece number `index` of `pieces` nearly equal ones, cut on element boundaries, the longer ones first.
+    /// The length must be a multiple of `element`.
     pub(super) fn piece(self, pieces: usize, index: usize, element: usize) -> Self {
         let elements = self.len / element;
         let (each, longer) = (elements / pieces, elements % pieces);
@@ -66,52 +67,54 @@ impl Part {
         Self { offset: self.offset + first * element, len: count * element }
     }
 
-    /// All `pieces` nearly equal pieces.
+    /// Returns all `pieces` nearly equal pieces.
     pub(super) fn pieces(self, pieces: usize, element: usize) -> Vec<Self> {
         (0..pieces).map(|index| self.piece(pieces, index, element)).collect()
     }
 
-    /// Into how many pieces of about `segment` bytes this is cut: at least one, each at least one element. Pieces are no
-    /// longer than `segment` rounded down to elements, or one element.
+    /// Returns into how many pieces of about `segment` bytes this is cut: at least one, each at least one element. No
+    /// piece is longer than `segment` rounded down to elements, or one element.
     pub(super) fn segments(self, segment: usize, element: usize) -> usize {
         (self.len / element).div_ceil((segment / element).max(1)).max(1)
     }
 
-    /// The pieces of about `segment` bytes in which a block travels that nobody folds; none where it is empty.
+    /// Returns the pieces of about `segment` bytes in which a block is sent that is not folded; none if it is empty.
     pub(super) fn cut(self, segment: usize) -> impl Iterator<Item = Self> {
         let pieces = self.len.div_ceil(segment.max(1));
         (0..pieces).map(move |index| self.piece(pieces, index, 1))
     }
 }
 
-/// Scratch buffers start on cache lines, and on the largest power of two that divides the element's size: no type is aligned to more.
+/// The minimum alignment of scratch buffers, a cache line. They are also aligned to the largest power of two that
+/// divides the element's size, which no type's alignment exceeds.
 const LINE: usize = 64;
 
-/// A plan that is being built.
+/// A plan under construction.
 pub(crate) struct Builder {
     plan: Plan,
-    /// A step that every later step that writes to the destination comes after.
+    /// A step that every later write to the destination comes after.
     gate: Option<usize>,
 }
 
 impl Builder {
-    /// An empty plan with room for so many steps.
+    /// Creates an empty plan with room for `steps` steps.
     pub(super) fn new(steps: usize) -> Self {
         Self { plan: Plan { steps: Vec::with_capacity(steps), scratch_bytes: 0 }, gate: None }
     }
 
-    /// A plan that begins with an agreement of all ranks. Nothing is written to the destination before it is complete. Sends, and copies to
-    /// scratch, go on meanwhile.
+    /// Creates a plan that begins with an agreement of all ranks. Nothing is written to the destination before it is
+    /// complete. Sends, and copies to scratch, proceed meanwhile.
     pub(super) fn agreed(n: usize, me: usize) -> Self {
         let mut builder = Self::new(0);
         builder.agree(n, me);
         builder
     }
 
-    /// Every rank hears, transitively, from every other. What writes to the destination later comes after that. Each ordered pair of ranks is
-    /// used at most once.
+    /// Adds an agreement: every rank hears, transitively, from every other. Later writes to the destination come after
+    /// it. Each ordered pair of ranks is used at most once.
     ///
-    /// A receive waits for the one before it, so a rank that sends in round k has heard everything of the rounds below k.
+    /// A receive waits for the previous one, so a rank that sends in round k has heard everything of the rounds before
+    /// k.
     pub(super) fn agree(&mut self, n: usize, me: usize) {
         let nothing = Part::whole(0).of(Space::Scratch);
         let mut distance = 1;
@@ -151,19 +154,19 @@ impl Builder {
         self.push(Action::Copy { from, into }, after)
     }
 
-    /// The finished plan.
+    /// Returns the finished plan.
     pub(super) fn finish(self) -> Plan {
         self.plan
     }
 
-    /// Adds a step that does nothing and comes after all of these, so that many steps can come after all of them with one edge each; returns
-    /// its index.
+    /// Adds a step that does nothing and comes after all of these, so that many steps can come after all of them with
+    /// one edge each. Returns its index.
     pub(super) fn join(&mut self, after: &[Option<usize>]) -> usize {
         let nothing = Part::whole(0).of(Space::Scratch);
         self.copy(nothing, nothing, after)
     }
 
-    /// Adds a step that comes after those named and, if it writes to the destination, after the agreement.
+    /// Adds a step that comes after the given ones and, if it writes to the destination, after the agreement.
     fn push(&mut self, action: Action, after: &[Option<usize>]) -> usize {
         let mut after: Vec<usize> = after.iter().flatten().copied().collect();
         let into = match &action {
@@ -178,7 +181,7 @@ impl Builder {
     }
 }
 
-/// The plan of a rank that is alone: a copy, if there is anything to copy.
+/// Returns the plan of a single rank: a copy, if there is anything to copy.
 pub(super) fn alone(len: usize) -> Plan {
     let mut builder = Builder::new(1);
     if len > 0 {
@@ -187,14 +190,14 @@ pub(super) fn alone(len: usize) -> Plan {
     builder.finish()
 }
 
-/// A barrier by dissemination, in ceil(log2 n) rounds of messages without bytes: in round k everyone sends to the rank 2^k further on. Plans
-/// whose data flow does not bring agreement start with one.
+/// Returns a barrier by dissemination, in ceil(log2 n) rounds of empty messages: in round k, each rank sends to the
+/// rank 2^k places on. Plans whose data flow does not bring agreement start with one.
 pub(crate) fn barrier(n: usize, me: usize) -> Plan {
     Builder::agreed(n, me).finish()
 }
 
-/// Whether an exchange of so many bytes in all goes through scratch instead of waiting for an agreement. Between two ranks the data's first
-/// message is the agreement.
+/// Whether an exchange of `bytes` bytes in total goes through scratch instead of waiting for an agreement. Between two
+/// ranks, the first message of the data is the agreement.
 pub(super) fn is_carried(n: usize, bytes: usize) -> bool {
     n > 2 && bytes <= CARRIED_BYTES
 }

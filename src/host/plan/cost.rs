@@ -1,4 +1,4 @@
-//! Which algorithm a collective uses: the one with the least estimated time, unless the caller asked for another.
+//! The algorithm of a collective: the one with the least estimated time, unless the caller has requested another.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use super::reduce::{is_flat, is_star};
 use crate::call::Collective;
 use crate::call::algorithm::{Algorithm, AlgorithmRanges, Size};
 
-/// What the links between the participants are.
+/// The kind of links between the participants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LinkClass {
-    /// TCP between processes of one host: no network, the processor copies everything.
+    /// TCP between processes of one host: no network, and the processor copies everything.
     Loopback,
     /// TCP between hosts.
     Tcp,
@@ -25,33 +25,33 @@ impl fmt::Display for LinkClass {
     }
 }
 
-/// What a fold has to promise.
+/// The guarantee that a fold must give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
     /// The same bits on every rank.
     Any,
-    /// Operands in rank order, in any grouping: the op is not commutative.
+    /// Operands in rank order, in any grouping, because the op is not commutative.
     Ranks,
-    /// All operands at once, in rank order: the same bits whatever the transport (`Config::reproducible`).
+    /// All operands at once, in rank order: the same bits with every transport (`Config::reproducible`).
     Exact,
 }
 
-/// What links of a class cost, in nanoseconds.
+/// The costs of links of a class, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LinkCost {
-    /// From handing a small message over until the peer sees it.
+    /// From handing over a small message until the peer sees it.
     pub(crate) latency: f64,
-    /// The processor's time for a message, sent or received, whatever its length.
+    /// Processor time for one message, sent or received, regardless of its length.
     pub(crate) message: f64,
-    /// For each byte, one way.
+    /// Per byte, one way.
     pub(crate) byte: f64,
-    /// For each byte folded or copied.
+    /// Per byte folded or copied.
     pub(crate) fold: f64,
-    /// The segments in which large messages travel, in bytes.
+    /// The size in bytes of the segments in which large messages travel.
     pub(crate) segment_bytes: usize,
 }
 
-/// What each class of links costs.
+/// The costs of each class of links.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CostTable {
     pub(crate) loopback: LinkCost,
@@ -59,7 +59,8 @@ pub(crate) struct CostTable {
 }
 
 impl Default for CostTable {
-    /// The loopback device as measured between two cores of one machine; TCP as assumed of a fast network.
+    /// Returns the costs of the loopback device as measured between two cores of one machine, and of TCP as assumed for
+    /// a fast network.
     fn default() -> Self {
         Self {
             loopback: LinkCost { latency: 2_500.0, message: 3_500.0, byte: 0.14, fold: 0.03, segment_bytes: 256 << 10 },
@@ -69,7 +70,7 @@ impl Default for CostTable {
 }
 
 impl CostTable {
-    /// The cost of links of this class.
+    /// Returns the costs of links of this class.
     pub(crate) fn link(&self, class: LinkClass) -> &LinkCost {
         match class {
             LinkClass::Loopback => &self.loopback,
@@ -78,11 +79,12 @@ impl CostTable {
     }
 }
 
-/// What is to be done. All participants must ask the same question, to get the same answer.
+/// The call to choose an algorithm for. All participants must ask the same question to get the same answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) kind: Collective,
-    /// The whole vector; for `all_gather` and `reduce_scatter` all blocks together. Ignored for kinds with one candidate.
+    /// The length of the whole vector, or of all blocks together for `all_gather` and `reduce_scatter`. Ignored for
+    /// kinds with one candidate.
     pub(crate) bytes: usize,
     pub(crate) element_bytes: usize,
     pub(crate) n: usize,
@@ -90,7 +92,7 @@ pub(crate) struct Question {
     pub(crate) order: Order,
 }
 
-/// The algorithms that a collective has and that keep this order; never empty.
+/// Returns the algorithms of a collective that give this guarantee; never empty.
 pub(crate) fn candidates(kind: Collective, order: Order) -> &'static [Algorithm] {
     use Algorithm::{Binomial, Chain, Direct, Doubling, Ring, ScatterGather};
     match (kind, order) {
@@ -115,7 +117,7 @@ pub(crate) fn candidates(kind: Collective, order: Order) -> &'static [Algorithm]
     }
 }
 
-/// How algorithms are chosen.
+/// The rules for choosing algorithms.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Policy {
     costs: CostTable,
@@ -123,24 +125,24 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// Chooses by these costs, where what the program asks for leaves a choice.
+    /// Creates a policy that chooses by these costs, if the program's requests leave a choice.
     pub(crate) fn new(costs: CostTable, asked: AlgorithmRanges) -> Self {
         Self { costs, asked }
     }
 
-    /// The segments in which large messages travel on links of this class.
+    /// Returns the size in bytes of the segments in which large messages travel on links of this class.
     pub(crate) fn segment_bytes(&self, class: LinkClass) -> usize {
         self.costs.link(class).segment_bytes
     }
 
-    /// The algorithm to use.
+    /// Returns the algorithm to use.
     pub(crate) fn choose(&self, question: &Question) -> Algorithm {
         let candidates = candidates(question.kind, question.order);
         if let [only] = candidates {
             return *only;
         }
         let estimate = Estimate::new(question, self.costs.link(question.class));
-        // Ties go to the earlier candidate, whatever the rounding.
+        // Ties go to the earlier candidate, regardless of rounding.
         let cheaper = |best: (Algorithm, f64), other: &Algorithm| {
             let time = estimate.nanoseconds(*other);
             if time < 0.99 * best.1 { (*other, time) } else { best }
@@ -149,14 +151,15 @@ impl Policy {
         self.asked.find(question.bytes, candidates).unwrap_or_else(cheapest)
     }
 
-    /// The choices for `n` participants over links of one class, in the form in which a caller would ask for them.
+    /// Returns the choices for `n` participants over links of one class, in the form in which a caller would request
+    /// them.
     pub(crate) fn explain(&self, n: usize, class: LinkClass) -> Explanation<'_> {
         Explanation { policy: self, n, class }
     }
 }
 
 impl fmt::Display for Policy {
-    /// The costs, and what the caller asked for.
+    /// Prints the costs and the caller's requests.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for class in [LinkClass::Loopback, LinkClass::Tcp] {
             let LinkCost { latency, message, byte, fold, segment_bytes, .. } = self.costs.link(class);
@@ -196,23 +199,24 @@ impl fmt::Display for Explanation<'_> {
     }
 }
 
-/// Estimates for one question.
+/// The estimates for one question.
 struct Estimate<'a> {
     question: &'a Question,
     cost: &'a LinkCost,
-    /// Participants, bytes, and the messages that a share of the vector takes.
+    /// The participants, the bytes, and the number of messages for one share of the vector.
     n: f64,
     bytes: f64,
     share_messages: f64,
     /// ceil(log2 n).
     rounds: f64,
-    /// The part of the vector that comes from other ranks.
+    /// The fraction of the vector that comes from other ranks.
     others: f64,
-    /// For each byte received and folded in segments: both go on at the same time, and the slower one counts.
+    /// Per byte received and folded in segments: both proceed at the same time, and the slower one counts.
     overlapped: f64,
-    /// For each byte that goes one way only. Over loopback it is half, since `byte` is the time of a processor that sends and receives.
+    /// Per byte that goes one way only. Over loopback it is half, because `byte` is the time of a processor that sends
+    /// and receives.
     one_way: f64,
-    /// For each byte where everyone sends to one rank at once, as measured over loopback with four ranks on two processors.
+    /// Per byte when all ranks send to one rank at once, as measured over loopback with four ranks on two processors.
     crowded: f64,
 }
 
@@ -233,7 +237,7 @@ impl<'a> Estimate<'a> {
         }
     }
 
-    /// How long this algorithm would take.
+    /// Returns the estimated time of this algorithm.
     fn nanoseconds(&self, algorithm: Algorithm) -> f64 {
         match self.question.kind {
             Collective::AllReduce => self.all_reduce(algorithm),
@@ -241,50 +245,52 @@ impl<'a> Estimate<'a> {
             Collective::Broadcast => self.broadcast(algorithm),
             Collective::AllGather | Collective::AllGatherV => self.all_gather(algorithm),
             Collective::ReduceScatter | Collective::ReduceScatterV => self.reduce_scatter(algorithm),
-            // Each of the others has one algorithm.
+            // Each of the other kinds has one algorithm.
             _ => 0.0,
         }
     }
 
-    /// A part of the vector goes to, or comes from, each other rank.
+    /// Returns the time in which a part of the vector goes to, or comes from, each other rank.
     fn to_each(&self) -> f64 {
         self.cost.latency + (self.n - 1.0) * self.cost.message + self.others * self.bytes * self.crowded
     }
 
-    /// A message of so many bytes.
+    /// Returns the time of a message of `bytes` bytes.
     fn hop(&self, bytes: f64) -> f64 {
         self.cost.latency + self.cost.message + bytes * self.cost.byte
     }
 
-    /// A message of so many bytes, with nothing to be sent the other way meanwhile.
+    /// Returns the time of a message of `bytes` bytes while nothing is sent in the other direction.
     fn one_way_hop(&self, bytes: f64) -> f64 {
         self.cost.latency + self.cost.message + bytes * self.one_way
     }
 
-    /// What an agreement before the data costs. Between two ranks, the data's first message is the agreement.
+    /// Returns the time of an agreement before the data. Between two ranks, the first message of the data is the
+    /// agreement.
     fn agreement(&self) -> f64 {
         if self.question.n <= 2 { 0.0 } else { self.rounds * self.hop(0.0) }
     }
 
-    /// The messages of `times` shares to or from each other rank.
+    /// Returns the message cost of `times` shares to or from each other rank.
     fn messages(&self, times: f64) -> f64 {
         times * (self.n - 1.0) * self.share_messages * self.cost.message
     }
 
-    /// The messages of `times` shares round a ring: in both directions at once among more than two ranks, and for more than a segment.
+    /// Returns the message cost of `times` shares around a ring. Both directions are used if there are more than two
+    /// ranks and more than one segment.
     fn ring_messages(&self, times: f64) -> f64 {
         let ways = if self.question.n > 2 && self.question.bytes > self.cost.segment_bytes { 2.0 } else { 1.0 };
         let pieces = (self.bytes / self.n / ways / self.cost.segment_bytes.max(1) as f64).ceil().max(1.0);
         times * (self.n - 1.0) * ways * pieces * self.cost.message
     }
 
-    /// Everyone's whole vector goes straight to whoever folds it.
+    /// Returns the time in which every rank's whole vector goes directly to the rank, or ranks, that fold it.
     fn whole_vectors(&self) -> f64 {
         let each = self.cost.message + self.bytes * (self.crowded + self.cost.fold);
         self.cost.latency + (self.n - 1.0) * each
     }
 
-    /// Everyone exchanges shares of the vector with everyone twice, in segments.
+    /// Returns the time in which all ranks exchange shares of the vector with all others twice, in segments.
     fn shares(&self) -> f64 {
         2.0 * self.cost.latency + self.messages(2.0) + self.others * self.bytes * (self.crowded + self.crowded.max(self.cost.fold))
     }
@@ -328,7 +334,7 @@ impl<'a> Estimate<'a> {
                 let segments = self.question.bytes.div_ceil(self.cost.segment_bytes.max(1)) as f64;
                 agreement + (self.n - 1.0) * self.hop(segment) + segments * self.cost.message + self.bytes * self.cost.byte
             }
-            // In all rounds but the first, several ranks send at once.
+            // In all rounds except the first, several ranks send at once.
             _ => {
                 let rounds = self.one_way_hop(self.bytes) + (self.rounds - 1.0) * self.hop(self.bytes);
                 rounds + if carried { self.bytes * self.cost.fold } else { agreement }

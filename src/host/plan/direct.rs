@@ -1,22 +1,23 @@
-//! Reduction without partial results: the owner of a share gets everyone's contribution to it and folds all at once, in rank
-//! order. So the bits depend on the number of ranks alone, and the op need not be commutative.
+//! Reduction without partial results: the owner of a share receives every rank's contribution to it and folds them all
+//! at once, in rank order. So the bits depend only on the number of ranks, and the op need not be commutative.
 //!
-//! Shares are cut into segments, two of which are under way: the contributions to a segment go out before the complete
-//! segment before it, and only messages of earlier segments are waited for. So progress does not depend on the links' capacity.
+//! Shares are cut into segments, two of which are in progress. The contributions to a segment are sent before the
+//! completed previous segment, and only messages of earlier segments are waited for. So progress does not depend on the
+//! links' capacity.
 
 use super::builder::{Builder, Part};
 use super::ring::Sink;
 use super::{Plan, Space, Span};
 use crate::base::tuning::plan::DIRECT_IN_FLIGHT as IN_FLIGHT;
 
-/// What becomes of a segment of the own share.
+/// A completed segment of the own share.
 #[derive(Clone, Copy)]
 struct Complete {
     span: Span,
     ready: usize,
 }
 
-/// The state of a plan that is being built.
+/// The state of a plan under construction.
 struct Direct<'a> {
     n: usize,
     me: usize,
@@ -25,16 +26,16 @@ struct Direct<'a> {
     segment: usize,
     sink: Sink,
     plan: Builder,
-    /// For each segment under way, a slot for each other rank's contribution, in rank order without the own.
+    /// For each segment in progress, a slot for each other rank's contribution, in rank order without the own.
     slots: [Vec<Span>; IN_FLIGHT],
     /// The step after which these slots may be filled again.
     free: [Option<usize>; IN_FLIGHT],
     complete: [Option<Complete>; IN_FLIGHT],
-    /// The step that reads this rank's contribution to each share's segment under way.
+    /// The step that reads this rank's contribution to each share's segment in progress.
     readers: [Vec<Option<usize>>; IN_FLIGHT],
 }
 
-/// Reduces among at least two ranks.
+/// Returns a plan that reduces among at least two ranks.
 ///
 /// Scratch: at most `2 * (n - 1)` slots of `segment_bytes` (or one element), each rounded up to its alignment.
 pub(super) fn direct(n: usize, me: usize, shares: &[Part], element: usize, segment: usize, sink: Sink) -> Plan {
@@ -62,21 +63,21 @@ pub(super) fn direct(n: usize, me: usize, shares: &[Part], element: usize, segme
 }
 
 impl Direct<'_> {
-    /// A segment of a share; without bytes where the share has fewer.
+    /// Returns a segment of a share; it is empty if the share has fewer segments.
     fn part(&self, share: usize, index: usize) -> Part {
         let whole = self.shares[share];
         let segments = whole.segments(self.segment, self.element);
         if index < segments { whole.piece(segments, index, self.element) } else { Part { len: 0, ..whole } }
     }
 
-    /// Whether contributions to this share's segment are sent: where there are any, and as the first message, by which the owner hears from
-    /// everyone. An owner that writes nothing need not hear.
+    /// Whether contributions to this share's segment are sent. They are sent if there are any, and as the first
+    /// message, by which the owner hears from every rank. An owner that writes nothing need not hear.
     fn travels(&self, share: usize, index: usize, part: Part) -> bool {
         let writes = !matches!(self.sink, Sink::Root(root) if root != share);
         part.len > 0 || (index == 0 && writes)
     }
 
-    /// Sends this rank's contributions to everyone else's segment.
+    /// Sends this rank's contribution to every other rank's segment.
     fn contribute(&mut self, index: usize) {
         for to in (1..self.n).map(|distance| (self.me + distance) % self.n) {
             let part = self.part(to, index);
@@ -86,7 +87,7 @@ impl Direct<'_> {
         }
     }
 
-    /// Receives everyone's contribution to the own segment and folds them.
+    /// Receives every rank's contribution to the own segment and folds them.
     fn fold(&mut self, index: usize) {
         let (part, flight) = (self.part(self.me, index), index % IN_FLIGHT);
         self.complete[flight] = None;
@@ -108,14 +109,14 @@ impl Direct<'_> {
         }
         let own = part.of(Space::Source);
         let inputs: Vec<Span> = (0..self.n).map(|rank| if rank == self.me { own } else { slot(self, rank) }).collect();
-        // A share for another rank stays in one of its inputs until it is sent.
+        // The result of a share for another rank stays in the slot of one of its inputs until it is sent.
         let into = self.sink.complete(self.me, self.shares[self.me], part).unwrap_or_else(|| slot(self, (self.me + 1) % self.n));
         let folded = self.plan.fold(into, inputs, true, &received);
         self.free[flight] = Some(folded);
         self.complete[flight] = Some(Complete { span: into, ready: folded });
     }
 
-    /// Sends the complete segment of the own share to whoever wants it, and receives those of others.
+    /// Sends the completed segment of the own share to the ranks that need it, and receives those of others.
     fn distribute(&mut self, index: usize) {
         let flight = index % IN_FLIGHT;
         for distance in 1..self.n {
@@ -134,7 +135,7 @@ impl Direct<'_> {
         }
     }
 
-    /// Whether this rank gets others' complete shares.
+    /// Whether `rank` gets other ranks' completed shares.
     fn wants(&self, rank: usize) -> bool {
         match self.sink {
             Sink::Own => false,

@@ -7,16 +7,16 @@ use super::{Plan, Space, Span};
 use crate::base::tuning::plan::{FLAT_BYTES, STAR_BYTES};
 use crate::call::algorithm::Algorithm;
 
-/// A plan for `all_reduce` of `bytes` bytes: everyone gets the fold of everyone's vector.
+/// Returns a plan for `all_reduce` of `bytes` bytes: every rank gets the fold of all ranks' vectors.
 ///
-/// - `Doubling`: operands in rank order, grouped the same way for every rank. Scratch: up to twice the vector.
+/// - `Doubling`: operands in rank order, grouped in the same way on every rank. Scratch: up to twice the vector.
 /// - `Ring`: operands in the ring's order. Scratch: ten segments.
 /// - `Direct`: one fold of all operands in rank order. Scratch: `2 * (n - 1)` segments, or up to `FLAT_BYTES`.
 pub(crate) fn all_reduce(algorithm: Algorithm, n: usize, me: usize, bytes: usize, element: usize, segment: usize) -> Plan {
     if n == 1 {
         return alone(bytes);
     }
-    // Elements without bytes cut nothing.
+    // Zero-sized elements count as one byte, so that nothing divides by zero.
     let element = element.max(1);
     let shares = || Part::whole(bytes).pieces(n, element);
     match algorithm {
@@ -32,7 +32,7 @@ pub(super) fn is_flat(n: usize, bytes: usize, element: usize) -> bool {
     bytes.saturating_mul(n - 1) <= FLAT_BYTES || bytes / element < n
 }
 
-/// Everyone sends everything to everyone, and folds it all.
+/// Returns a plan in which every rank sends its whole vector to every other, and folds them all.
 fn flat(n: usize, me: usize, bytes: usize, element: usize) -> Plan {
     let mut plan = Builder::new(2 * n);
     let own = Part::whole(bytes).of(Space::Source);
@@ -54,21 +54,21 @@ struct Doubling {
     plan: Builder,
     buffers: [Span; 2],
     bytes: usize,
-    /// How many folds there will be, and how many there are.
+    /// The number of folds in total, and so far.
     folds: usize,
     folded: usize,
-    /// The fold of a group of neighbours in rank order, and the step that made it.
+    /// The fold of a group of neighbours in rank order, and the step that computed it.
     partial: Span,
     ready: Option<usize>,
-    /// The send of the own contribution, and those of what lies in the buffers.
+    /// The send of the own contribution, and those of the buffers' contents.
     source_sent: Option<usize>,
     buffer_sent: [Option<usize>; 2],
 }
 
 impl Doubling {
-    /// At distances 1, 2, 4 … ranks exchange the folds of their groups. The lower group is always the left operand, so all ranks fold the
-    /// same operands in the same order. Where n is no power of two, the lowest ranks first form adjacent pairs, and the even rank acts for
-    /// both.
+    /// Returns a plan by recursive doubling: at distances 1, 2, 4 … ranks exchange the folds of their groups. The lower
+    /// group is always the left operand, so all ranks fold the same operands in the same order. If n is not a power of
+    /// two, the lowest ranks first form adjacent pairs, and the even rank acts for both.
     fn plan(n: usize, me: usize, bytes: usize, element: usize) -> Plan {
         let power = 1 << n.ilog2();
         let pairs = n - power;
@@ -95,7 +95,7 @@ impl Doubling {
         doubling.plan.finish()
     }
 
-    /// The part of a rank for which its lower neighbour acts.
+    /// Returns the plan of a rank for which its lower neighbour acts.
     fn represented(me: usize, bytes: usize) -> Plan {
         let mut plan = Builder::new(2);
         let sent = plan.send(me - 1, Part::whole(bytes).of(Space::Source), &[]);
@@ -121,10 +121,10 @@ impl Doubling {
         }
     }
 
-    /// Receives another group's partial result and folds it with the own one.
+    /// Receives another group's partial result and folds it with the own.
     fn fold(&mut self, from: usize, own_is_left: bool) {
         let (buffer, reused) = (self.buffers[self.folded % 2], self.folded >= 2);
-        // What lay in this buffer was sent, and then read by the latest fold.
+        // The previous content of this buffer was sent, and then read by the latest fold.
         let after = [self.ready.filter(|_| reused), self.buffer_sent[self.folded % 2]];
         let received = self.plan.receive(from, buffer, &after);
         self.folded += 1;
@@ -138,7 +138,8 @@ impl Doubling {
     }
 }
 
-/// A plan for `reduce` of `bytes` bytes to `root`, which gets the fold of everyone's vector. The others' destinations are not touched.
+/// Returns a plan for `reduce` of `bytes` bytes to `root`, which gets the fold of all ranks' vectors. The other ranks'
+/// destinations are not touched.
 ///
 /// - `Binomial`: operands in rank order. Scratch: up to twice the vector.
 /// - `ScatterGather`: operands in the ring's order. Scratch: ten segments.
@@ -147,7 +148,7 @@ pub(crate) fn reduce(algorithm: Algorithm, n: usize, me: usize, root: usize, byt
     if n == 1 {
         return alone(bytes);
     }
-    // Elements without bytes cut nothing.
+    // Zero-sized elements count as one byte, so that nothing divides by zero.
     let element = element.max(1);
     let shares = || Part::whole(bytes).pieces(n, element);
     match algorithm {
@@ -162,18 +163,18 @@ pub(crate) fn reduce(algorithm: Algorithm, n: usize, me: usize, root: usize, byt
     }
 }
 
-/// Whether `direct` brings whole vectors to the root.
+/// Whether `direct` sends whole vectors to the root.
 pub(super) fn is_star(n: usize, bytes: usize, element: usize) -> bool {
     bytes <= STAR_BYTES || bytes / element < n
 }
 
-/// The rank that holds the fold of the aligned block of `size` ranks from `start` on: the root where it is one of them, so
-/// that the result ends there without a detour and in rank order.
+/// Returns the rank that holds the fold of the aligned block of `size` ranks from `start`. That is the root if it is
+/// one of them, so that the result arrives there directly and in rank order.
 fn holder(start: usize, size: usize, root: usize) -> usize {
     if (start..start + size).contains(&root) { root } else { start }
 }
 
-/// Aligned blocks of 1, 2, 4 … ranks become one, the lower block being the left operand.
+/// Returns a plan in which aligned blocks of 1, 2, 4 … ranks are merged. The lower block is the left operand.
 fn binomial(n: usize, me: usize, root: usize, bytes: usize, element: usize) -> Plan {
     let whole = Part::whole(bytes);
     let mut plan = Builder::new(2 * n.ilog2() as usize + 2);
@@ -190,7 +191,7 @@ fn binomial(n: usize, me: usize, root: usize, bytes: usize, element: usize) -> P
                 break;
             }
             let buffer = *buffers[folds % 2].get_or_insert_with(|| plan.scratch(bytes, element));
-            // What lay in this buffer was read by the latest fold.
+            // The previous content of this buffer was read by the latest fold.
             let received = plan.receive(other, buffer, &[ready.filter(|_| folds >= 2)]);
             let last = 2 * size >= n;
             let into = if last { whole.of(Space::Destination) } else { buffer };
@@ -203,7 +204,8 @@ fn binomial(n: usize, me: usize, root: usize, bytes: usize, element: usize) -> P
     plan.finish()
 }
 
-/// A plan for `reduce_scatter` with these blocks: everyone gets its own block of the fold of everyone's vector.
+/// Returns a plan for `reduce_scatter` with these blocks: every rank gets its own block of the fold of all ranks'
+/// vectors.
 ///
 /// - `Ring`: operands in the ring's order. Scratch: ten segments.
 /// - `Direct`: one fold of all operands in rank order. Scratch: `2 * (n - 1)` segments.
@@ -211,7 +213,7 @@ pub(crate) fn reduce_scatter(algorithm: Algorithm, n: usize, me: usize, blocks: 
     if n == 1 {
         return alone(blocks.len(me));
     }
-    // Elements without bytes cut nothing.
+    // Zero-sized elements count as one byte, so that nothing divides by zero.
     let element = element.max(1);
     let shares = blocks.parts(n);
     match algorithm {

@@ -1,21 +1,22 @@
 //! Reduction by passing partial results from neighbour to neighbour.
 //!
-//! The vector is cut into one share for each rank, and each share into pieces. A piece travels once round the ring, and every
-//! rank folds its own contribution in; the rank after which the share is numbered completes it. A few pieces are under way at
-//! once, so that sending, receiving and folding overlap; partial results lie in that many slots of scratch and one more.
+//! The vector is cut into one share for each rank, and each share into pieces. A piece travels once around the ring,
+//! and every rank folds its own contribution in. The rank that the share belongs to completes it. A few pieces are in
+//! progress at once, so that sending, receiving and folding overlap. Partial results use one more slot of scratch than
+//! there are pieces in progress.
 //!
-//! Messages have one order, by (group of pieces, hop, direction, piece), and so have those of every link. A step waits for messages
-//! earlier in this order alone: a slot is used again after `IN_FLIGHT + 1` receives, and what it held before goes out `IN_FLIGHT` messages
-//! after it came in. So progress does not depend on the links' capacity.
+//! Messages have one order, by (group of pieces, hop, direction, piece), and so do those of each link. A step waits
+//! only for messages that are earlier in this order. A slot is reused after `IN_FLIGHT + 1` receives, and its previous
+//! content is sent `IN_FLIGHT` messages after it arrived. So progress does not depend on the links' capacity.
 
 use super::builder::{Builder, Part};
 use super::{Plan, Space, Span};
 use crate::base::tuning::plan::RING_IN_FLIGHT as IN_FLIGHT;
 
-/// Where complete shares go.
+/// The destination of completed shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sink {
-    /// Each stays with its rank, whose destination holds it alone.
+    /// Each stays with its rank, whose destination holds nothing else.
     Own,
     /// To every rank's destination.
     Everyone,
@@ -24,7 +25,8 @@ pub(super) enum Sink {
 }
 
 impl Sink {
-    /// Where `part` of the complete share `own` of the rank `me` is written; `None` where that rank writes nothing.
+    /// Returns where `part` of the completed share `own` of the rank `me` is written; `None` if that rank writes
+    /// nothing.
     pub(super) fn complete(self, me: usize, own: Part, part: Part) -> Option<Span> {
         match self {
             Sink::Own => Some(Part { offset: part.offset - own.offset, len: part.len }.of(Space::Destination)),
@@ -40,7 +42,7 @@ struct Slot {
     free: Option<usize>,
 }
 
-/// What this rank passes on in the next hop.
+/// A partial result that this rank sends in the next hop.
 #[derive(Clone, Copy)]
 struct Partial {
     span: Span,
@@ -48,19 +50,19 @@ struct Partial {
     slot: Option<usize>,
 }
 
-/// One direction round the ring: its part of every share, and where its pieces are. Ranks are numbered so that pieces always travel from
-/// number i to i + 1.
+/// One direction around the ring: its part of every share, and where its pieces are. Ranks are numbered so that pieces
+/// always travel from number i to i + 1.
 struct Direction {
     forward: bool,
     shares: Vec<Part>,
     slots: Vec<Slot>,
     next_slot: usize,
     held: [Option<Partial>; IN_FLIGHT],
-    /// The step that reads this rank's contribution to (share, piece in flight).
+    /// The step that reads this rank's contribution to (share, piece in progress).
     readers: Vec<[Option<usize>; IN_FLIGHT]>,
 }
 
-/// The plan, and what every hop needs to know.
+/// The plan, and the data that every hop needs.
 struct Ring {
     n: usize,
     me: usize,
@@ -71,13 +73,14 @@ struct Ring {
     plan: Builder,
 }
 
-/// Reduces over a ring of at least two ranks. The order of operands is the ring's, the same for every rank.
+/// Returns a plan that reduces over a ring of at least two ranks. The order of operands is the ring's, the same for
+/// every rank.
 ///
 /// Scratch: at most `2 * (IN_FLIGHT + 1)` slots of `segment_bytes` (or one element), each rounded up to its alignment.
 pub(super) fn ring(n: usize, me: usize, shares: &[Part], element: usize, segment: usize, sink: Sink) -> Plan {
     let total = shares.iter().fold(0_usize, |sum, share| sum.saturating_add(share.len));
     let largest = shares.iter().map(|share| share.len).max().unwrap_or(0);
-    // Both ways at once only where there are two ways, and enough for both.
+    // Both directions are used only if there are two, and enough bytes for both.
     let directions = if n > 2 && total > segment && largest >= 2 * element { 2 } else { 1 };
     let halves = |direction| shares.iter().map(|share| share.piece(directions, direction, element)).collect::<Vec<_>>();
     let mut directions: Vec<Direction> = (0..directions).map(|direction| Direction::new(halves(direction), direction == 0)).collect();
@@ -86,7 +89,7 @@ pub(super) fn ring(n: usize, me: usize, shares: &[Part], element: usize, segment
 
     let steps = directions.len() * pieces.saturating_mul(5 * n);
     let mut ring = Ring { n, me, own: shares[me], element, pieces, sink, plan: Builder::new(steps.min(1 << 20)) };
-    // A piece without bytes does not travel, and so does not bring the agreement with it.
+    // An empty piece is not sent, and so does not carry the agreement.
     if directions.iter().flat_map(|direction| &direction.shares).any(|share| share.len / element < pieces) {
         ring.plan.agree(n, me);
     }
@@ -107,7 +110,7 @@ impl Direction {
         Self { forward, shares, slots: Vec::new(), next_slot: 0, held: [None; IN_FLIGHT], readers }
     }
 
-    /// The rank that has this number in this direction, and the reverse.
+    /// Returns the rank that has this number in this direction, and vice versa.
     fn rank(&self, number: usize) -> usize {
         let n = self.shares.len();
         if self.forward { number % n } else { (n - number % n) % n }
@@ -115,7 +118,7 @@ impl Direction {
 }
 
 impl Ring {
-    /// The whole journey of a group of pieces.
+    /// Adds the whole journey of a group of pieces.
     fn group(&mut self, directions: &mut [Direction], pieces: std::ops::Range<usize>) {
         for hop in 0..self.n - 1 {
             for direction in &mut *directions {
@@ -145,12 +148,13 @@ impl Ring {
         }
     }
 
-    /// A piece of a share, in this direction.
+    /// Returns a piece of a share in this direction.
     fn part(&self, direction: &Direction, share: usize, piece: usize) -> Part {
         direction.shares[share].piece(self.pieces, piece, self.element)
     }
 
-    /// Sends a partial result on, receives the next one, and folds the own contribution into it. The last hop completes the own share.
+    /// Sends a partial result on, receives the next one, and folds the own contribution into it. The last hop completes
+    /// the own share.
     fn reduce_hop(&mut self, direction: &mut Direction, hop: usize, piece: usize) {
         let (number, flight) = (direction.rank(self.me), piece % IN_FLIGHT);
         let (right, left) = (direction.rank(number + 1), direction.rank(number + self.n - 1));
@@ -181,7 +185,7 @@ impl Ring {
         direction.held[flight] = Some(Partial { span: into, ready: folded, slot: Some(slot) });
     }
 
-    /// Sends what this rank holds; its slot is free after that.
+    /// Sends the piece that this rank holds. Its slot is free after that.
     fn pass_on(&mut self, direction: &mut Direction, to: usize, held: Partial) {
         let sent = self.plan.send(to, held.span, &[Some(held.ready)]);
         if let (Some(slot), Space::Scratch) = (held.slot, held.span.space) {
@@ -189,7 +193,7 @@ impl Ring {
         }
     }
 
-    /// Sends a complete share on and receives the next one.
+    /// Sends a completed share on and receives the next one.
     fn gather_hop(&mut self, direction: &mut Direction, hop: usize, piece: usize) {
         let (number, flight) = (direction.rank(self.me), piece % IN_FLIGHT);
         let (right, left) = (direction.rank(number + 1), direction.rank(number + self.n - 1));
@@ -205,7 +209,7 @@ impl Ring {
         }
     }
 
-    /// Brings a piece of every complete share to the root.
+    /// Brings a piece of every completed share to the root.
     fn collect(&mut self, direction: &mut Direction, root: usize, piece: usize) {
         let held = direction.held[piece % IN_FLIGHT].take();
         if self.me != root {

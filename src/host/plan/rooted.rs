@@ -4,16 +4,17 @@ use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space};
 use crate::call::algorithm::Algorithm;
 
-/// A plan for `broadcast` of `bytes` bytes: everyone gets the vector of `root`.
+/// Returns a plan for `broadcast` of `bytes` bytes: every rank gets the vector of `root`.
 ///
-/// - `Binomial`: a tree of whole vectors. Scratch: the vector, if it has at most `CARRIED_BYTES` and there are more than two ranks.
+/// - `Binomial`: a tree of whole vectors. Scratch: the vector, if it has at most `CARRIED_BYTES` and there are more
+///   than two ranks.
 /// - `Chain`: from rank to rank in segments. No scratch.
 pub(crate) fn broadcast(algorithm: Algorithm, n: usize, me: usize, root: usize, bytes: usize, segment: usize) -> Plan {
     if n == 1 {
         return alone(bytes);
     }
     match algorithm {
-        // Between two, the root is everyone else: its vector need not wait for an agreement.
+        // Between two ranks, the root is the only other rank: its vector need not wait for an agreement.
         _ if n == 2 => tree(n, me, root, bytes),
         Algorithm::Chain => chain(n, me, root, bytes, segment),
         _ if is_carried(n, bytes) => carried(n, me, root, bytes),
@@ -21,8 +22,9 @@ pub(crate) fn broadcast(algorithm: Algorithm, n: usize, me: usize, root: usize, 
     }
 }
 
-/// The agreement's messages contain a tree: after the round of distance d, 2d ranks from the root on have heard the root. So the vector
-/// travels with these messages, and is copied to the destination when everyone has been heard.
+/// Returns a plan without a separate agreement, whose messages contain a tree: after the round of distance d, 2d ranks,
+/// starting at the root, have heard from the root. So the vector travels in these messages, and is copied to the
+/// destination when every rank has been heard.
 fn carried(n: usize, me: usize, root: usize, bytes: usize) -> Plan {
     let place = (me + n - root) % n;
     let mut plan = Builder::new(2 * n.ilog2() as usize + 3);
@@ -43,7 +45,7 @@ fn carried(n: usize, me: usize, root: usize, bytes: usize) -> Plan {
     plan.finish()
 }
 
-/// The same tree after an agreement. The vector goes straight into destinations.
+/// Returns a plan with the same tree after an agreement. The vector goes directly into the destinations.
 fn tree(n: usize, me: usize, root: usize, bytes: usize) -> Plan {
     let place = (me + n - root) % n;
     let mut plan = Builder::agreed(n, me);
@@ -65,7 +67,7 @@ fn tree(n: usize, me: usize, root: usize, bytes: usize) -> Plan {
     plan.finish()
 }
 
-/// Every rank passes segments on to the next one as they arrive.
+/// Returns a plan in which every rank passes segments on to the next one as they arrive.
 fn chain(n: usize, me: usize, root: usize, bytes: usize, segment: usize) -> Plan {
     let place = (me + n - root) % n;
     let mut plan = Builder::agreed(n, me);
@@ -83,19 +85,20 @@ fn chain(n: usize, me: usize, root: usize, bytes: usize, segment: usize) -> Plan
     plan.finish()
 }
 
-/// A plan for `gather`: everyone's block goes to `root`. A rank other than the root needs to know its own block's length alone. No scratch.
-/// It goes on `plan`, which begins with an agreement, except when the ranks have agreed before.
+/// Returns a plan for `gather`: every rank's block goes to `root`. A rank other than the root needs only the length of
+/// its own block. No scratch. The steps are added to `plan`, which begins with an agreement unless the ranks have
+/// agreed before.
 pub(crate) fn gather(plan: Builder, n: usize, me: usize, root: usize, blocks: Blocks<'_>) -> Plan {
     star(plan, n, me, root, blocks, true)
 }
 
-/// A plan for `scatter`: everyone's block comes from `root`. A rank other than the root needs to know its own block's length alone. No
-/// scratch. It goes on `plan`, as that of a gather.
+/// Returns a plan for `scatter`: every rank's block comes from `root`. A rank other than the root needs only the length
+/// of its own block. No scratch. The steps are added to `plan`, as for a gather.
 pub(crate) fn scatter(plan: Builder, n: usize, me: usize, root: usize, blocks: Blocks<'_>) -> Plan {
     star(plan, n, me, root, blocks, false)
 }
 
-/// Blocks go straight to the root, or come straight from it.
+/// Returns a plan in which blocks go directly to the root, or come directly from it.
 fn star(mut plan: Builder, n: usize, me: usize, root: usize, blocks: Blocks<'_>, is_gather: bool) -> Plan {
     let (of_one, of_all) = if is_gather { (Space::Source, Space::Destination) } else { (Space::Destination, Space::Source) };
     let own = Part::whole(blocks.len(me)).of(of_one);

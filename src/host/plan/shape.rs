@@ -1,4 +1,4 @@
-//! What a plan depends on, and nothing else: two calls of one shape have one plan.
+//! Everything that a plan depends on, and nothing else: two calls of the same shape have the same plan.
 
 use super::all_gather::all_gather;
 use super::all_to_all::{all_to_all, all_to_all_v};
@@ -17,31 +17,31 @@ pub(crate) struct Shape<'a> {
     pub(crate) algorithm: Algorithm,
     /// How many ranks take part.
     pub(crate) n: usize,
-    /// This rank's number among them.
+    /// This rank's number among the participants.
     pub(crate) me: usize,
-    /// The root's number; 0 where there is none.
+    /// The root's number; 0 if there is none.
     pub(crate) root: usize,
-    /// The ranks' blocks; for `all_to_all_v` what this rank sends. A vector that is not in blocks is one `Equal` block.
+    /// The ranks' blocks; for `all_to_all_v`, what this rank sends. A vector without blocks is one `Equal` block.
     pub(crate) blocks: Blocks<'a>,
-    /// What this rank receives from each, where that is not `blocks`: in `all_to_all_v`.
+    /// What this rank receives from each, if it differs from `blocks`: in `all_to_all_v`.
     pub(crate) receives: Option<&'a [usize]>,
-    /// The bytes of an element; 1 where nothing is folded.
+    /// The bytes of an element; 1 if nothing is folded.
     pub(crate) element: usize,
-    /// The segments in which large messages travel, in bytes.
+    /// The size in bytes of the segments in which large messages travel.
     pub(crate) segment: usize,
     /// Whether source and destination are the same memory.
     pub(crate) in_place: bool,
 }
 
 impl Shape<'_> {
-    /// The plan of this shape.
+    /// Returns the plan of this shape.
     pub(crate) fn plan(&self) -> Plan {
         let Self { kind, algorithm, n, me, root, blocks, receives, element, segment, in_place } = *self;
         let whole = || blocks.len(me);
         match kind {
             Collective::Barrier => barrier(n, me),
             Collective::AllReduce => all_reduce(algorithm, n, me, whole(), element, segment),
-            // Who only sends must hear of everyone all the same.
+            // A rank that only sends must hear from every rank too.
             Collective::Reduce => agreed(reduce(algorithm, n, me, root, whole(), element, segment), n, me),
             Collective::Broadcast => broadcast(algorithm, n, me, root, whole(), segment),
             Collective::AllGather | Collective::AllGatherV => all_gather(algorithm, n, me, blocks, segment),
@@ -49,7 +49,7 @@ impl Shape<'_> {
             Collective::Gather => gather(Builder::agreed(n, me), n, me, root, blocks),
             Collective::Scatter => scatter(Builder::agreed(n, me), n, me, root, blocks),
             Collective::AllToAll => all_to_all(n, me, whole(), in_place, segment),
-            // Everyone was heard when the counts were compared.
+            // Every rank was heard when the counts were compared.
             Collective::GatherV => gather(Builder::new(n), n, me, root, blocks),
             Collective::ScatterV => scatter(Builder::new(n), n, me, root, blocks),
             Collective::AllToAllV => all_to_all_v(n, me, blocks, receives.map_or(blocks, Blocks::Each)),
@@ -57,7 +57,8 @@ impl Shape<'_> {
     }
 }
 
-/// The plan with a round of agreement beside it: who only sends learns by it that everyone makes this call.
+/// Returns the plan with an agreement in parallel, by which a rank that only sends learns that all ranks make this
+/// call.
 fn agreed(plan: Plan, n: usize, me: usize) -> Plan {
     let mut joined = barrier(n, me);
     let first = joined.steps.len();

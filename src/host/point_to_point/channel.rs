@@ -1,4 +1,4 @@
-//! One link to a peer with both its directions, and what is known of a peer.
+//! One link to a peer in both directions, and the state of a peer.
 
 use std::io;
 
@@ -10,26 +10,26 @@ use super::incoming::{Incoming, ReadEnd};
 use super::matching_state::MatchingState;
 use super::outgoing::Outgoing;
 
-/// How a link ended.
+/// The way in which a link ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// The peer left in order, having opened so many links to this rank.
+    /// The peer left normally, having opened this many links to this rank.
     Left { opened: u32 },
-    /// The peer died, its host has stopped answering, the link broke, or the peer sent nonsense.
+    /// The peer died, its host has stopped answering, the link broke, or the peer sent garbage.
     Broken(Option<Silence>),
 }
 
-/// What is known of a peer: its links, by number, and whether it is gone.
+/// The state of a peer: its links, by number, and whether it is gone.
 #[derive(Debug, Default)]
 pub(super) struct PeerState {
     pub(super) opened: Option<usize>,
     pub(super) accepted: Option<usize>,
-    /// The one that messages to it take.
+    /// The link that messages to the peer take.
     pub(super) chosen: Option<usize>,
     pub(super) gone: Option<AbortReason>,
 }
 
-/// A link at work.
+/// A link in use.
 #[derive(Debug)]
 pub(super) struct Channel<L> {
     pub(super) link: L,
@@ -40,7 +40,7 @@ pub(super) struct Channel<L> {
 }
 
 impl End {
-    /// Why a peer is gone whose links have ended so.
+    /// Returns the reason why a peer is gone whose links ended in this way.
     pub(super) fn abort_reason(self, peer: usize) -> AbortReason {
         let rank = peer as u32;
         match self {
@@ -51,17 +51,18 @@ impl End {
 }
 
 impl<L: ByteLink> Channel<L> {
-    /// A channel on a new link with this number. At first it may send messages of this cost.
+    /// Creates a channel on a new link with this number. `credit` is the initial total cost of the messages that it may
+    /// send.
     pub(super) fn new(link: L, number: usize, peer: usize, credit: usize) -> Self {
         Self { link, peer, incoming: Incoming::new(number, peer), outgoing: Outgoing::new(number, peer, credit), end: None }
     }
 
-    /// How it ended; `None` while it works.
+    /// Returns how the link ended; `None` while it works.
     pub(super) fn end(&self) -> Option<End> {
         self.end
     }
 
-    /// Moves what can move now; whether anything did (an end counts).
+    /// Moves what can move now. Returns whether anything did (an end counts).
     pub(super) fn drive(&mut self, matching_state: &mut MatchingState) -> bool {
         if self.end.is_some() {
             return false;
@@ -81,7 +82,7 @@ impl<L: ByteLink> Channel<L> {
         }
     }
 
-    /// Writes what can be written; whether anything moved.
+    /// Writes what can be written. Returns whether anything moved.
     pub(super) fn write(&mut self, matching_state: &mut MatchingState) -> bool {
         if self.end.is_some() {
             return false;
@@ -89,7 +90,7 @@ impl<L: ByteLink> Channel<L> {
         match self.outgoing.write(&mut self.link, matching_state) {
             Ok(moved) => moved,
             Err(error) => {
-                // What a peer sent before it died still counts.
+                // Bytes that a peer sent before it died still count.
                 for _ in 0..LAST_READS {
                     if self.end.is_some() || !self.read(matching_state) {
                         break;
@@ -103,7 +104,7 @@ impl<L: ByteLink> Channel<L> {
         }
     }
 
-    /// How it ended; tells `tracing` why.
+    /// Returns how the link ended, and logs the reason with `tracing`.
     fn explain(&self, end: ReadEnd) -> End {
         let peer = self.peer;
         let silence = if let ReadEnd::Failed(error) = &end { Silence::of(error) } else { None };

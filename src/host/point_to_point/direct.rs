@@ -1,7 +1,9 @@
-//! Short messages that meet their receives without either becoming a request: the usual case of two ranks that take turns.
+//! Short messages that match their receives without either becoming a request: the usual case of two ranks that take
+//! turns.
 //!
-//! A send goes at once where nothing is queued before it. A receive that names its source and tag looks for a while at the front of that
-//! source's stream; where the link shows how the frame begins that is next, its message goes straight to its place. Everything else is left to requests.
+//! A send is written at once if nothing is queued before it. A receive that names its source and tag polls the front of
+//! that source's stream for a while. If the link shows the beginning of the next frame, the message goes directly to
+//! its destination. Everything else becomes a request.
 
 #![expect(unsafe_code, reason = "reads and writes the caller's memory, as the requests it stands in for")]
 
@@ -16,28 +18,28 @@ use super::incoming::Incoming;
 use super::requests::{Destination, ReceivePhase, Receiving, Request, SendPhase, Sending, Source};
 use super::{Connector, Envelope, Messages, Ticket};
 
-/// How far a message has come without being posted.
+/// The outcome of an attempt to move a message without a request.
 #[derive(Debug)]
 pub(crate) enum Attempt {
-    /// It is done.
+    /// The message is complete.
     Done(Envelope),
-    /// A part of it has moved; the rest is that of a request.
+    /// A part of it has moved; a request does the rest.
     Begun(Ticket),
-    /// Nothing was done: it has to be posted.
+    /// Nothing was done: the message must be posted.
     Wait,
 }
 
 impl<C: Connector> Messages<C> {
-    /// Sends a short message to `to`, which must be less than the world size, if nothing is in its way.
+    /// Sends a short message to `to`, which must be less than the world size, if nothing is queued before it.
     ///
     /// # Safety
     ///
-    /// As [`Messages::post_send`].
+    /// As for [`Messages::post_send`].
     pub(crate) unsafe fn try_send(&mut self, to: usize, tag: u64, element: TypeTag, data: *const u8, bytes: usize) -> Attempt {
         let state = &self.peers[to];
         let Some(link) = state.chosen.filter(|_| bytes <= EAGER_BYTES && state.gone.is_none()) else { return Attempt::Wait };
         let Some(channel) = self.channels[link].as_mut().filter(|channel| channel.end().is_none()) else { return Attempt::Wait };
-        // SAFETY: promised by the caller; dropped at the end, or with the request.
+        // SAFETY: promised by the caller; the source is dropped at the end, or with the request.
         let source = unsafe { Source::new(data, bytes) };
         let Some(begun) = channel.outgoing.write_at_once(&mut channel.link, tag, element, source.as_slice()) else { return Attempt::Wait };
         if begun.is_whole {
@@ -50,19 +52,19 @@ impl<C: Connector> Messages<C> {
         Attempt::Begun(self.matching_state.requests.ticket(send))
     }
 
-    /// Receives a short message from `from`, which must be less than the world size, if it comes within a few looks and nothing is in
-    /// its way.
+    /// Receives a short message from `from`, which must be less than the world size, if it arrives within a few polls
+    /// and nothing is before it.
     ///
     /// # Safety
     ///
-    /// As [`Messages::post_receive`].
+    /// As for [`Messages::post_receive`].
     pub(crate) unsafe fn try_receive(&mut self, from: usize, tag: u64, element: TypeTag, into: *mut u8, capacity: usize) -> Attempt {
-        // SAFETY: promised by the caller; dropped at the end, or with the request.
+        // SAFETY: promised by the caller; the destination is dropped at the end, or with the request.
         let into = unsafe { Destination::new(element, into, capacity) };
         self.receive_front(from, tag, element, into).unwrap_or(Attempt::Wait)
     }
 
-    /// How often to look again at one stream before anything else is done.
+    /// Returns how often to poll one stream again before anything else is done.
     #[inline]
     pub(super) fn looks(&self) -> u32 {
         if self.patience.is_crowded() { 0 } else { self.patience.looks(LOOKS) }
@@ -72,7 +74,7 @@ impl<C: Connector> Messages<C> {
         let link = self.matching_state.direct_link(from)?;
         let looks = self.looks();
         let channel = self.channels.get_mut(link)?.as_mut().filter(|channel| channel.peer == from && channel.end().is_none())?;
-        // A broken stream is found again once the receive is posted. So is a message that does not fit.
+        // A broken stream is detected again once the receive is posted. So is a message that does not fit.
         if let Some((bytes, begin)) = channel.incoming.peek_message(&mut channel.link, tag, element, looks).ok()? {
             let into = into.part(0..bytes)?;
             self.matching_state.charge(from, link, bytes).ok()?;
@@ -98,7 +100,7 @@ impl<C: Connector> Messages<C> {
         Some(self.received(link, message))
     }
 
-    /// A message that was charged has been taken.
+    /// Accounts for a charged message that has been received.
     #[inline]
     fn received(&mut self, link: usize, message: Envelope) -> Attempt {
         self.matching_state.release(message.source, message.bytes);
@@ -108,7 +110,7 @@ impl<C: Connector> Messages<C> {
         Attempt::Done(message)
     }
 
-    /// Makes a request of a receive whose message comes slowly.
+    /// Makes a request for a receive whose message arrives slowly.
     fn receive_rest(&mut self, link: usize, message: Envelope, into: Destination, filled: usize) -> Attempt {
         let Envelope { source, element, .. } = message;
         let receiving = Receiving { from: Some(source), element, into, phase: ReceivePhase::Reading { source } };
@@ -121,7 +123,7 @@ impl<C: Connector> Messages<C> {
     }
 }
 
-/// Calls until something is there; after the first time at most `looks` times.
+/// Calls until something is there: once, and then at most `looks` times more.
 #[inline]
 fn look<T>(mut looks: u32, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {

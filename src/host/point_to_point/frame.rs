@@ -1,7 +1,8 @@
-//! What travels on a link between two ranks: a fixed header, and for some kinds a payload. Pure.
+//! The frames on a link between two ranks: a fixed header, and for some kinds a payload. No I/O.
 //!
-//! Header, little-endian: kind `u8`, three zero bytes, message `u32`, reply `u32`, element `u32`, tag `u64`, length `u64`. Fields that a kind
-//! does not use are zero. Anything else is refused, so that a stream that is out of step is noticed at once.
+//! The header is little-endian: kind `u8`, three zero bytes, message `u32`, reply `u32`, element `u32`, tag `u64`,
+//! length `u64`. Fields that a kind does not use are zero. Anything else is refused, so that a stream that is out of
+//! step is detected at once.
 
 use crate::call::element::TypeTag;
 use crate::host::abort_reason::AbortReason;
@@ -10,48 +11,48 @@ use crate::host::link::Head;
 /// Length of a header.
 pub(super) const HEADER_BYTES: usize = 32;
 
-/// Longest message that travels in one frame with its header, without asking first.
+/// Longest message that is sent in one frame with its header, without a request to send.
 pub(super) const EAGER_BYTES: usize = 64 << 10;
 
-/// Longest piece of a long message: between two pieces others get their turn.
+/// Longest piece of a long message: between two pieces, other messages get their turn.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
-/// Longest frame that is encoded as a whole: a reason to abort with its header.
+/// Longest frame that is encoded completely: an abort reason with its header.
 pub(super) const WHOLE_BYTES: usize = HEADER_BYTES + AbortReason::BYTES;
 
-/// How much of a message is in the head of its frame.
+/// Bytes of a message that fit in the head of its frame.
 pub(super) const IN_HEAD_BYTES: usize = Head::BYTES - HEADER_BYTES;
 
-/// One frame. `message` is the sender's number for a long message, `reply` the receiver's.
+/// One frame. `message` is the sender's number for a long message, `reply` is the receiver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
     /// A short message; its bytes follow.
     Eager { tag: u64, element: TypeTag, bytes: usize },
     /// A long message waits for a receive.
     RequestToSend { message: u32, tag: u64, element: TypeTag, bytes: usize },
-    /// The long message has met its receive: send it.
+    /// The long message has been matched with its receive: send it.
     ClearToSend { message: u32, reply: u32 },
-    /// The long message has met a receive that cannot take it: one of this element type and capacity. Also the answer to `Withdraw` where it
-    /// has met no receive yet, so that every request to send has exactly one answer.
+    /// The long message was matched with a receive that cannot take it, with this element type and capacity. Also the
+    /// answer to `Withdraw` if the message has not been matched, so that every request to send has exactly one answer.
     Refuse { message: u32, element: TypeTag, capacity: u64 },
     /// The next piece of a long message; its bytes follow.
     Data { reply: u32, bytes: usize },
-    /// The sender has given up a message that it had announced, after so many milliseconds.
+    /// The sender has given up a message that it had announced, after this many milliseconds.
     Withdraw { message: u32, after: u64 },
-    /// The communicator has ended; why.
+    /// The communicator has ended, for this reason.
     AbortReason(AbortReason),
-    /// Messages that cost this much, sent on this link, have met their receives; as much more may be sent.
+    /// Messages of this cost, sent on this link, have been received; further messages of the same cost may be sent.
     Credit { cost: u64 },
-    /// In the place of a message that was given up, after so many milliseconds, before its turn had come.
+    /// A placeholder for a message that was given up before its turn, after this many milliseconds.
     GaveUp { tag: u64, after: u64 },
-    /// The receiver has given up a long message that it had cleared, and drops what comes of it.
+    /// The receiver has given up a long message that it had cleared, and drops its remaining bytes.
     Abandon { message: u32, reply: u32 },
-    /// Nothing more will come on this link. `opened`: how many links the leaving rank has opened to this peer; each will bring
-    /// its own `Leave`.
+    /// No more frames follow on this link. `opened`: how many links the leaving rank has opened to this peer. Each will
+    /// carry its own `Leave`.
     Leave { opened: u32 },
 }
 
-/// What a header says before it is understood.
+/// The fields of a header that has not been interpreted.
 #[derive(Debug, Clone, Copy, Default)]
 struct Fields {
     kind: u8,
@@ -80,12 +81,12 @@ impl Fields {
         Some(Self { kind: bytes[0], message: word(4)?, reply: word(8)?, element: word(12)?, tag: long(16)?, length: long(24)? })
     }
 
-    /// The length as one of memory, where it lies between two bounds.
+    /// Returns the length as a `usize`, if it lies between two bounds.
     fn length_within(&self, least: usize, most: usize) -> Option<usize> {
         usize::try_from(self.length).ok().filter(|length| (least..=most).contains(length))
     }
 
-    /// The frame that these fields begin; `None` for what cannot be.
+    /// Returns the frame that these fields begin; `None` if they are invalid.
     fn to_frame(self, payload: &[u8]) -> Option<Frame> {
         let Self { message, reply, tag, length, .. } = self;
         let element = TypeTag::from_code(self.element)?;
@@ -106,7 +107,7 @@ impl Fields {
     }
 }
 
-/// The kind that is followed by an encoded abort reason.
+/// The kind of frame that contains an encoded abort reason.
 const ABORT: u8 = 7;
 
 impl Frame {
@@ -131,7 +132,7 @@ impl Frame {
         }
     }
 
-    /// The encoded form without the bytes of a message: so many bytes of the array.
+    /// Returns the encoded frame without the bytes of a message, and how many bytes of the array it uses.
     pub(super) fn encode(self) -> ([u8; WHOLE_BYTES], usize) {
         let mut bytes = [0; WHOLE_BYTES];
         bytes[..HEADER_BYTES].copy_from_slice(&self.to_fields().to_bytes());
@@ -142,7 +143,7 @@ impl Frame {
         (bytes, HEADER_BYTES)
     }
 
-    /// How the frame of a short message begins.
+    /// Returns the beginning of the frame of a short message.
     #[inline]
     pub(super) fn head(tag: u64, element: TypeTag, message: &[u8]) -> Head {
         let [kind, of, tag, length] = Self::short_header(tag, element, message.len());
@@ -155,7 +156,8 @@ impl Frame {
         Head { words: [kind, of, tag, length, first, second], bytes: HEADER_BYTES + message.len() }
     }
 
-    /// The length of the short message whose frame begins so, where it is a whole one of this tag and element, and nothing else; and how it begins.
+    /// Returns the length and the first bytes of a short message, if `head` begins a complete frame with this tag and
+    /// element and nothing else.
     #[inline]
     pub(super) fn message_of(head: &Head, tag: u64, element: TypeTag) -> Option<(usize, [u8; IN_HEAD_BYTES])> {
         let bytes = head.bytes.checked_sub(HEADER_BYTES).filter(|bytes| *bytes <= EAGER_BYTES)?;
@@ -166,15 +168,15 @@ impl Frame {
         ([kind, of, sent, length] == Self::short_header(tag, element, bytes)).then_some((bytes, begin))
     }
 
-    /// The header of a short message as words.
+    /// Returns the header of a short message as words.
     #[inline]
     fn short_header(tag: u64, element: TypeTag, bytes: usize) -> [u64; HEADER_BYTES / 8] {
-        // As `Fields` has them.
+        // The same layout as `Fields`.
         [1, u64::from(element.to_code()) << 32, tag, bytes as u64].map(u64::to_le)
     }
 
-    /// The frame at the front of `bytes` and how many of them encode it; `Ok(None)` where there is not enough yet, and an error
-    /// in words for what no rank sends.
+    /// Returns the frame at the front of `bytes` and the length of its encoding; `Ok(None)` if there are too few bytes.
+    /// The error describes bytes that no rank sends.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, String> {
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let whole = if header[0] == ABORT { WHOLE_BYTES } else { HEADER_BYTES };
@@ -274,7 +276,7 @@ mod tests {
             if round % 3 == 0 {
                 bytes.fill_with(|| random.next() as u8);
             } else {
-                // Close to valid: a real frame with a few bytes changed.
+                // Nearly valid: a real frame with a few bytes changed.
                 bytes = examples[random.below(examples.len())].encode().0;
                 for _ in 0..random.below(3) {
                     bytes[random.below(HEADER_BYTES)] = random.next() as u8;

@@ -1,4 +1,4 @@
-//! What must hold whatever a peer of messages sends.
+//! Properties that must hold whatever bytes a peer of messages sends.
 
 #![expect(unsafe_code, reason = "posting takes memory for longer than the call")]
 
@@ -10,21 +10,21 @@ use crate::call::element::{DType, TypeTag};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::script::Script;
 
-/// Every byte is an element of what the peer that is right sends.
+/// The element type of the correct peer's message: any byte is a value.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
-/// So it is of what the other does, and of what is sent to it, but only 0 and 1 are values.
+/// The element type of the other peer's messages, and of those sent to it: only 0 and 1 are values.
 const TRUTHS: TypeTag = TypeTag::Scalar(DType::Bool);
-/// What lies around receives. They hold 0 before.
+/// The content of the guards around the destinations, which initially hold 0.
 const UNTOUCHED: u8 = 0xa5;
-/// As much lies around each of them.
+/// The length of each guard.
 const GUARD: usize = 64;
-/// The tag under which an object is received, and the largest that is.
+/// The tag under which an object is received, and the largest object accepted.
 const OBJECT_TAG: u64 = 4;
 const OBJECT_BYTES: usize = 150_000;
-/// The tag of the peer that is right, and its message.
+/// The tag and the message of the correct peer.
 const RIGHT: (u64, &[u8]) = (7, b"well said");
 
-/// Any bytes as frames: understood only when whole, and encoded again to the same bytes.
+/// Checks that any bytes decode as a frame only when it is complete, and that it encodes to the same bytes again.
 pub fn message_frames(data: &[u8]) {
     let mut rest = data;
     while let Ok(Some((frame, used))) = Frame::decode(rest) {
@@ -35,9 +35,12 @@ pub fn message_frames(data: &[u8]) {
     }
 }
 
-/// Any bytes from one of two peers, after a byte that says how they are split: every request with it ends when its link does, what it
-/// sends is received alike however it comes, and the other peer's message arrives. No truth value that is received is anything but 0 or 1,
-/// not in what comes in part either.
+/// Checks any bytes from one of two peers. The first byte of `data` selects how they are split.
+///
+/// - Every request with this peer ends when its link does.
+/// - What it sends is received in the same way however the bytes are split.
+/// - The other peer's message arrives.
+/// - Every received `bool` is 0 or 1, even of a message that arrived in part.
 pub fn message_peer(data: &[u8]) {
     let Some((&jitter, bytes)) = data.split_first() else { return };
     let whole = run(bytes, 0);
@@ -85,7 +88,7 @@ impl Into {
         self.ticket = unsafe { messages.post_receive(Some(from), tag, element, into, capacity) }.ok();
     }
 
-    /// What came, once the engine is dropped.
+    /// Returns what was received, once the engine has been dropped.
     fn check(&self, outcome: Option<Outcome>) -> Received {
         let (guard, rest) = self.bytes.split_at(GUARD);
         let (into, behind) = rest.split_at(rest.len() - GUARD);
@@ -101,13 +104,13 @@ impl Into {
     }
 }
 
-/// The source, tag and bytes of a message, or why there is none.
+/// The source, tag and bytes of a message, or the reason why there is none.
 type Received = Option<Result<(usize, u64, Vec<u8>), MessageError>>;
 
-/// What becomes of receives from rank 1, which sends `bytes` and then closes its link.
+/// Returns the results of receives from rank 1, which sends `bytes` and then closes its link.
 fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
     let frame = Frame::Eager { tag: RIGHT.0, element: BYTES, bytes: RIGHT.1.len() }.encode();
-    // It does not hang up, and has nothing more to say.
+    // The incomplete frame keeps the link open without sending anything more.
     let right = [&frame.0[..frame.1], RIGHT.1, &Frame::Credit { cost: 0 }.encode().0[..8]].concat();
     let links = vec![(1, Script::new(bytes, None, jitter)), (2, Script::new(&right, None, jitter))];
     let mut places = [Into::new(64), Into::new(0), Into::new(200_000), Into::new(RIGHT.1.len())];
@@ -144,7 +147,7 @@ fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
     (received, heard)
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub(in crate::host) fn seeds(abort_reasons: &[AbortReason]) -> Vec<(&'static str, Vec<u8>)> {
     let frame = |frame: Frame| {
         let (bytes, length) = frame.encode();
@@ -159,7 +162,7 @@ pub(in crate::host) fn seeds(abort_reasons: &[AbortReason]) -> Vec<(&'static str
         [eager(3, 100), eager(1, 64), eager(1, 8), frame(Frame::Credit { cost: 1 << 10 })].concat(),
         [long(0, 70_000), frame(Frame::Data { reply: 0, bytes: 100 }), vec![4; 100]].concat(),
         [long(4, 70_000), frame(Frame::Withdraw { message: 4, after: 30 })].concat(),
-        // The first is met, and is given up in the middle; the others have met no receive.
+        // The first is matched, and is given up in the middle; the others have not been matched.
         [
             long(4, 70_000),
             frame(Frame::Data { reply: 0, bytes: 9 }),
@@ -172,7 +175,7 @@ pub(in crate::host) fn seeds(abort_reasons: &[AbortReason]) -> Vec<(&'static str
         .concat(),
         [frame(Frame::GaveUp { tag: 1, after: 2 }), eager(1, 3)].concat(),
         [frame(Frame::ClearToSend { message: 1, reply: 9 }), frame(Frame::Abandon { message: 1, reply: 9 })].concat(),
-        // The first goes to the receive of any tag, the second to that of an object.
+        // The first goes to the receive with any tag, the second to that of an object.
         [object(3), object(900), object(0)].concat(),
         [eager(9, 1), large_object(150_000), frame(Frame::Data { reply: 0, bytes: 5000 }), vec![6; 5000]].concat(),
         [eager(9, 1), large_object(150_001)].concat(),

@@ -1,7 +1,7 @@
-//! What comes in on one link.
+//! The input of one link.
 //!
-//! A little is read ahead, so that a header and a short message cost one read; anything longer goes straight from the link to
-//! where it belongs.
+//! A small amount is read ahead, so that a header and a short message take one read. Anything longer goes directly from
+//! the link to its destination.
 
 use std::io;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use super::matching_state::{MatchingState, PayloadTarget};
 use super::outgoing::Outgoing;
 use super::{Envelope, MessageError};
 
-/// Why no more will come.
+/// The reason why nothing more will arrive.
 #[derive(Debug)]
 pub(super) enum ReadEnd {
-    /// The peer left in order, having opened so many links to this rank.
+    /// The peer left normally, having opened this many links to this rank.
     Left { opened: u32 },
     /// The link failed.
     Failed(io::Error),
-    /// The peer sent what no rank sends.
+    /// The peer sent bytes that no rank sends.
     Malformed(String),
 }
 
@@ -38,16 +38,16 @@ impl From<String> for ReadEnd {
     }
 }
 
-/// Which message the bytes belong to.
+/// The message that the bytes belong to.
 #[derive(Debug, Clone, Copy)]
 enum Of {
-    /// A short one.
+    /// A short message.
     Short(Envelope),
-    /// A piece of the long one of this number; `past`: it is too long for the cache.
+    /// A piece of the long message with this number; `past`: it is too long for the cache.
     Long { long: u32, past: bool },
 }
 
-/// Bytes of a message on their way in: `bytes` of them from byte `at` of the place on.
+/// Incoming bytes of a message: `bytes` of them, starting at byte `at` of the destination.
 #[derive(Debug)]
 struct Payload {
     of: Of,
@@ -57,7 +57,7 @@ struct Payload {
     filled: usize,
 }
 
-/// Bytes that were read before it was known where they belong.
+/// Bytes that were read before their destination was known.
 #[derive(Debug)]
 struct Ahead {
     bytes: Box<[u8]>,
@@ -74,7 +74,7 @@ impl Ahead {
         self.start += bytes;
     }
 
-    /// Reads more.
+    /// Reads more bytes.
     fn fill<L: ByteLink>(&mut self, link: &mut L) -> io::Result<usize> {
         if self.start < self.end {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -86,7 +86,8 @@ impl Ahead {
         Ok(read)
     }
 
-    /// Moves bytes to where they belong: what was read ahead, else straight from the link where that pays.
+    /// Moves bytes to their destination: those that were read ahead, otherwise directly from the link if that is
+    /// worthwhile.
     fn take<L: ByteLink>(&mut self, link: &mut L, into: &mut [u8], past: bool) -> io::Result<usize> {
         if self.start == self.end && past {
             return sensible(link.try_read_past(into)?, into.len());
@@ -103,7 +104,7 @@ impl Ahead {
         Ok(bytes)
     }
 
-    /// Reads up to so many bytes and forgets them.
+    /// Reads and discards up to `most` bytes.
     fn skip<L: ByteLink>(&mut self, link: &mut L, most: usize) -> io::Result<usize> {
         if self.start == self.end {
             self.fill(link)?;
@@ -114,19 +115,19 @@ impl Ahead {
     }
 }
 
-/// Reads, and takes a read of nothing for the end of the stream.
+/// Reads, and treats a read of zero bytes as the end of the stream.
 #[inline]
 fn read_some<L: ByteLink>(link: &mut L, into: &mut [u8]) -> io::Result<usize> {
     sensible(link.try_read(into)?, into.len())
 }
 
-/// What a read brought, where that is possible. Nothing is the end of the stream.
+/// Returns the length of a read, if it is valid. Zero means the end of the stream.
 #[inline]
 fn sensible(read: usize, most: usize) -> io::Result<usize> {
     if read == 0 || read > most { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
 }
 
-/// How far the reading of one link has come.
+/// The reading state of one link.
 #[derive(Debug)]
 pub(super) struct Incoming {
     /// Number of the link.
@@ -142,8 +143,8 @@ impl Incoming {
         Self { link, peer, ahead, payload: None }
     }
 
-    /// The length of the message that is next, and how it begins, where its frame is all that is there, with this tag and element; it stays next until
-    /// [`Incoming::take_message`]. `Ok(None)` for anything else.
+    /// Returns the length and the first bytes of the next message, if its frame is all that has arrived and it has this
+    /// tag and element. The message stays next until [`Incoming::take_message`]. Returns `Ok(None)` in all other cases.
     #[inline]
     pub(super) fn peek_message<L: ByteLink>(
         &self,
@@ -158,7 +159,7 @@ impl Incoming {
         Ok(link.peek_frame(looks)?.and_then(|head| Frame::message_of(&head, tag, element)))
     }
 
-    /// Takes the message that [`Incoming::peek_message`] has found.
+    /// Takes the message that [`Incoming::peek_message`] found.
     #[inline]
     pub(super) fn take_message<L: ByteLink>(link: &mut L, begin: &[u8; IN_HEAD_BYTES], into: &mut [u8]) {
         if into.len() <= IN_HEAD_BYTES {
@@ -169,8 +170,8 @@ impl Incoming {
         }
     }
 
-    /// The envelope of the message that is next, where it is a short one with this tag; reads once where nothing was read ahead. `Ok(None)`
-    /// for anything else, which stays next.
+    /// Returns the envelope of the next message, if it is a short one with this tag. Reads once if nothing was read
+    /// ahead. Returns `Ok(None)` for anything else, which stays next.
     #[inline]
     pub(super) fn front<L: ByteLink>(&mut self, link: &mut L, tag: u64) -> io::Result<Option<Envelope>> {
         if self.payload.is_some() {
@@ -187,7 +188,8 @@ impl Incoming {
         })
     }
 
-    /// Takes the header of the message that [`Incoming::front`] has found, and of its bytes what was read ahead; how much that was.
+    /// Takes the header of the message that [`Incoming::front`] found, and its bytes that were read ahead. Returns how
+    /// many bytes.
     #[inline]
     pub(super) fn take_front(&mut self, into: &mut [u8]) -> usize {
         self.ahead.consume(HEADER_BYTES);
@@ -197,20 +199,20 @@ impl Incoming {
         bytes
     }
 
-    /// Reads on into a message that [`Incoming::take_front`] has begun.
+    /// Reads more of a message that [`Incoming::take_front`] began.
     #[inline]
     pub(super) fn read_on<L: ByteLink>(&mut self, link: &mut L, into: &mut [u8]) -> io::Result<usize> {
         self.ahead.take(link, into, false)
     }
 
-    /// The rest of such a message goes to this receive.
+    /// Directs the rest of such a message to this receive.
     pub(super) fn go_on(&mut self, message: Envelope, receive: u32, filled: usize) {
         let place = PayloadTarget::Request(receive);
         self.payload = Some(Payload { of: Of::Short(message), place, at: 0, bytes: message.bytes, filled });
     }
 
-    /// A receive gives up while its short message comes in: no more of it is written to the caller's memory, and it is kept for the next
-    /// receive. How long it is, where it comes on this link.
+    /// Handles a receive that gives up while its short message is arriving. No more of it is written to the caller's
+    /// memory, and it is kept for the next receive. Returns its length if it arrives on this link.
     pub(super) fn forget(&mut self, receive: u32, matching_state: &mut MatchingState) -> Option<usize> {
         let is_it = |payload: &&mut Payload| matches!(payload.place, PayloadTarget::Request(of) if of == receive);
         let payload = self.payload.as_mut().filter(is_it)?;
@@ -221,12 +223,13 @@ impl Incoming {
         Some(payload.bytes)
     }
 
-    /// Whether a short message has come in part that no receive has.
+    /// Whether a short message that no receive takes has arrived in part.
     pub(super) fn has_rest(&self) -> bool {
         self.payload.as_ref().is_some_and(|payload| matches!(payload.place, PayloadTarget::Buffer(_) | PayloadTarget::Nowhere))
     }
 
-    /// Reads what is there now; whether that was anything. Frames that were read whole before an end have been dealt with.
+    /// Reads what has arrived. Returns whether that was anything. Frames that were complete before an end have been
+    /// handled.
     pub(super) fn read<L: ByteLink>(
         &mut self,
         link: &mut L,
@@ -251,7 +254,7 @@ impl Incoming {
         Ok(total > 0)
     }
 
-    /// Deals with the next frame, or reads towards it.
+    /// Handles the next frame, or reads more of it.
     fn read_frame<L: ByteLink>(
         &mut self,
         link: &mut L,
@@ -334,7 +337,7 @@ impl Incoming {
         Ok(read)
     }
 
-    /// Tells the matching state where all bytes are there.
+    /// Notifies the matching state if all bytes have arrived.
     fn finish_payload(&mut self, matching_state: &mut MatchingState) {
         if let Some(Payload { of, place, bytes, .. }) = self.payload.take_if(|payload| payload.filled == payload.bytes) {
             match of {
@@ -344,9 +347,9 @@ impl Incoming {
         }
     }
 
-    /// Reads and forgets what is there, so that closing the link does not look like a failure to the peer.
+    /// Reads and discards what has arrived, so that closing the link does not look like a failure to the peer.
     pub(super) fn drain<L: ByteLink>(&mut self, link: &mut L) {
-        // Bounded: a peer that goes on sending is not waited for.
+        // Bounded: a peer that keeps sending is not waited for.
         for _ in 0..DRAIN_READS {
             if link.try_read(&mut self.ahead.bytes).is_err() {
                 return;

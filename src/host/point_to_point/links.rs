@@ -1,4 +1,4 @@
-//! Peers and their links: opened when needed, accepted when a peer opens one, closed when nothing more can come.
+//! Peers and their links: opened when needed, accepted when a peer opens one, closed when nothing more can arrive.
 
 use crate::base::deadline::Deadline;
 use crate::base::tuning::point_to_point::LAST_READS;
@@ -9,7 +9,7 @@ use super::frame::Frame;
 use super::{Connector, Messages};
 
 impl<C: Connector> Messages<C> {
-    /// The link that messages to this peer take.
+    /// Returns the link that messages to this peer take.
     pub(super) fn chosen_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
         if let Some(abort_reason) = self.peers[peer].gone {
             return Err(abort_reason.into());
@@ -25,7 +25,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// A link to this peer, opened now where there is none.
+    /// Returns a link to this peer, and opens one if there is none.
     pub(super) fn any_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
         let known = |state: &PeerState| state.opened.or(state.accepted);
         if let Some(link) = known(&self.peers[peer]) {
@@ -42,7 +42,7 @@ impl<C: Connector> Messages<C> {
                 Ok(number)
             }
             Err(stop) => {
-                // The peer may have opened a link, sent what it had to send, and gone.
+                // The peer may have opened a link, sent its messages, and left.
                 self.take_links();
                 known(&self.peers[peer]).ok_or(stop)
             }
@@ -55,7 +55,7 @@ impl<C: Connector> Messages<C> {
         number
     }
 
-    /// Takes the links that peers have opened; whether there were any.
+    /// Takes the links that peers have opened. Returns whether there were any.
     pub(super) fn take_links(&mut self) -> bool {
         let mut taken = false;
         for (peer, link) in self.connector.accept() {
@@ -73,7 +73,7 @@ impl<C: Connector> Messages<C> {
         taken
     }
 
-    /// Handles links that have ended: a peer is gone when nothing more can come from it.
+    /// Handles links that have ended: a peer is gone when nothing more can arrive from it.
     pub(super) fn normalise(&mut self, link: usize) {
         let Some(channel) = &self.channels[link] else { return };
         if channel.end().is_none() {
@@ -85,7 +85,7 @@ impl<C: Connector> Messages<C> {
         let broken = self.ends_of(peer).flatten().find(|end| matches!(end, End::Broken(_)));
         if let Some(broken) = broken {
             self.read_last(peer);
-            // A peer that leaves says nothing on a link that it has not accepted yet.
+            // A peer that leaves sends nothing on a link that it has not accepted yet.
             let left = self.ends_of(peer).flatten().find(|end| matches!(end, End::Left { .. }));
             self.end_peer(peer, left.unwrap_or(broken).abort_reason(peer));
             return;
@@ -97,7 +97,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// How each link of a peer has ended, if it has.
+    /// Returns how each link of a peer has ended, if it has.
     fn ends_of(&self, peer: usize) -> impl Iterator<Item = Option<End>> {
         self.links_of(peer).filter_map(|link| self.channels[link].as_ref()).map(Channel::end)
     }
@@ -107,11 +107,11 @@ impl<C: Connector> Messages<C> {
         [state.opened, state.accepted].into_iter().flatten()
     }
 
-    /// Reads what a peer that is lost on one link has left on its other.
+    /// Reads what remains on the other link of a peer that is lost on one.
     fn read_last(&mut self, peer: usize) {
         for link in self.links_of(peer) {
             let Some(channel) = &mut self.channels[link] else { continue };
-            // Bounded: the peer might be alive and send without end.
+            // Bounded: the peer might be alive and send forever.
             for _ in 0..LAST_READS {
                 if !channel.drive(&mut self.matching_state) {
                     break;
@@ -120,7 +120,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// A peer is gone: its links are closed, and the requests that need it fail.
+    /// Handles a peer that is gone: its links are closed, and the requests that need it fail.
     pub(super) fn end_peer(&mut self, peer: usize, abort_reason: AbortReason) {
         if self.peers[peer].gone.is_some() {
             return;
@@ -133,7 +133,7 @@ impl<C: Connector> Messages<C> {
         self.matching_state.end_peer(peer, abort_reason, was_last);
     }
 
-    /// Where every peer is gone: how one of them ended. `None` for a rank without peers.
+    /// If all peers are gone, returns how one of them ended. `None` for a rank without peers.
     pub(super) fn all_gone(&self) -> Option<AbortReason> {
         let mut last = None;
         for (_, state) in self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.rank) {
@@ -142,15 +142,16 @@ impl<C: Connector> Messages<C> {
         last
     }
 
-    /// Links that have not taken everything yet. One that has ended takes nothing, though its peer may still be waited for: the peer has
-    /// announced another link, which never comes where the peer leaves before this rank accepts.
+    /// Returns the links with unwritten output. A link that has ended is not included, although its peer may still be
+    /// waited for: the peer has announced another link, which never arrives if the peer leaves before this rank
+    /// accepts.
     fn unwritten(&self) -> impl Iterator<Item = &Channel<C::Link>> {
         self.channels.iter().flatten().filter(|channel| channel.end().is_none() && !channel.outgoing.is_empty())
     }
 
-    /// Ends the engine in order: hands what is pending to the links (not long sends that no receive has met), says on each that this rank
-    /// leaves, and closes them. Requests that are left fail. Where the deadline passes first, the error names the peers that did not take
-    /// everything. The links are closed all the same.
+    /// Ends the engine normally. Hands pending output to the links (except long sends that have not been matched),
+    /// notifies each link that this rank leaves, and closes them. Remaining requests fail. If the deadline passes
+    /// first, the error names the peers that did not take everything, and the links are closed too.
     pub(crate) fn leave(&mut self, deadline: &Deadline) -> Result<(), Interrupted> {
         self.take_links();
         self.flush(deadline);
@@ -179,7 +180,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Moves messages on until everything is written, or the deadline has passed.
+    /// Moves messages until everything is written or the deadline has passed.
     fn flush(&mut self, deadline: &Deadline) {
         while self.unwritten().next().is_some() && !deadline.has_passed() {
             if !self.progress() {

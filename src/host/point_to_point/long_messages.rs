@@ -1,7 +1,8 @@
-//! Long messages on their way in: cleared by this rank, and filled piece by piece. Pure.
+//! Incoming long messages, which this rank has cleared and which arrive in pieces. No I/O.
 //!
-//! A message goes on when its receive gives up: its sender may have let go of it by then. What has come so far moves into memory of the message's own, the rest
-//! follows it there, and the next receive takes it over, whole or in part.
+//! A message continues to arrive when its receive gives up, because its sender may already be done with it. What has
+//! arrived so far moves into the message's own memory, and the rest follows it there. The next receive takes it over,
+//! completely or in part.
 
 use std::ops::Range;
 
@@ -9,59 +10,59 @@ use super::Envelope;
 use super::frame::CHUNK_BYTES;
 use crate::base::tuning::point_to_point::KEPT_BYTES;
 
-/// Where the bytes of a long message go.
+/// The destination of a long message.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// Into the memory of this receive.
+    /// The memory of this receive.
     Receive(u32),
-    /// Into memory of its own: its receive gave up, and the next one will have it.
+    /// The message's own memory: its receive gave up, and the next one will take it.
     Kept(Vec<u8>),
     /// Nowhere: there was no memory to keep it in, or a receive refused it.
     Nowhere,
 }
 
-/// A long message on its way in.
+/// An incoming long message.
 #[derive(Debug)]
 pub(super) struct LongMessage {
     pub(super) link: usize,
-    /// Its sender's number for it.
+    /// The sender's number for it.
     pub(super) message: u32,
     pub(super) envelope: Envelope,
-    /// Its place among the messages of its source.
+    /// Its position among the messages of its source.
     pub(super) order: u64,
-    /// How many bytes of whole pieces have come.
+    /// How many bytes of complete pieces have arrived.
     pub(super) filled: usize,
     pub(super) place: Place,
 }
 
 impl LongMessage {
-    /// A message that has met this receive.
+    /// Creates a message that has been matched with this receive.
     pub(super) fn new(link: usize, message: u32, envelope: Envelope, order: u64, receive: u32) -> Self {
         Self { link, message, envelope, order, filled: 0, place: Place::Receive(receive) }
     }
 
-    /// Whether all of it is here.
+    /// Whether all of it has arrived.
     pub(super) fn is_whole(&self) -> bool {
         self.filled == self.envelope.bytes
     }
 
-    /// The bytes that may be here: the next piece may have come in part.
+    /// Returns the range that may have arrived: the next piece may have arrived in part.
     pub(super) fn begun(&self) -> Range<usize> {
         0..self.envelope.bytes.min(self.filled + CHUNK_BYTES)
     }
 }
 
-/// The long messages on their way to one rank, by the number that it gave them.
+/// The incoming long messages of one rank, by the number that it gave them.
 #[derive(Debug, Default)]
 pub(super) struct LongMessages {
     slots: Vec<Option<LongMessage>>,
     free: Vec<u32>,
-    /// How many bytes the kept messages have, those that are still to come included.
+    /// The total length of the kept messages, including bytes that have not arrived yet.
     kept: usize,
 }
 
 impl LongMessages {
-    /// Adds a message; its number.
+    /// Adds a message and returns its number.
     pub(super) fn insert(&mut self, message: LongMessage) -> u32 {
         if let Some(number) = self.free.pop() {
             self.slots[number as usize] = Some(message);
@@ -79,7 +80,7 @@ impl LongMessages {
         self.slots.get_mut(number as usize)?.as_mut()
     }
 
-    /// Forgets a message, with the memory that it was kept in.
+    /// Removes a message, with the memory that it was kept in.
     pub(super) fn remove(&mut self, number: u32) {
         self.put(number, Place::Nowhere);
         if self.slots.get_mut(number as usize).is_some_and(|slot| slot.take().is_some()) {
@@ -87,7 +88,7 @@ impl LongMessages {
         }
     }
 
-    /// Forgets a message once all of it is here; its bytes go nowhere until then.
+    /// Removes a message once all of it has arrived; until then its bytes are discarded.
     pub(super) fn drain(&mut self, number: u32) {
         self.put(number, Place::Nowhere);
         if self.get(number).is_some_and(LongMessage::is_whole) {
@@ -95,18 +96,18 @@ impl LongMessages {
         }
     }
 
-    /// The messages that fit, by number.
+    /// Returns the numbers of the messages that satisfy `fits`.
     pub(super) fn find(&self, fits: impl Fn(&LongMessage) -> bool) -> Vec<u32> {
         let such = |number: &u32| self.get(*number).is_some_and(&fits);
         (0..self.slots.len() as u32).filter(such).collect()
     }
 
-    /// Whether one of the messages fits.
+    /// Whether one of the messages satisfies `fits`.
     pub(super) fn any(&self, fits: impl Fn(&LongMessage) -> bool) -> bool {
         self.slots.iter().flatten().any(fits)
     }
 
-    /// Has the bytes of a message go somewhere else; where they went before.
+    /// Changes the destination of a message. Returns the previous one.
     pub(super) fn put(&mut self, number: u32, place: Place) -> Option<Place> {
         let message = self.slots.get_mut(number as usize)?.as_mut()?;
         let kept = |place: &Place| if matches!(place, Place::Kept(_)) { message.envelope.bytes } else { 0 };
@@ -114,13 +115,13 @@ impl LongMessages {
         Some(std::mem::replace(&mut message.place, place))
     }
 
-    /// As if there were as many kept messages as may be.
+    /// Behaves as if the limit of kept messages were reached.
     #[cfg(test)]
     pub(super) fn keep_no_more(&mut self) {
         self.kept = KEPT_BYTES;
     }
 
-    /// Memory to keep a message of so many bytes in; `None` beyond the limit, or where there is none.
+    /// Returns memory to keep a message of `bytes` bytes in; `None` beyond the limit, or if there is no memory.
     pub(super) fn room(&self, bytes: usize) -> Option<Vec<u8>> {
         let mut room = Vec::new();
         self.kept.checked_add(bytes).filter(|kept| *kept <= KEPT_BYTES)?;
@@ -129,7 +130,7 @@ impl LongMessages {
     }
 }
 
-/// A part of a kept message. Its memory was reserved, and is touched as the message comes.
+/// Returns a part of a kept message. Its memory is reserved, and first touched as the message arrives.
 pub(super) fn part_of(kept: &mut Vec<u8>, part: Range<usize>) -> &mut [u8] {
     kept.resize(kept.len().max(part.end), 0);
     &mut kept[part]

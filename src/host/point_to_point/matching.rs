@@ -1,8 +1,8 @@
-//! Which message meets which receive. Pure.
+//! The matching of messages and receives. No I/O.
 //!
-//! The earliest posted receive wins a message, and the earliest arrived message a receive; source and tag must be the same, or
-//! left open by the receive. Because each source's messages are kept in the order in which they came, messages of one source
-//! and tag are received in the order in which they were sent.
+//! A message is matched with the earliest posted receive, and a receive with the earliest arrived message. Source and
+//! tag must be equal, unless the receive leaves them open. Each source's messages are kept in arrival order. So
+//! messages with the same source and tag are received in the order in which they were sent.
 
 use std::collections::VecDeque;
 
@@ -22,14 +22,14 @@ struct Arrived<A> {
     what: A,
 }
 
-/// Both queues. They are never both non-empty for the same source and tag.
+/// The two queues. They are never both non-empty for the same source and tag.
 #[derive(Debug)]
 pub(super) struct Matching<A> {
-    /// Receives by source; the last one holds those from any source.
+    /// Receives by source; the last queue holds those from any source.
     posted: Vec<VecDeque<Posted>>,
     /// Messages by source.
     arrived: Vec<VecDeque<Arrived<A>>>,
-    /// Numbers receives and messages in the order in which they came.
+    /// The counter that numbers receives and messages in the order in which they arrive.
     order: u64,
 }
 
@@ -42,25 +42,25 @@ impl<A> Matching<A> {
         }
     }
 
-    /// The place of something that comes now, among all that has come and will.
+    /// Returns the number of something that arrives now, in the order of all arrivals.
     pub(super) fn next_order(&mut self) -> u64 {
         self.order += 1;
         self.order
     }
 
-    /// The queue of receives from `source`.
+    /// Returns the index of the queue of receives from `source`.
     fn queue(&self, source: Option<usize>) -> usize {
         source.unwrap_or(self.arrived.len())
     }
 
-    /// A receive for which no message is there ([`Matching::take_arrived`] said so).
+    /// Adds a receive for which there is no message yet ([`Matching::take_arrived`] returned `None`).
     pub(super) fn post(&mut self, source: Option<usize>, tag: Option<u64>, request: u32) {
         let order = self.next_order();
         let queue = self.queue(source);
         self.posted[queue].push_back(Posted { order, tag, request });
     }
 
-    /// The receive that a message of this source and tag meets.
+    /// Takes the receive that matches a message of this source and tag.
     pub(super) fn take_posted(&mut self, source: usize, tag: u64) -> Option<u32> {
         let first = |queue: usize| {
             let accepts = |posted: &Posted| posted.tag.is_none_or(|wanted| wanted == tag);
@@ -71,43 +71,43 @@ impl<A> Matching<A> {
         self.posted[queue].remove(at).map(|posted| posted.request)
     }
 
-    /// From whom a message has come under a tag that nobody has received.
+    /// Returns the source of a message with this tag that has arrived and has not been received.
     #[cfg(feature = "cuda")]
     pub(super) fn has_arrived(&self, tag: u64) -> Option<usize> {
         self.arrived.iter().position(|from| from.iter().any(|arrived| arrived.tag == tag))
     }
 
-    /// Whether neither a receive waits that could meet a message of this source, nor a message of it.
+    /// Whether there is no waiting receive that could match a message of this source, and no waiting message of it.
     #[inline]
     pub(super) fn is_clear(&self, source: usize) -> bool {
         self.arrived[source].is_empty() && self.posted[source].is_empty() && self.posted[self.queue(None)].is_empty()
     }
 
-    /// Takes back a receive that waits.
+    /// Removes a waiting receive.
     pub(super) fn unpost(&mut self, source: Option<usize>, request: u32) {
         let queue = self.queue(source);
         self.posted[queue].retain(|posted| posted.request != request);
     }
 
-    /// A message for which no receive is there ([`Matching::take_posted`] said so).
+    /// Adds a message for which there is no receive yet ([`Matching::take_posted`] returned `None`).
     pub(super) fn arrive(&mut self, source: usize, tag: u64, what: A) {
         let order = self.next_order();
         self.arrived[source].push_back(Arrived { order, tag, what });
     }
 
-    /// A message for which no receive is there, at the place that it once had.
+    /// Adds a message for which there is no receive, at its original position.
     pub(super) fn put_back(&mut self, source: usize, tag: u64, order: u64, what: A) {
         let from = &mut self.arrived[source];
         let at = from.partition_point(|arrived| arrived.order < order);
         from.insert(at, Arrived { order, tag, what });
     }
 
-    /// The first message of `source` that fits and has met no receive.
+    /// Returns the first unmatched message of `source` that satisfies `fits`.
     pub(super) fn find_arrived(&mut self, source: usize, mut fits: impl FnMut(&A) -> bool) -> Option<&mut A> {
         self.arrived[source].iter_mut().map(|arrived| &mut arrived.what).find(|what| fits(what))
     }
 
-    /// The message that a receive of this source and tag meets, with its own source, tag and place.
+    /// Takes the message that matches a receive of this source and tag, with its own source, tag and order.
     pub(super) fn take_arrived(&mut self, source: Option<usize>, tag: Option<u64>) -> Option<(usize, u64, u64, A)> {
         let first = |source: usize| {
             let accepts = |arrived: &Arrived<A>| tag.is_none_or(|wanted| wanted == arrived.tag);
@@ -121,7 +121,7 @@ impl<A> Matching<A> {
         self.arrived[source].remove(at).map(|arrived| (source, arrived.tag, order, arrived.what))
     }
 
-    /// Takes back the messages of `source` that fit, and hands them out.
+    /// Removes the messages of `source` that satisfy `fits`, and passes them to `each`.
     pub(super) fn take_back(&mut self, source: usize, mut fits: impl FnMut(&A) -> bool, mut each: impl FnMut(A)) {
         while let Some(at) = self.arrived[source].iter().position(|arrived| fits(&arrived.what)) {
             if let Some(arrived) = self.arrived[source].remove(at) {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::base::random::Random;
 
-    /// The rules once more, over two plain lists.
+    /// The same rules, over two plain lists.
     #[derive(Default)]
     struct Oracle {
         posted: Vec<(Option<usize>, Option<u64>, u32)>,

@@ -1,4 +1,4 @@
-//! What one rank knows of its messages, whatever link they travel on: requests, and messages that no receive wanted yet.
+//! The message state of one rank, independent of links: requests, and messages that no receive has matched yet.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,15 +13,16 @@ use super::matching::Matching;
 use super::requests::{Destination, ReceivePhase, Receiving, Request, Requests, SendPhase, Sending};
 use super::{Envelope, GivenUp, MessageError};
 
-/// What a waiting message costs besides its bytes, so that empty ones are not free.
+/// The cost of a waiting message in addition to its bytes, so that empty ones are not free.
 const OVERHEAD_BYTES: usize = 128;
 
-/// What a message uses of the limit from when it is sent until a receive has taken it. Both ends count alike.
+/// Returns the share of the limit that a message uses from when it is sent until a receive has taken it. Both ends use
+/// the same figure.
 pub(super) const fn cost(message_bytes: usize) -> usize {
     if message_bytes <= EAGER_BYTES { message_bytes + OVERHEAD_BYTES } else { OVERHEAD_BYTES }
 }
 
-/// The refusal of a message that is longer than its receive can take.
+/// Returns the error for a message that is longer than its receive can take.
 fn too_long(peer: usize, element: TypeTag, sent: usize, capacity: usize) -> MessageError {
     match element {
         TypeTag::Object => MessageError::TooLarge { peer, sent, most: capacity },
@@ -32,39 +33,40 @@ fn too_long(peer: usize, element: TypeTag, sent: usize, capacity: usize) -> Mess
 /// One source's use of the limit.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
-    /// Cost of messages that came in and have met no receive.
+    /// Cost of messages that have arrived and have not been matched.
     waiting: usize,
-    /// Cost of messages that have, of which the sender was not told yet.
+    /// Cost of received messages that the sender has not been notified of.
     owed: usize,
-    /// On which link messages come from it.
+    /// The link on which its messages arrive.
     link: usize,
 }
 
-/// A message that no receive wanted yet.
+/// A message that no receive has matched yet.
 #[derive(Debug)]
 enum Arrival {
-    /// A short one, whole.
+    /// A complete short message.
     Short { element: TypeTag, bytes: Vec<u8> },
-    /// A long one that is still with its sender.
+    /// A long message that is still with its sender.
     Announced { link: usize, message: u32, element: TypeTag, bytes: usize },
-    /// One from this rank to itself, still in the sender's memory.
+    /// A message from this rank to itself, still in the sender's memory.
     Own { request: u32 },
-    /// A long one whose receive gave up; it may still be coming in.
+    /// A long message whose receive gave up; it may still be arriving.
     Kept { long: u32 },
-    /// The note of a sender that gave up its message. It costs as much as an announced message, except for one that had met a receive.
+    /// The note of a sender that gave up its message. It costs as much as an announced message, unless the message had
+    /// been matched.
     GivenUp { after: Duration, is_charged: bool },
 }
 
-/// Where the bytes of a message go while they are read.
+/// The destination of a message while it is read.
 #[derive(Debug)]
 pub(super) enum PayloadTarget {
-    /// Into the memory of a receive.
+    /// The memory of a receive.
     Request(u32),
-    /// Into a buffer, until a receive wants them.
+    /// A buffer, until a receive matches.
     Buffer(Vec<u8>),
-    /// To wherever the long message of this number goes.
+    /// The destination of the long message with this number.
     Long(u32),
-    /// Read and forgotten.
+    /// None: the bytes are discarded.
     Nowhere,
 }
 
@@ -77,10 +79,10 @@ pub(super) struct MatchingState {
     longs: LongMessages,
     /// By source.
     accounts: Vec<Account>,
-    /// How much messages of one source may cost that no receive has taken yet.
+    /// The total cost of unreceived messages that one source may have.
     limit: usize,
     spare: Vec<Vec<u8>>,
-    /// What a peer said about the end of the communicator; the first one counts.
+    /// The reason why the communicator ended, as a peer reported it; the first report counts.
     pub(super) heard: Option<AbortReason>,
 }
 
@@ -98,18 +100,18 @@ impl MatchingState {
         }
     }
 
-    /// From whom a message has come under a tag that nobody has received.
+    /// Returns the source of a message with this tag that has arrived and has not been received.
     #[cfg(feature = "cuda")]
     pub(super) fn has_arrived(&self, tag: u64) -> Option<usize> {
         self.matching.has_arrived(tag)
     }
 
-    /// How much messages to one peer may cost that it has not taken yet.
+    /// Returns the total cost that messages to one peer may have before it has received them.
     pub(super) fn limit(&self) -> usize {
         self.limit
     }
 
-    /// A message begins to come in: its cost counts from now on. Senders know the limit and keep to it.
+    /// Charges a message that begins to arrive. Senders know the limit and observe it.
     pub(super) fn charge(&mut self, source: usize, link: usize, bytes: usize) -> Result<(), String> {
         let account = &mut self.accounts[source];
         account.link = link;
@@ -118,7 +120,7 @@ impl MatchingState {
         if used > self.limit { Err(format!("more messages at once than agreed: {used} of {} B", self.limit)) } else { Ok(()) }
     }
 
-    /// A receive has taken a message, or it was given up.
+    /// Releases the cost of a message that a receive has taken, or that was given up.
     pub(super) fn release(&mut self, source: usize, bytes: usize) {
         let account = &mut self.accounts[source];
         account.waiting -= cost(bytes);
@@ -127,7 +129,7 @@ impl MatchingState {
         }
     }
 
-    /// What the peer at this link is to be told of messages that were taken, once it is worth a frame.
+    /// Returns the credit to send to the peer on this link, if it is large enough to be worth a frame.
     pub(super) fn take_owed(&mut self, peer: usize, link: usize) -> Option<Frame> {
         if !self.owes(peer) || self.accounts[peer].link != link {
             return None;
@@ -136,14 +138,14 @@ impl MatchingState {
         Some(Frame::Credit { cost: std::mem::take(&mut account.owed) as u64 })
     }
 
-    /// What a peer is to be told of messages that were taken, however few they are, and on which link.
+    /// Returns the credit to send to a peer, however small, and on which link.
     pub(super) fn take_any_owed(&mut self, peer: usize) -> Option<(usize, Frame)> {
         let account = &mut self.accounts[peer];
         let cost = std::mem::take(&mut account.owed) as u64;
         (cost > 0).then_some((account.link, Frame::Credit { cost }))
     }
 
-    /// A buffer of this length with anything in it.
+    /// Returns a buffer of this length with arbitrary content.
     fn buffer(&mut self, bytes: usize) -> Vec<u8> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.resize(bytes, 0);
@@ -157,7 +159,7 @@ impl MatchingState {
         }
     }
 
-    /// Whether a receive can take a message from `source`, for which it then has room; why not.
+    /// Checks that a receive can take a message from `source`, and makes memory for it.
     fn check(&mut self, receive: u32, source: usize, element: TypeTag, bytes: usize) -> Result<(), MessageError> {
         let Some(Receiving { element: expected, into, .. }) = self.requests.receive(receive) else { return Ok(()) };
         let capacity = into.capacity();
@@ -173,25 +175,25 @@ impl MatchingState {
         Ok(())
     }
 
-    /// The link that messages of `source` come on, as far as is known; `None` where a message from there has another receive to meet before
-    /// the one that is about to be made.
+    /// Returns the link on which messages of `source` arrive, as far as known; `None` if a message from it must match
+    /// another receive before the one that is about to be made.
     #[inline]
     pub(super) fn direct_link(&self, source: usize) -> Option<usize> {
         self.matching.is_clear(source).then(|| self.accounts[source].link)
     }
 
-    /// The link that messages of `source` come on, as far as is known.
+    /// Returns the link on which messages of `source` arrive, as far as known.
     pub(super) fn link_of(&self, source: usize) -> usize {
         self.accounts[source].link
     }
 
-    /// Whether so many messages were taken that the peer is to be told.
+    /// Whether enough messages were received to send the peer credit.
     #[inline]
     pub(super) fn owes(&self, peer: usize) -> bool {
         self.accounts[peer].owed >= self.limit / 4
     }
 
-    /// Gives a short message to a receive that waits for it.
+    /// Copies a short message to its waiting receive.
     fn deliver(&mut self, receive: u32, envelope: Envelope, bytes: &[u8]) {
         let outcome = self.check(receive, envelope.source, envelope.element, bytes.len());
         if outcome.is_ok()
@@ -202,7 +204,7 @@ impl MatchingState {
         self.requests.finish(receive, outcome.map(|()| envelope));
     }
 
-    /// A short message begins to come in: where to put it.
+    /// Returns where to store a short message that begins to arrive.
     pub(super) fn place_short(&mut self, envelope: Envelope) -> PayloadTarget {
         let Envelope { source, tag, element, bytes } = envelope;
         let Some(receive) = self.matching.take_posted(source, tag) else { return PayloadTarget::Buffer(self.buffer(bytes)) };
@@ -216,7 +218,7 @@ impl MatchingState {
         PayloadTarget::Request(receive)
     }
 
-    /// A short message has come in whole.
+    /// Completes a short message that has arrived.
     pub(super) fn short_complete(&mut self, envelope: Envelope, place: PayloadTarget) {
         match place {
             PayloadTarget::Request(receive) => {
@@ -224,7 +226,7 @@ impl MatchingState {
                 self.release(envelope.source, envelope.bytes);
             }
             PayloadTarget::Nowhere | PayloadTarget::Long(_) => self.release(envelope.source, envelope.bytes),
-            // A receive may have been posted since the first of its bytes came.
+            // A receive may have been posted since its first bytes arrived.
             PayloadTarget::Buffer(bytes) => match self.matching.take_posted(envelope.source, envelope.tag) {
                 Some(receive) => {
                     self.release(envelope.source, bytes.len());
@@ -236,7 +238,7 @@ impl MatchingState {
         }
     }
 
-    /// A long message was announced on `link`: the answer, if a receive waits for it.
+    /// Handles a long message announced on `link`. Returns the answer, if a receive is waiting for it.
     pub(super) fn announced(&mut self, envelope: Envelope, link: usize, message: u32) -> Option<Frame> {
         let Envelope { source, tag, element, bytes } = envelope;
         if let Some(receive) = self.matching.take_posted(source, tag) {
@@ -248,7 +250,7 @@ impl MatchingState {
         None
     }
 
-    /// The answer of a receive to a long message.
+    /// Returns the answer of a receive to a long message.
     fn answer(&mut self, receive: u32, envelope: Envelope, order: u64, link: usize, message: u32) -> Frame {
         let Envelope { source, element, bytes, .. } = envelope;
         let refusal = self.check(receive, source, element, bytes).err();
@@ -263,7 +265,7 @@ impl MatchingState {
         Frame::ClearToSend { message, reply: long }
     }
 
-    /// A new receive: its slot, and what is to be answered on which link. `None` in the middle where it waits for a message.
+    /// Adds a receive. Returns its slot, and what to answer on which link, if anything.
     pub(super) fn receive(
         &mut self,
         from: Option<usize>,
@@ -304,7 +306,7 @@ impl MatchingState {
         (receive, answer)
     }
 
-    /// A send to this same rank: given to a receive, buffered where it is short, else left waiting for a receive.
+    /// Handles a send to this rank itself: it is matched, buffered if it is short, or left waiting for a receive.
     pub(super) fn send_to_self(&mut self, send: u32) {
         let Some(&mut Sending { tag, element, bytes, .. }) = self.requests.send(send) else { return };
         if let Some(receive) = self.matching.take_posted(self.rank, tag) {
@@ -320,7 +322,7 @@ impl MatchingState {
         self.requests.finish_send(send, self.rank);
     }
 
-    /// A send and a receive of this rank have found each other.
+    /// Matches a send and a receive of this rank.
     fn meet_own(&mut self, send: u32, receive: u32) {
         let Some(&mut Sending { element, bytes, tag, .. }) = self.requests.send(send) else { return };
         if let Err(refusal) = self.check(receive, self.rank, element, bytes) {
@@ -328,7 +330,7 @@ impl MatchingState {
             self.requests.finish(receive, Err(refusal));
             return;
         }
-        // Both lie in the same table, so the destination is lifted out for the copy.
+        // Both are in the same table, so the destination is moved out for the copy.
         if let Some(receiving) = self.requests.receive(receive) {
             let mut into = std::mem::replace(&mut receiving.into, Destination::own(0));
             if let Some(place) = into.part(0..bytes) {
@@ -342,7 +344,7 @@ impl MatchingState {
         self.requests.finish_send(send, self.rank);
     }
 
-    /// A send's turn on its link has come: the frame to begin with, and whether the bytes follow it at once.
+    /// Begins a send whose turn on its link has come. Returns the first frame, and whether the bytes follow it at once.
     pub(super) fn begin_send(&mut self, send: u32, link: usize) -> Option<(Frame, bool)> {
         let sending = self.requests.send(send)?;
         let Sending { tag, element, bytes, .. } = *sending;
@@ -353,12 +355,12 @@ impl MatchingState {
         Some((Frame::RequestToSend { message: send, tag, element, bytes }, false))
     }
 
-    /// A short message was handed to its link.
+    /// Completes a short message that was handed to its link.
     pub(super) fn short_sent(&mut self, send: u32) {
         self.requests.finish_send(send, self.rank);
     }
 
-    /// A piece of a long message was handed to its link; whether there is more of it.
+    /// Counts a piece of a long message that was handed to its link. Returns whether there is more of it.
     pub(super) fn piece_sent(&mut self, send: u32, piece: usize) -> bool {
         let Some(sending) = self.requests.send(send) else { return false };
         let SendPhase::Cleared { sent, .. } = &mut sending.phase else { return false };
@@ -370,7 +372,7 @@ impl MatchingState {
         false
     }
 
-    /// The send that a peer's answer on `link` is about, if it awaits one.
+    /// Returns the send that a peer's answer on `link` refers to, if it awaits one.
     fn answered(&mut self, link: usize, message: u32) -> Result<&mut Sending, String> {
         self.requests
             .send(message)
@@ -378,18 +380,19 @@ impl MatchingState {
             .ok_or_else(|| format!("an answer to message {message}, which was not announced to it"))
     }
 
-    /// Whether a long message is still coming in that no receive has.
+    /// Whether a long message that no receive takes is still arriving.
     pub(super) fn has_rest(&self) -> bool {
         self.longs.any(|long| !long.is_whole() && !matches!(long.place, Place::Receive(_)))
     }
 
-    /// A peer has given up a long message that it had cleared; whether it is still being sent.
+    /// Whether a long message is still being sent after the peer, which had cleared it, gave it up.
     pub(super) fn is_abandoned(&mut self, link: usize, message: u32, reply: u32) -> bool {
         let is_it = |phase| matches!(phase, SendPhase::Cleared { link: l, reply: r, .. } if (l, r) == (link, reply));
         self.requests.send(message).is_some_and(|sending| is_it(sending.phase))
     }
 
-    /// A peer clears a long message; whether its bytes are to follow (not if it was cancelled meanwhile).
+    /// Handles a peer's clearance of a long message. Returns whether its bytes must follow (not if it was cancelled
+    /// meanwhile).
     pub(super) fn cleared(&mut self, link: usize, message: u32, reply: u32) -> Result<bool, String> {
         let sending = self.answered(link, message)?;
         sending.phase = SendPhase::Cleared { link, reply, sent: 0 };
@@ -400,7 +403,7 @@ impl MatchingState {
         Ok(wanted)
     }
 
-    /// A peer refuses a long message, with a receive of this element type and capacity.
+    /// Handles a peer's refusal of a long message, by a receive of this element type and capacity.
     pub(super) fn refused(&mut self, link: usize, message: u32, element: TypeTag, capacity: u64) -> Result<(), String> {
         let &mut Sending { to, element: sent, bytes, .. } = self.answered(link, message)?;
         let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
@@ -413,7 +416,7 @@ impl MatchingState {
         Ok(())
     }
 
-    /// A piece of a long message begins to come in: from which of its bytes on, and how long the message is.
+    /// Begins a piece of a long message. Returns its offset in the message, and the length of the message.
     pub(super) fn place_piece(&mut self, link: usize, reply: u32, piece: usize) -> Result<(usize, usize), String> {
         match self.longs.get(reply) {
             Some(LongMessage { link: of, envelope, filled, .. }) if *of == link && piece <= envelope.bytes - filled => {
@@ -423,7 +426,7 @@ impl MatchingState {
         }
     }
 
-    /// Where a part of a long message goes; `None` where it goes nowhere.
+    /// Returns the destination of a part of a long message; `None` if it is discarded.
     pub(super) fn long_part(&mut self, long: u32, part: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.longs.get_mut(long)?.place {
             Place::Receive(receive) => self.requests.destination(*receive, part),
@@ -432,7 +435,7 @@ impl MatchingState {
         }
     }
 
-    /// A piece of a long message has come in.
+    /// Completes a piece of a long message.
     pub(super) fn piece_complete(&mut self, long: u32, piece: usize) {
         let Some(message) = self.longs.get_mut(long) else { return };
         message.filled += piece;
@@ -449,8 +452,9 @@ impl MatchingState {
         }
     }
 
-    /// The receive of a long message gives up. The message is kept for the next one, which may wait already. Where it cannot be kept, or the one that
-    /// waits cannot take it, what to tell its sender on which link.
+    /// Handles a receive that gives up its long message. The message is kept for the next receive, which may already be
+    /// waiting. If it cannot be kept, or the waiting one cannot take it, also returns what to notify its sender of, on
+    /// which link.
     pub(super) fn give_up_long(&mut self, receive: u32, long: u32) -> (GivenUp, Option<(usize, Frame)>) {
         let Some(message) = self.longs.get(long) else { return (GivenUp::Nothing, None) };
         let (Envelope { source, tag, bytes, .. }, order, begun) = (message.envelope, message.order, message.begun());
@@ -471,19 +475,21 @@ impl MatchingState {
         }
     }
 
-    /// Nobody gets a long message any more: its bytes go nowhere. Where more of it is to come, what to tell its sender on which link.
+    /// Discards a long message that no receive can take. If more of it must arrive, returns what to notify its sender
+    /// of, on which link.
     fn abandon(&mut self, long: u32) -> Option<(usize, Frame)> {
         self.longs.drain(long);
         self.longs.get(long).map(|message| (message.link, Frame::Abandon { message: message.message, reply: long }))
     }
 
-    /// Takes back a receive; what comes of its long message goes nowhere.
+    /// Removes a receive; the rest of its long message is discarded.
     pub(super) fn drop_receive(&mut self, receive: u32, long: u32) {
         self.longs.drain(long);
         self.requests.remove(receive);
     }
 
-    /// A receive takes over a message that was kept. Where it cannot take it, what to tell the message's sender on which link.
+    /// Gives a kept message to a receive. If the receive cannot take it, returns what to notify the sender of, on which
+    /// link.
     fn take_over(&mut self, receive: u32, long: u32) -> Option<(usize, Frame)> {
         let message = self.longs.get(long)?;
         let (envelope, begun, is_whole) = (message.envelope, message.begun(), message.is_whole());
@@ -505,8 +511,8 @@ impl MatchingState {
         None
     }
 
-    /// A peer has given up a message that it announced on `link`: the answer, if none was given yet. The receive that meets it fails: the one
-    /// that has met it, or the next one.
+    /// Handles a peer's withdrawal of a message that it announced on `link`. Returns the answer, if none was given yet.
+    /// The receive that matches the message fails: the one that already has, or the next one.
     pub(super) fn withdrawn(&mut self, source: usize, link: usize, message: u32, after: Duration) -> Option<Frame> {
         let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Announced { link: l, message: m, .. } if (*l, *m) == (link, message));
         if let Some(arrival) = self.matching.find_arrived(source, is_it) {
@@ -531,7 +537,7 @@ impl MatchingState {
         None
     }
 
-    /// A peer has given up a message before its turn came, and says so in its place.
+    /// Handles a message that a peer gave up before its turn, and for which it sent a note in its place.
     pub(super) fn gave_up(&mut self, source: usize, tag: u64, after: Duration) {
         match self.matching.take_posted(source, tag) {
             Some(receive) => {
@@ -542,7 +548,7 @@ impl MatchingState {
         }
     }
 
-    /// A send to this rank that found no receive gives up: the next receive is told.
+    /// Handles a send to this rank that gives up before it is matched: the next matching receive fails.
     pub(super) fn give_up_own(&mut self, send: u32, after: Duration) {
         let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Own { request } if *request == send);
         if let Some(arrival) = self.matching.find_arrived(self.rank, is_it) {
@@ -551,7 +557,7 @@ impl MatchingState {
         self.requests.remove(send);
     }
 
-    /// Takes back a receive that found no message.
+    /// Removes a receive that has not been matched.
     pub(super) fn unpost(&mut self, receive: u32) {
         if let Some(Receiving { from, .. }) = self.requests.receive(receive) {
             self.matching.unpost(*from, receive);
@@ -559,7 +565,8 @@ impl MatchingState {
         self.requests.remove(receive);
     }
 
-    /// A peer is gone: everything that waits for it fails. Where it was the last one, so does what waits for anyone.
+    /// Handles a peer that is gone: everything that waits for it fails. If it was the last peer, so do receives from
+    /// any source.
     pub(super) fn end_peer(&mut self, peer: usize, abort_reason: AbortReason, was_last: bool) {
         let announced = |arrival: &Arrival| matches!(arrival, Arrival::Announced { .. });
         let accounts = &mut self.accounts;
@@ -587,24 +594,24 @@ impl MatchingState {
 
 #[cfg(test)]
 impl MatchingState {
-    /// Whether neither a request nor a message is left.
+    /// Whether no request and no message is left.
     pub(super) fn is_idle(&mut self) -> bool {
         self.requests.find(|_| true).is_empty()
             && self.longs.find(|_| true).is_empty()
             && self.accounts.iter().all(|account| account.waiting == 0)
     }
 
-    /// Whether a part of a long message has come in.
+    /// Whether a part of a long message has arrived.
     pub(super) fn has_begun(&self) -> bool {
         !self.longs.find(|long| long.filled > 0).is_empty()
     }
 
-    /// Has no room for messages whose receives give up.
+    /// Leaves no room for messages whose receives give up.
     pub(super) fn keep_no_more(&mut self) {
         self.longs.keep_no_more();
     }
 
-    /// What the waiting messages of one source cost.
+    /// Returns the cost of the waiting messages of one source.
     pub(super) fn waiting(&self, source: usize) -> usize {
         self.accounts[source].waiting
     }

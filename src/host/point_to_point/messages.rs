@@ -1,4 +1,4 @@
-//! The engine: posts requests, moves them on, waits for them, polls and cancels them.
+//! The engine: posts requests, makes progress on them, waits for them, polls them and cancels them.
 
 #![expect(unsafe_code, reason = "posting a request takes the caller's memory for longer than the call")]
 
@@ -24,15 +24,15 @@ use super::matching_state::MatchingState;
 use super::requests::{Destination, ReceivePhase, Receiving, Request, SendPhase, Sending, Source};
 use super::{Connector, Envelope, GivenUp, Outcome, Ticket};
 
-/// A request whose caller has no ticket yet. Where posting breaks off, by an error or a panic, nobody else could cancel the request, and its
-/// memory is the caller's again: so the drop cancels it.
+/// A request whose caller has no ticket yet. If posting ends early, by an error or a panic, no caller could cancel the
+/// request, and its memory is the caller's again. So dropping this cancels it.
 struct Posting<'a, C: Connector> {
     messages: &'a mut Messages<C>,
     ticket: Ticket,
 }
 
 impl<C: Connector> Posting<'_, C> {
-    /// The caller has it from now on.
+    /// Returns the ticket: from now on the caller owns the request.
     fn posted(self) -> Ticket {
         let ticket = self.ticket;
         std::mem::forget(self);
@@ -55,14 +55,15 @@ pub(crate) struct Messages<C: Connector> {
     /// By rank; this rank's own is unused.
     pub(super) peers: Vec<PeerState>,
     pub(super) matching_state: MatchingState,
-    /// Why the communicator ended, once the peers are told: those too whose links come later.
+    /// The reason why the communicator ended, once the peers have been notified. It is also sent on links that are
+    /// opened later.
     told: Option<AbortReason>,
     rounds: u64,
     pub(super) patience: Patience,
 }
 
 impl<C: Connector> Messages<C> {
-    /// The engine of `rank`, without any link yet; `is_crowded` where the ranks of its host are more than the processors that they have.
+    /// Creates the engine of `rank`, without any link. `is_crowded`: its host has more ranks than processors for them.
     pub(crate) fn new(rank: usize, world_size: usize, is_crowded: bool, connector: C) -> Self {
         let limit = (UNEXPECTED_BYTES / world_size.max(1)).max(UNEXPECTED_LEAST_BYTES);
         Self {
@@ -77,19 +78,19 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// The same, which waits so.
+    /// Sets how this engine waits.
     pub(crate) fn waiting(mut self, waiting: Waiting) -> Self {
         self.patience.set_waiting(waiting);
         self
     }
 
-    /// Begins to send a message to `to`, which must be less than the world size. Fails where that peer is known to be gone or no
-    /// link to it can be opened; later failures are the request's.
+    /// Begins to send a message to `to`, which must be less than the world size. Fails if that peer is known to be gone
+    /// or no link to it can be opened; the request reports later failures.
     ///
     /// # Safety
     ///
-    /// The `bytes` bytes at `data` are initialised, and nobody writes them before the request is finished ([`Messages::poll`]
-    /// gives its outcome), cancelled, or the engine dropped.
+    /// The `bytes` bytes at `data` are initialised, and nothing writes them before the request is finished
+    /// ([`Messages::poll`] returns its outcome), cancelled, or the engine dropped.
     pub(crate) unsafe fn post_send(
         &mut self,
         to: usize,
@@ -99,7 +100,8 @@ impl<C: Connector> Messages<C> {
         bytes: usize,
     ) -> Result<Ticket, Interrupted> {
         let link = if to == self.rank { None } else { Some(self.chosen_link(to)?) };
-        // SAFETY: promised by the caller for as long as the request is under way, and the source is dropped with the request.
+        // SAFETY: promised by the caller for as long as the request is pending, and the source is dropped with the
+        // request.
         let data = Some(unsafe { Source::new(data, bytes) });
         let send = self.matching_state.requests.insert(Request::Send(Sending { to, tag, element, bytes, data, phase: SendPhase::Queued }));
         let posting = Posting { ticket: self.matching_state.requests.ticket(send), messages: self };
@@ -117,15 +119,14 @@ impl<C: Connector> Messages<C> {
         Ok(posting.posted())
     }
 
-    /// Begins to receive a message: from a peer, which must be less than the world size, or from any rank; with a tag, or with
-    /// any. Fails where that peer (or, from any, every peer) is known to be gone and no message of it is left, or where no link
-    /// to it can be opened; later failures are the request's.
+    /// Begins to receive a message: from one peer, which must be less than the world size, or from any rank; with one
+    /// tag, or with any. Fails if that peer (or, for any rank, every peer) is known to be gone and no message of it is
+    /// left, or if no link to it can be opened. The request reports later failures.
     ///
     /// # Safety
     ///
-    /// The `capacity_bytes` bytes at `into` are initialised, may be written, and nobody else reads or writes them before the
-    /// request is finished ([`Messages::poll`] gives its outcome), cancelled, or the
-    /// engine dropped.
+    /// The `capacity_bytes` bytes at `into` are initialised and may be written, and nothing else reads or writes them
+    /// before the request is finished ([`Messages::poll`] returns its outcome), cancelled, or the engine dropped.
     pub(crate) unsafe fn post_receive(
         &mut self,
         from: Option<usize>,
@@ -134,13 +135,14 @@ impl<C: Connector> Messages<C> {
         into: *mut u8,
         capacity_bytes: usize,
     ) -> Result<Ticket, Interrupted> {
-        // SAFETY: promised by the caller for as long as the request is under way, and the destination is dropped with the request.
+        // SAFETY: promised by the caller for as long as the request is pending, and the destination is dropped with the
+        // request.
         let into = unsafe { Destination::new(element, into, capacity_bytes) };
         self.post_destination(from, tag, element, into)
     }
 
-    /// Begins to receive an object of any length up to `most`, into memory that is made once the length is known. The rest as
-    /// [`Messages::post_receive`].
+    /// Begins to receive an object of any length up to `most`, into memory that is allocated once the length is known.
+    /// Otherwise like [`Messages::post_receive`].
     pub(crate) fn post_object_receive(&mut self, from: Option<usize>, tag: u64, most: usize) -> Result<Ticket, Interrupted> {
         self.post_destination(from, Some(tag), TypeTag::Object, Destination::own(most))
     }
@@ -165,14 +167,15 @@ impl<C: Connector> Messages<C> {
         if !messages.waits_for_message(receive) {
             messages.tell_credit(from);
         }
-        // A message that was there already counts even if its sender is gone by now.
+        // A message that has already arrived counts even if its sender is gone.
         if messages.waits_for_message(receive) {
             messages.watch(from)?;
         }
         Ok(posting.posted())
     }
 
-    /// Tells those whose messages were taken of it, where that is worth a frame: they may wait for it, and no other frame may go to them soon.
+    /// Sends credit to peers whose messages were received, if it is worth a frame: they may be waiting for it, and no
+    /// other frame may go to them soon.
     fn tell_credit(&mut self, from: Option<usize>) {
         for peer in from.map_or(0..self.peers.len(), |peer| peer..peer + 1) {
             if self.matching_state.owes(peer) {
@@ -181,7 +184,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Tells everyone whose messages were taken of it: a peer may have used up what it may send, and this rank is about to sleep.
+    /// Sends all outstanding credit: a peer may have used up its credit, and this rank is about to sleep.
     pub(super) fn tell_all_credit(&mut self) {
         for peer in 0..self.peers.len() {
             let Some((link, frame)) = self.matching_state.take_any_owed(peer) else { continue };
@@ -192,12 +195,12 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Whether this is a receive that has met no message yet.
+    /// Whether this is a receive that has not been matched.
     fn waits_for_message(&mut self, request: u32) -> bool {
         self.matching_state.requests.receive(request).is_some_and(|receiving| receiving.phase == ReceivePhase::Posted)
     }
 
-    /// Makes sure that the death of the peer that a receive waits for will be noticed.
+    /// Ensures that the death of the peer that a receive waits for will be noticed.
     fn watch(&mut self, from: Option<usize>) -> Result<(), Interrupted> {
         match from {
             Some(peer) if peer == self.rank => Ok(()),
@@ -209,7 +212,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Moves whatever can move now, on all links, and takes new ones; whether anything did.
+    /// Moves whatever can move now, on all links, and takes new ones. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         let moved = self.drive() | self.take_links();
         if moved {
@@ -218,7 +221,8 @@ impl<C: Connector> Messages<C> {
         moved
     }
 
-    /// The same as one of many rounds: takes new links only every now and then, since looking for them costs more than everything else.
+    /// Makes progress as one of many rounds. New links are taken only now and then, because looking for them costs more
+    /// than everything else.
     pub(super) fn round(&mut self) -> bool {
         self.rounds += 1;
         if self.rounds.is_multiple_of(ACCEPT_EVERY) {
@@ -227,7 +231,7 @@ impl<C: Connector> Messages<C> {
         self.drive_on()
     }
 
-    /// Moves whatever can move now on the links that are there; whether anything did.
+    /// Moves whatever can move now on the existing links. Returns whether anything moved.
     fn drive_on(&mut self) -> bool {
         let moved = self.drive();
         if moved {
@@ -236,7 +240,7 @@ impl<C: Connector> Messages<C> {
         moved
     }
 
-    /// Moves whatever can move now on all links; whether anything did.
+    /// Moves whatever can move now on all links. Returns whether anything moved.
     fn drive(&mut self) -> bool {
         let mut moved = false;
         for link in 0..self.channels.len() {
@@ -249,29 +253,29 @@ impl<C: Connector> Messages<C> {
         moved
     }
 
-    /// Goes on until something moves, or until one sleep of at most `budget` is over; whether anything moved. For a thread that shares the
-    /// engine and must let go of it in between.
+    /// Makes progress until something moves, or until one sleep of at most `budget` is over. Returns whether anything
+    /// moved. It is meant for a thread that shares the engine and must release it in between.
     pub(crate) fn wait_step(&mut self, budget: Duration) -> bool {
         loop {
-            // Who is about to sleep anyhow is woken by what is there: the caller has looked.
+            // If this rank is about to sleep anyway, anything already there will wake it: the caller has polled.
             if !self.patience.is_hasty() && self.round() {
                 return true;
             }
             let Pause::Sleep(sleep) = self.pause() else { continue };
-            // Not before the first sleep: a peer that takes turns with this rank would be woken for it each time.
+            // Not before the first sleep: it would wake a peer that takes turns with this rank every time.
             if self.patience.sleeps() > 1 {
                 self.tell_all_credit();
             }
             return match self.bell() {
                 Some(bell) => self.sleep_on(&*bell, sleep, budget),
                 None if self.sleep(budget.min(sleep.limit), sleep.nap) => self.progress(),
-                // No link is there to be taken, which is dear to look for.
+                // No link can be taken, so skip the expensive search for one.
                 None => self.drive_on(),
             };
         }
     }
 
-    /// What to do after a fruitless round; does it, unless that is to sleep.
+    /// Decides what to do after a round without progress, and does it, unless it is to sleep.
     fn pause(&mut self) -> Pause {
         let pause = self.patience.next();
         match pause {
@@ -282,7 +286,7 @@ impl<C: Connector> Messages<C> {
         pause
     }
 
-    /// What wakes this rank whichever of its links moves; `None` where there is nothing that all of them ring.
+    /// Returns the bell that every link of this rank rings; `None` if there is none that all of them ring.
     fn bell(&self) -> Option<Arc<dyn Bell>> {
         let mut bell = self.connector.is_complete().then_some(None)?;
         for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {
@@ -291,7 +295,7 @@ impl<C: Connector> Messages<C> {
         bell
     }
 
-    /// Sleeps until a link moves, at most for `budget`; whether anything moved.
+    /// Sleeps until a link moves, at most for `budget`. Returns whether anything moved.
     fn sleep_on(&mut self, bell: &dyn Bell, sleep: Sleep, budget: Duration) -> bool {
         let heard = bell.listen();
         let has_moved = self.progress();
@@ -302,14 +306,15 @@ impl<C: Connector> Messages<C> {
         has_moved || self.drive_on()
     }
 
-    /// Passes the time after a fruitless round, at most `limit` of it.
+    /// Waits after a round without progress, at most for `limit`.
     pub(super) fn rest(&mut self, limit: Duration) {
         if let Pause::Sleep(sleep) = self.pause() {
             self.sleep(limit.min(sleep.limit), sleep.nap);
         }
     }
 
-    /// Sleeps until a link or the connector has something, at most `limit`; at most `nap` where not all can be slept on. Whether the connector may have something.
+    /// Sleeps until a link or the connector is ready, at most for `limit`, or for `nap` if not all have a descriptor.
+    /// Returns whether the connector may have something.
     fn sleep<'a>(&'a self, limit: Duration, nap: Duration) -> bool {
         let mut descriptors = Vec::with_capacity(self.channels.len() + 1);
         let mut all = true;
@@ -326,21 +331,21 @@ impl<C: Connector> Messages<C> {
         let mut sleep = |limit| if cfg!(miri) { Err(rustix::io::Errno::NOSYS) } else { poll(&mut descriptors, Some(&limit)) };
         let result = Timespec::try_from(limit).map(&mut sleep);
         if !matches!(result, Ok(Ok(_) | Err(rustix::io::Errno::INTR))) {
-            // No descriptor to sleep on, for whatever reason: the clock remains.
+            // There is no descriptor to sleep on, for whatever reason, so sleep by time only.
             thread::sleep(limit.min(nap));
         }
-        // Its descriptor, if it has one, is the last.
+        // The connector's descriptor, if it has one, is the last.
         self.connector.descriptor().is_none()
             || !matches!(result, Ok(Ok(_)))
             || descriptors.last().is_some_and(|last| !last.revents().is_empty())
     }
 
-    /// Takes the outcome of a request; `None` while it is under way, and for a void ticket.
+    /// Takes the outcome of a request; `None` while it is pending, and for a void ticket.
     pub(crate) fn poll(&mut self, ticket: Ticket) -> Option<Outcome> {
         self.poll_object(ticket).map(|(outcome, _)| outcome)
     }
 
-    /// As [`Messages::poll`], with the bytes of an object that was received.
+    /// Takes the outcome like [`Messages::poll`], with the bytes of a received object.
     pub(crate) fn poll_object(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
         let requests = &mut self.matching_state.requests;
         let index = requests.index(ticket)?;
@@ -351,18 +356,19 @@ impl<C: Connector> Messages<C> {
         Some((outcome, message))
     }
 
-    /// From whom a message has come under a tag that nobody has received.
+    /// Returns the source of a message with this tag that has arrived and has not been received.
     #[cfg(feature = "cuda")]
     pub(crate) fn has_arrived(&self, tag: u64) -> Option<usize> {
         self.matching_state.has_arrived(tag)
     }
 
-    /// As [`Messages::give_up`], for whoever has waited for no time and need not know what is left.
+    /// Cancels a request like [`Messages::give_up`], for a caller that has not waited and does not need the result.
     pub(crate) fn cancel(&mut self, ticket: Ticket) {
         self.give_up(ticket, Duration::ZERO);
     }
 
-    /// Gives up a request after so long: its memory is not touched again, and its ticket is void. What it leaves behind.
+    /// Gives up a request after waiting for `after`: its memory is not touched again, and its ticket is void. Returns
+    /// what it leaves behind.
     pub(crate) fn give_up(&mut self, ticket: Ticket, after: Duration) -> GivenUp {
         let Some(index) = self.matching_state.requests.index(ticket) else { return GivenUp::Nothing };
         match self.matching_state.requests.request(index) {
@@ -375,18 +381,18 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Whether a link has yet to take something, be it that the peer has to make room for it first.
+    /// Whether output is left that a link has not taken, including messages that wait for credit.
     pub(crate) fn has_unwritten(&self) -> bool {
         self.channels.iter().flatten().any(|channel| !channel.outgoing.is_empty())
     }
 
-    /// Whether a frame was begun that its link has not taken whole.
+    /// Whether a frame was begun that its link has not taken completely.
     pub(crate) fn is_stuck(&self) -> bool {
         self.channels.iter().flatten().any(|channel| channel.outgoing.is_stuck())
     }
 
-    /// Whether the rest of a message is still to come in that no receive has: until it has come, it is in the way of all that its sender sends. Not once
-    /// the communicator has ended.
+    /// Whether the rest of a message that no receive takes is still to arrive. Until then it blocks everything else
+    /// that its sender sends. Always `false` after the communicator has ended.
     pub(crate) fn has_incoming_rest(&self) -> bool {
         let in_part = |channel: &Channel<C::Link>| channel.end().is_none() && channel.incoming.has_rest();
         self.told.is_none() && (self.matching_state.has_rest() || self.channels.iter().flatten().any(in_part))
@@ -404,11 +410,11 @@ impl<C: Connector> Messages<C> {
         };
         if let Some(channel) = &mut self.channels[link] {
             channel.outgoing.forget(send, &self.matching_state);
-            // After the part of it that was begun, before any other message of the same number.
+            // It comes after the part of the message that was begun, and before any other message with the same number.
             channel.outgoing.answer(Frame::Withdraw { message: send, after: milliseconds });
         }
         if let (SendPhase::Announced { .. }, Some(sending)) = (phase, self.matching_state.requests.send(send)) {
-            // The peer's answer may be on its way: the slot is not used again before it is here.
+            // The peer's answer may be in transit: the slot is not reused before it has arrived.
             sending.data = None;
             self.matching_state.requests.disown(send);
         } else {
@@ -453,7 +459,7 @@ impl<C: Connector> Messages<C> {
                 self.matching_state.requests.remove(receive);
                 given_up
             }
-            // Nobody receives any more.
+            // No rank receives any more.
             ReceivePhase::Filling { long } if self.told.is_some() => {
                 self.matching_state.drop_receive(receive, long);
                 GivenUp::Nothing
@@ -469,8 +475,8 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Tells every peer with a link, now or later, why the communicator ended, as far as the links take it now or in later rounds. The first
-    /// reason counts.
+    /// Notifies every peer with a link, now or later, of the reason why the communicator ended, as far as the links
+    /// take it now or in later rounds. The first reason counts.
     pub(crate) fn propagate(&mut self, abort_reason: AbortReason) {
         if self.told.is_some() {
             return;
@@ -479,7 +485,7 @@ impl<C: Connector> Messages<C> {
         (0..self.channels.len()).for_each(|link| self.tell_on(link));
     }
 
-    /// Passes on, on one link, what the peers have been told.
+    /// Sends the reason, if there is one, on one link.
     pub(super) fn tell_on(&mut self, link: usize) {
         if let (Some(abort_reason), Some(channel)) = (self.told, &mut self.channels[link]) {
             channel.outgoing.answer(Frame::AbortReason(abort_reason));
@@ -487,12 +493,12 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// What a peer has told about the end of the communicator.
+    /// Returns the reason for the end of the communicator that a peer has sent.
     pub(crate) fn heard(&self) -> Option<AbortReason> {
         self.matching_state.heard
     }
 
-    /// Writes to a link what it takes now.
+    /// Writes to a link what it accepts now.
     pub(super) fn write(&mut self, link: usize) {
         if let Some(channel) = &mut self.channels[link]
             && channel.write(&mut self.matching_state)

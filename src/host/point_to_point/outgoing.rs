@@ -1,8 +1,9 @@
-//! What is to be written to one link, and in which order.
+//! The output of one link, and its order.
 //!
-//! Answers go first. Then come messages in the order in which they were posted, then pieces of long messages that the peer has cleared, in
-//! turn. A frame that was begun is finished before anything else. Where the peer has taken too few of the messages sent so far, further
-//! messages wait until it says that it has taken more. Answers and pieces do not wait, so the peer can go on taking.
+//! Answers go first. Then come messages in the order in which they were posted, and then pieces of long messages that
+//! the peer has cleared, in turn. A frame that was begun is finished before anything else. If the credit for messages
+//! is used up, further messages wait until the peer reports that it has received more. Answers and pieces do not wait,
+//! so the peer can go on receiving.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -15,14 +16,14 @@ use super::frame::{CHUNK_BYTES, Frame, WHOLE_BYTES};
 use super::matching_state::{MatchingState, cost};
 use super::requests::{SendPhase, Sending};
 
-/// One thing among the messages, which keep their order.
+/// An entry in the queue of messages, which keeps its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Posting {
     /// The message of this send, or its announcement.
     Message(u32),
     /// A frame that must not overtake the messages before it.
     Frame(Frame),
-    /// The note of a message that was given up. The peer keeps it, so it has its cost.
+    /// The note of a message that was given up. The peer keeps it, so it has a cost.
     Note(Frame),
 }
 
@@ -32,7 +33,7 @@ enum Payload {
     None,
     /// A whole short message.
     Message(u32),
-    /// A piece of a long one.
+    /// A piece of a long message.
     Piece {
         send: u32,
         from: usize,
@@ -43,7 +44,7 @@ enum Payload {
 }
 
 impl Payload {
-    /// The send it belongs to.
+    /// Returns the send that it belongs to.
     fn send(&self) -> Option<u32> {
         match self {
             Payload::Message(send) | Payload::Piece { send, .. } => Some(*send),
@@ -76,7 +77,7 @@ impl Current {
         Self { head, head_bytes, payload, written: 0 }
     }
 
-    /// Writes what fits of the rest; how much that was, and whether all is written.
+    /// Writes what the link accepts of the rest. Returns how many bytes, and whether all is written.
     fn write<L: ByteLink>(&mut self, link: &mut L, matching_state: &MatchingState) -> io::Result<(usize, bool)> {
         let head = &self.head[self.written.min(self.head_bytes)..self.head_bytes];
         let payload = &self.payload.as_slice(matching_state)[self.written.saturating_sub(self.head_bytes)..];
@@ -94,7 +95,7 @@ impl Current {
     }
 }
 
-/// A short message whose first bytes were written before it was a request.
+/// A short message whose first bytes were written before it became a request.
 #[derive(Debug)]
 pub(super) struct Begun {
     head: [u8; WHOLE_BYTES],
@@ -109,7 +110,7 @@ pub(super) struct Outgoing {
     /// Number of the link.
     link: usize,
     peer: usize,
-    /// How much further messages may cost.
+    /// The remaining credit: the total cost that further messages may have.
     credit: usize,
     answers: VecDeque<Frame>,
     messages: VecDeque<Posting>,
@@ -127,40 +128,40 @@ impl Outgoing {
         self.current.is_none() && self.answers.is_empty() && self.messages.is_empty() && self.pieces.is_empty()
     }
 
-    /// Whether a frame was begun that the link did not take whole.
+    /// Whether a frame was begun that the link has not taken completely.
     pub(super) fn is_stuck(&self) -> bool {
         self.current.is_some()
     }
 
-    /// The peer has taken messages of this cost.
+    /// Adds credit for messages that the peer has received.
     pub(super) fn add_credit(&mut self, cost: u64, limit: usize) -> Result<(), String> {
         let credit = usize::try_from(cost).ok().and_then(|cost| self.credit.checked_add(cost)).filter(|credit| *credit <= limit);
         self.credit = credit.ok_or_else(|| format!("word that it has taken messages of {cost} B, more than were sent"))?;
         Ok(())
     }
 
-    /// An answer, a reason to abort, or a cancel: goes before all that has not begun.
+    /// Queues an answer, an abort reason, or a cancel. It goes before everything that has not begun.
     pub(super) fn answer(&mut self, frame: Frame) {
         self.answers.push_back(frame);
     }
 
-    /// A message, in its turn.
+    /// Queues a message in order.
     pub(super) fn message(&mut self, send: u32) {
         self.messages.push_back(Posting::Message(send));
     }
 
-    /// A frame that keeps its place among the messages.
+    /// Queues a frame in order with the messages.
     pub(super) fn in_turn(&mut self, frame: Frame) {
         self.messages.push_back(Posting::Frame(frame));
     }
 
-    /// A long message that the peer has cleared.
+    /// Queues the pieces of a long message that the peer has cleared.
     pub(super) fn pieces_of(&mut self, send: u32) {
         self.pieces.push_back(send);
     }
 
-    /// Removes a send. Where a frame of it was begun, the rest of that frame is copied, so that the send's memory is free. Whether the whole message is on
-    /// its way then, as a short one is.
+    /// Removes a send. If a frame of it was begun, the rest of that frame is copied, so that the send's memory is free.
+    /// Returns whether the complete message will be sent then, which is so for a short one.
     pub(super) fn forget(&mut self, send: u32, matching_state: &MatchingState) -> bool {
         self.messages.retain(|posting| *posting != Posting::Message(send));
         self.pieces.retain(|other| *other != send);
@@ -170,14 +171,14 @@ impl Outgoing {
         is_whole
     }
 
-    /// Puts a note in the place of a message whose turn has not come; whether it was there.
+    /// Replaces a message whose turn has not come with a note. Returns whether the message was there.
     pub(super) fn give_up(&mut self, send: u32, note: Frame) -> bool {
         let place = self.messages.iter_mut().find(|posting| **posting == Posting::Message(send));
         place.map(|posting| *posting = Posting::Note(note)).is_some()
     }
 
-    /// Writes a short message where nothing is before it, without making it a request; how much of frame and message was written,
-    /// and the frame. `None` where it has to wait.
+    /// Writes a short message if nothing is queued before it, without making it a request. Returns how much of frame
+    /// and message was written, and the frame; `None` if the message must wait.
     #[inline]
     pub(super) fn write_at_once<L: ByteLink>(&mut self, link: &mut L, tag: u64, element: TypeTag, bytes: &[u8]) -> Option<Begun> {
         let credit = self.credit.checked_sub(cost(bytes.len())).filter(|_| self.is_empty())?;
@@ -191,13 +192,13 @@ impl Outgoing {
         Some(Begun { head, head_bytes, written, is_whole: written == head_bytes + bytes.len() })
     }
 
-    /// The rest of such a message now belongs to this send.
+    /// Makes the rest of such a message belong to this send.
     pub(super) fn go_on(&mut self, begun: Begun, send: u32) {
         let Begun { head, head_bytes, written, .. } = begun;
         self.current = Some(Current { head, head_bytes, payload: Payload::Message(send), written });
     }
 
-    /// Writes what can be written now; whether that was anything.
+    /// Writes what can be written now. Returns whether that was anything.
     pub(super) fn write<L: ByteLink>(&mut self, link: &mut L, matching_state: &mut MatchingState) -> io::Result<bool> {
         let mut total = 0;
         while total < PASS_BYTES {
@@ -220,7 +221,7 @@ impl Outgoing {
         Ok(total > 0)
     }
 
-    /// The next frame to begin.
+    /// Returns the next frame to begin.
     fn next(&mut self, matching_state: &mut MatchingState) -> Option<Current> {
         if let Some(frame) = self.answers.pop_front().or_else(|| matching_state.take_owed(self.peer, self.link)) {
             return Some(Current::new(frame, Payload::None));
@@ -228,7 +229,7 @@ impl Outgoing {
         self.next_message(matching_state).or_else(|| self.next_piece(matching_state))
     }
 
-    /// The next frame among the messages, if it can be afforded.
+    /// Returns the next frame among the messages, if there is enough credit.
     fn next_message(&mut self, matching_state: &mut MatchingState) -> Option<Current> {
         match *self.messages.front()? {
             Posting::Frame(frame) => {
@@ -250,7 +251,7 @@ impl Outgoing {
         }
     }
 
-    /// The next piece of a long message.
+    /// Returns the next piece of a long message.
     fn next_piece(&mut self, matching_state: &mut MatchingState) -> Option<Current> {
         while let Some(send) = self.pieces.pop_front() {
             let Some(Sending { bytes, phase: SendPhase::Cleared { reply, sent, .. }, .. }) = matching_state.requests.send(send) else {
@@ -263,7 +264,7 @@ impl Outgoing {
         None
     }
 
-    /// The current frame is written.
+    /// Completes the current frame.
     fn finish(&mut self, matching_state: &mut MatchingState) {
         match self.current.take().map(|current| current.payload) {
             Some(Payload::Message(send)) => matching_state.short_sent(send),

@@ -1,4 +1,5 @@
-//! The requests of one rank that are under way or whose outcome was not yet taken, and the caller's memory that they use.
+//! The requests of one rank that are pending or whose outcome has not been taken, and the caller's memory that they
+//! use.
 
 #![expect(unsafe_code, reason = "requests outlive the call that posts them, so they hold addresses instead of borrows")]
 
@@ -13,33 +14,33 @@ use super::{Envelope, Outcome, Ticket};
 /// The memory of a receive.
 #[derive(Debug)]
 enum Room {
-    /// The caller's.
+    /// The caller's memory.
     Lent { start: *mut u8, bytes: usize },
-    /// The request's own, made when a message has met it; none that is longer than `most`.
+    /// The request's own memory, allocated when a message has been matched. No longer than `most`.
     Own { bytes: Vec<u8>, most: usize },
 }
 
-/// The bytes of a message that is being sent. It exists inside a pending request, until that finishes or is cancelled, and while a call
-/// tries to do without a request.
+/// The bytes of a message that is being sent. It exists inside a pending request, until that finishes or is cancelled,
+/// and during a call that tries to do without a request.
 #[derive(Debug)]
 pub(super) struct Source {
     start: *const u8,
     bytes: usize,
 }
 
-// SAFETY: an address of plain bytes; `Source::new` has the caller promise that they may be read as long as the value exists,
-// on whichever thread.
+// SAFETY: an address of plain bytes; the caller of `Source::new` promises that they may be read as long as the value
+// exists, on any thread.
 unsafe impl Send for Source {}
 
 impl Source {
     /// # Safety
     ///
-    /// As long as the value exists, the bytes at `start` are initialised and nobody writes them.
+    /// As long as the value exists, the bytes at `start` are initialised and nothing writes them.
     pub(super) unsafe fn new(start: *const u8, bytes: usize) -> Self {
         Self { start, bytes }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub(super) fn as_slice(&self) -> &[u8] {
         if self.bytes == 0 {
             return &[];
@@ -49,34 +50,36 @@ impl Source {
     }
 }
 
-/// Where a message is being received. It exists as long as a [`Source`] does. When it is dropped, what should be truth values are truth
-/// values, however the request ended.
+/// The destination of a message that is being received. It exists as long as a [`Source`] does. If it holds `bool`s,
+/// dropping it makes all of them valid, however the request ended.
 #[derive(Debug)]
 pub(super) struct Destination {
     memory: Room,
-    /// Up to where a message that should be truth values was, or may have been, written.
+    /// The end of the range in which `bool`s of a message were, or may have been, written.
     unnormalised: usize,
     is_bool: bool,
 }
 
-// SAFETY: a vector, or an address of plain bytes; `Destination::new` has the caller promise that they are ours alone as long as the
-// value exists, on whichever thread.
+// SAFETY: a vector, or an address of plain bytes; the caller of `Destination::new` promises that they are exclusively
+// ours as long as the value exists, on any thread.
 unsafe impl Send for Destination {}
 
 impl Destination {
     /// # Safety
     ///
-    /// As long as the value exists, the bytes at `start` are initialised, may be written, and nobody else reads or writes them.
+    /// As long as the value exists, the bytes at `start` are initialised and may be written, and nothing else reads or
+    /// writes them.
     pub(super) unsafe fn new(element: TypeTag, start: *mut u8, bytes: usize) -> Self {
         Self { memory: Room::Lent { start, bytes }, unnormalised: 0, is_bool: element.is_bool() }
     }
 
-    /// Memory of its own for a message of any length up to `most`.
+    /// Creates a destination with its own memory, for a message of any length up to `most`.
     pub(super) fn own(most: usize) -> Self {
         Self { memory: Room::Own { bytes: Vec::new(), most }, unnormalised: 0, is_bool: false }
     }
 
-    /// A message of this length, which is not longer than the capacity, is about to be written. Whether there is memory for it.
+    /// Prepares for a message of this length, which does not exceed the capacity. Returns whether there is memory for
+    /// it.
     pub(super) fn make_room(&mut self, length: usize) -> bool {
         let Room::Own { bytes, .. } = &mut self.memory else { return true };
         let mut room = Vec::new();
@@ -88,7 +91,7 @@ impl Destination {
         true
     }
 
-    /// The memory of its own, with the message; empty where it is the caller's.
+    /// Takes its own memory, with the message; empty if the memory is the caller's.
     fn take_own(&mut self) -> Vec<u8> {
         match &mut self.memory {
             Room::Own { bytes, .. } => std::mem::take(bytes),
@@ -96,7 +99,7 @@ impl Destination {
         }
     }
 
-    /// Some of the bytes, to be written; `None` where there are not as many.
+    /// Returns a range of the bytes for writing; `None` if there are fewer.
     pub(super) fn part(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         if self.is_bool {
             self.unnormalised = self.unnormalised.max(range.end.min(self.capacity()));
@@ -107,13 +110,14 @@ impl Destination {
     fn as_mut_slice(&mut self) -> &mut [u8] {
         match &mut self.memory {
             Room::Lent { bytes: 0, .. } => &mut [],
-            // SAFETY: promised to `new`: initialised and ours alone as long as `self` exists; the borrow is exclusive.
+            // SAFETY: promised to `new`: initialised and exclusively ours as long as `self` exists; the borrow is
+            // exclusive.
             Room::Lent { start, bytes } => unsafe { slice::from_raw_parts_mut(*start, *bytes) },
             Room::Own { bytes, .. } => bytes,
         }
     }
 
-    /// How long a message may be.
+    /// Returns the longest possible length of a message.
     pub(super) fn capacity(&self) -> usize {
         match self.memory {
             Room::Lent { bytes, .. } => bytes,
@@ -132,7 +136,7 @@ impl Drop for Destination {
     }
 }
 
-/// A send under way.
+/// A pending send.
 #[derive(Debug)]
 pub(super) struct Sending {
     pub(super) to: usize,
@@ -144,18 +148,18 @@ pub(super) struct Sending {
     pub(super) phase: SendPhase,
 }
 
-/// How far a send has come.
+/// The progress of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendPhase {
-    /// Waits for its turn on its link, or for a receive on this same rank.
+    /// It waits for its turn on its link, or for a receive on this same rank.
     Queued,
-    /// Announced on this link.
+    /// It was announced on this link.
     Announced { link: usize },
-    /// Cleared by the peer, which calls it `reply`; so much has been handed to the link.
+    /// It was cleared by the peer, which calls it `reply`; `sent` bytes have been handed to the link.
     Cleared { link: usize, reply: u32, sent: usize },
 }
 
-/// A receive under way.
+/// A pending receive.
 #[derive(Debug)]
 pub(super) struct Receiving {
     pub(super) from: Option<usize>,
@@ -164,14 +168,14 @@ pub(super) struct Receiving {
     pub(super) phase: ReceivePhase,
 }
 
-/// How far a receive has come.
+/// The progress of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReceivePhase {
-    /// No message yet.
+    /// It has not been matched.
     Posted,
-    /// A short message is being read from this peer.
+    /// A short message from this peer is being read.
     Reading { source: usize },
-    /// The long message of this number was cleared, and comes in.
+    /// The long message with this number was cleared and is arriving.
     Filling { long: u32 },
 }
 
@@ -180,18 +184,18 @@ pub(super) enum ReceivePhase {
 pub(super) enum Request {
     Send(Sending),
     Receive(Receiving),
-    /// Over; and the message, where the receive had memory of its own.
+    /// It has ended. The message is included if the receive had its own memory.
     Done(Outcome, Vec<u8>),
 }
 
-/// A slot. `generation` changes whenever tickets no longer name its request.
+/// A slot. `generation` changes whenever existing tickets become void.
 #[derive(Debug)]
 struct Slot {
     generation: u32,
     request: Option<Request>,
 }
 
-/// All requests, in slots that are used again.
+/// All requests, in slots that are reused.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     slots: Vec<Slot>,
@@ -199,7 +203,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Adds a request; the number of its slot.
+    /// Adds a request and returns the number of its slot.
     pub(super) fn insert(&mut self, request: Request) -> u32 {
         if let Some(index) = self.free.pop() {
             self.slots[index as usize].request = Some(request);
@@ -209,24 +213,24 @@ impl Requests {
         (self.slots.len() - 1) as u32
     }
 
-    /// The ticket of a request in its slot.
+    /// Returns the ticket of the request in a slot.
     pub(super) fn ticket(&self, index: u32) -> Ticket {
         Ticket(u64::from(self.slots[index as usize].generation) << 32 | u64::from(index))
     }
 
-    /// The slot that a ticket names; `None` once its outcome was taken or it was cancelled.
+    /// Returns the slot that a ticket names; `None` once its outcome was taken or it was cancelled.
     pub(super) fn index(&self, ticket: Ticket) -> Option<u32> {
         let index = ticket.0 as u32;
         let slot = self.slots.get(index as usize)?;
         (slot.request.is_some() && u64::from(slot.generation) == ticket.0 >> 32).then_some(index)
     }
 
-    /// The request in a slot.
+    /// Returns the request in a slot.
     pub(super) fn request(&self, index: u32) -> Option<&Request> {
         self.slots.get(index as usize)?.request.as_ref()
     }
 
-    /// The send in a slot, if it is one.
+    /// Returns the send in a slot, if it is one.
     pub(super) fn send(&mut self, index: u32) -> Option<&mut Sending> {
         match self.slots.get_mut(index as usize)?.request.as_mut()? {
             Request::Send(sending) => Some(sending),
@@ -234,7 +238,7 @@ impl Requests {
         }
     }
 
-    /// The receive in a slot, if it is one.
+    /// Returns the receive in a slot, if it is one.
     pub(super) fn receive(&mut self, index: u32) -> Option<&mut Receiving> {
         match self.slots.get_mut(index as usize)?.request.as_mut()? {
             Request::Receive(receiving) => Some(receiving),
@@ -242,7 +246,7 @@ impl Requests {
         }
     }
 
-    /// The bytes that a pending send still has to give; empty for anything else.
+    /// Returns the bytes of a pending send; empty for anything else.
     pub(super) fn source(&self, index: u32) -> &[u8] {
         match self.request(index) {
             Some(Request::Send(Sending { data: Some(data), .. })) => data.as_slice(),
@@ -250,12 +254,13 @@ impl Requests {
         }
     }
 
-    /// A part of the memory that a pending receive fills; `None` for anything else, and where there is less.
+    /// Returns a part of the memory that a pending receive fills; `None` for anything else, or if the memory is
+    /// shorter.
     pub(super) fn destination(&mut self, index: u32, part: Range<usize>) -> Option<&mut [u8]> {
         self.receive(index)?.into.part(part)
     }
 
-    /// Ends a request: its memory is let go. Its outcome is kept for the ticket, or forgotten where nobody holds one.
+    /// Ends a request and releases its memory. Its outcome is kept for the ticket, or discarded if there is none.
     pub(super) fn finish(&mut self, index: u32, outcome: Outcome) {
         let abandoned = match self.request(index) {
             Some(Request::Send(sending)) => sending.data.is_none(),
@@ -271,7 +276,7 @@ impl Requests {
         self.slots[index as usize].request = Some(Request::Done(outcome, message));
     }
 
-    /// Ends a send well. `rank` is this rank.
+    /// Ends a send successfully. `rank` is this rank.
     pub(super) fn finish_send(&mut self, index: u32, rank: usize) {
         if let Some(Sending { tag, element, bytes, .. }) = self.send(index) {
             let envelope = Envelope { source: rank, tag: *tag, element: *element, bytes: *bytes };
@@ -279,7 +284,7 @@ impl Requests {
         }
     }
 
-    /// Makes the ticket of a request void, where the request itself must stay a while longer.
+    /// Makes the ticket of a request void while the request itself must stay.
     pub(super) fn disown(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
@@ -293,7 +298,7 @@ impl Requests {
         Some(request)
     }
 
-    /// The slots whose request fits.
+    /// Returns the slots whose request satisfies `fits`.
     pub(super) fn find(&self, fits: impl Fn(&Request) -> bool) -> Vec<u32> {
         let such = |slot: &Slot| slot.request.as_ref().is_some_and(&fits);
         (0..self.slots.len() as u32).filter(|index| such(&self.slots[*index as usize])).collect()

@@ -13,17 +13,17 @@ use super::block::Inputs;
 use super::numeric::{F16, Numeric, Plain};
 use super::operation::Operation;
 
-/// The conversions of one instruction set, of as many elements as are folded at a time: few enough for the registers. They are
-/// inlined into the function that is compiled for it.
+/// The conversions of one instruction set, for as many elements as are folded at a time: few enough for the registers.
+/// They are inlined into the function that is compiled for it.
 trait Convert<const STEP: usize> {
     /// # Safety
     ///
-    /// A step's elements there, of any alignment; the processor has the instructions.
+    /// `from` points to a step's elements, of any alignment; the processor has the instructions.
     unsafe fn widen(from: *const u16) -> [f32; STEP];
 
     /// # Safety
     ///
-    /// Room for a step's elements there, of any alignment; the processor has the instructions.
+    /// `into` points to room for a step's elements, of any alignment; the processor has the instructions.
     unsafe fn narrow(from: &[f32; STEP], into: *mut u16);
 }
 
@@ -37,7 +37,7 @@ macro_rules! convert {
             unsafe fn widen(from: *const u16) -> [f32; STEP] {
                 let mut floats = [0.0; STEP];
                 for (index, into) in floats.chunks_exact_mut($lanes).enumerate() {
-                    // SAFETY: within the step, and a vector's floats; the instructions are the caller's word.
+                    // SAFETY: within the step, and a vector's floats; the caller guarantees the instructions.
                     unsafe { $store(into.as_mut_ptr(), $widen($load_halves(from.add(index * $lanes).cast()))) }
                 }
                 floats
@@ -46,7 +46,8 @@ macro_rules! convert {
             #[inline(always)]
             unsafe fn narrow(from: &[f32; STEP], into: *mut u16) {
                 for (index, from) in from.chunks_exact($lanes).enumerate() {
-                    // SAFETY: a vector's floats are read, and a vector's halves written within the step; the instructions are the caller's word.
+                    // SAFETY: a vector's floats are read, and a vector's halves written within the step; the caller
+                    // guarantees the instructions.
                     unsafe {
                         let halves = $narrow::<_MM_FROUND_TO_NEAREST_INT>($load(from.as_ptr()));
                         $store_halves(into.add(index * $lanes).cast(), halves);
@@ -60,33 +61,33 @@ macro_rules! convert {
 convert!(Avx2, 8, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps, _mm_loadu_si128, _mm_storeu_si128);
 convert!(Avx512, 16, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps, _mm256_loadu_si256, _mm256_storeu_si256);
 
-/// [`super::block::fold`] of [`F16`], bit for bit.
+/// Folds like [`super::block::fold`] of [`F16`], with the same bits.
 ///
 /// # Safety
 ///
-/// As [`super::block::fold`], on a processor with AVX2 and F16C.
+/// As for [`super::block::fold`], on a processor with AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn fold_avx2<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
-    // SAFETY: it asks for what this function's caller has promised.
+    // SAFETY: it requires what this function's caller has promised.
     unsafe { fold::<Avx2, O, 32, 8>(into.cast(), inputs, divisor) }
 }
 
-/// [`fold_avx2`] with vectors twice as long.
+/// Folds like [`fold_avx2`], with vectors twice as long.
 ///
 /// # Safety
 ///
-/// As [`super::block::fold`], on a processor with AVX-512F besides.
+/// As for [`super::block::fold`], on a processor that also has AVX-512F.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn fold_avx512<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
-    // SAFETY: it asks for what this function's caller has promised.
+    // SAFETY: it requires what this function's caller has promised.
     unsafe { fold::<Avx512, O, 64, 16>(into.cast(), inputs, divisor) }
 }
 
-/// The fold, inlined into one of the two above.
+/// Folds; inlined into one of the two functions above.
 ///
 /// # Safety
 ///
-/// As [`super::block::fold`], on a processor that has the instructions of `C`.
+/// As for [`super::block::fold`], on a processor that has the instructions of `C`.
 #[inline(always)]
 unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP: usize, const LANES: usize>(
     into: *mut u16,
@@ -102,11 +103,11 @@ unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP:
     }
     let (steps, vectors) = (count - count % STEP, count - count % LANES);
     for done in (0..steps).step_by(STEP) {
-        // SAFETY: all buffers cover the step; the destination is written when all inputs have been read.
+        // SAFETY: all buffers cover the step; the destination is written after all inputs have been read.
         unsafe { fold_step::<C, O, STEP>(into.add(done), pointers, |input| at(input, done), divisor) }
     }
     for done in (steps..vectors).step_by(LANES) {
-        // SAFETY: all buffers cover the vector; the destination is written when all inputs have been read.
+        // SAFETY: all buffers cover the vector; the destination is written after all inputs have been read.
         unsafe { fold_step::<C, O, LANES>(into.add(done), pointers, |input| at(input, done), divisor) }
     }
     for index in vectors..count {
@@ -119,7 +120,7 @@ unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP:
 ///
 /// # Safety
 ///
-/// It lies where `at` says, and there is room for one at `into`.
+/// `at` returns the address of each input's element, and there is room for one at `into`.
 #[inline(always)]
 unsafe fn fold_single<O: Operation<f32>>(
     into: *mut u16,
@@ -127,10 +128,10 @@ unsafe fn fold_single<O: Operation<f32>>(
     at: impl Fn(*const u8) -> *const u16,
     divisor: NonZeroU64,
 ) {
-    // SAFETY: the caller's word.
+    // SAFETY: promised by the caller.
     let values = pointers.iter().map(|input| F16::widen(unsafe { *at(*input) }));
     if let Some(sum) = values.reduce(O::combine) {
-        // SAFETY: the caller's word.
+        // SAFETY: promised by the caller.
         unsafe { into.write(F16::narrow(O::finish(sum, divisor))) }
     }
 }
@@ -139,7 +140,8 @@ unsafe fn fold_single<O: Operation<f32>>(
 ///
 /// # Safety
 ///
-/// `STEP` elements where `at` says, and room for them at `into`; the processor has the instructions.
+/// `at` returns the address of `STEP` elements, and there is room for them at `into`; the processor has the
+/// instructions.
 #[inline(always)]
 unsafe fn fold_step<C: Convert<STEP>, O: Operation<f32>, const STEP: usize>(
     into: *mut u16,
@@ -148,10 +150,10 @@ unsafe fn fold_step<C: Convert<STEP>, O: Operation<f32>, const STEP: usize>(
     divisor: NonZeroU64,
 ) {
     let [first, rest @ ..] = pointers else { return };
-    // SAFETY: the caller's word.
+    // SAFETY: promised by the caller.
     let mut sums: [f32; STEP] = unsafe { C::widen(at(*first)) };
     for input in rest {
-        // SAFETY: the caller's word.
+        // SAFETY: promised by the caller.
         let values: [f32; STEP] = unsafe { C::widen(at(*input)) };
         for (sum, value) in sums.iter_mut().zip(&values) {
             *sum = O::combine(*sum, *value);
@@ -160,6 +162,6 @@ unsafe fn fold_step<C: Convert<STEP>, O: Operation<f32>, const STEP: usize>(
     for sum in &mut sums {
         *sum = Plain::<f32>::narrow(O::finish(*sum, divisor));
     }
-    // SAFETY: the caller's word.
+    // SAFETY: promised by the caller.
     unsafe { C::narrow(&sums, into) }
 }

@@ -1,6 +1,6 @@
-//! Instruction sets: the same loops compiled for each, and one chosen when a kernel is made.
+//! Instruction sets: the same loops compiled for each, and one chosen when a kernel is created.
 //!
-//! All of them give the same bits: the compiler neither reorders nor fuses operations on floats.
+//! All of them produce the same bits: the compiler neither reorders nor fuses operations on floats.
 
 #![cfg_attr(
     target_arch = "x86_64",
@@ -21,10 +21,10 @@ pub(super) type FoldFunction = unsafe fn(*mut u8, Inputs<'_>, NonZeroU64);
 /// A multiplication by a scalar: see [`block::scale`].
 pub(super) type ScaleFunction<S, W> = unsafe fn(&mut [MaybeUninit<S>], &[S], W);
 
-/// An instruction set to compute with.
+/// An instruction set for the loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// What every processor of this architecture has.
+    /// The instructions that every processor of this architecture has.
     Baseline,
     /// 256-bit vectors, and conversion of `f16`.
     #[cfg(target_arch = "x86_64")]
@@ -35,7 +35,7 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// Every level, from the least.
+    /// Every level, lowest first.
     #[cfg(target_arch = "x86_64")]
     pub(super) const ALL: &[Level] = &[Level::Baseline, Level::Avx2, Level::Avx512];
     /// Every level.
@@ -59,7 +59,7 @@ impl Level {
         }
     }
 
-    /// What people call it.
+    /// Returns its usual name.
     #[cfg(feature = "__internals")]
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -71,12 +71,12 @@ impl Level {
         }
     }
 
-    /// The most this processor has.
+    /// Returns the highest level that this processor has.
     pub(super) fn best() -> Self {
         Self::ALL.iter().rev().copied().find(|level| level.is_available()).unwrap_or(Level::Baseline)
     }
 
-    /// The fold compiled for this level, which must be available where it is called.
+    /// Returns the fold compiled for this level, which must be available when it is called.
     pub(super) fn fold<L: Numeric, O: Operation<L::Wide>>(self) -> FoldFunction {
         match self {
             Level::Baseline => block::fold::<L, O>,
@@ -87,7 +87,7 @@ impl Level {
         }
     }
 
-    /// As [`Level::fold`], for `f16`.
+    /// Returns the same as [`Level::fold`], for `f16`.
     pub(super) fn fold_f16<O: Operation<f32>>(self) -> FoldFunction {
         match self {
             Level::Baseline => block::fold::<F16, O>,
@@ -98,7 +98,7 @@ impl Level {
         }
     }
 
-    /// As [`Level::fold`], for `bf16`.
+    /// Returns the same as [`Level::fold`], for `bf16`.
     pub(super) fn fold_bf16<O: Operation<f32>>(self) -> FoldFunction {
         match self {
             Level::Baseline => block::fold_bf16::<O>,
@@ -109,7 +109,7 @@ impl Level {
         }
     }
 
-    /// The multiplication compiled for this level, which must be available where it is called.
+    /// Returns the multiplication compiled for this level, which must be available when it is called.
     pub(super) fn scale<L: Numeric<Wide: Mul<Output = L::Wide>>>(self) -> ScaleFunction<L::Stored, L::Wide> {
         match self {
             Level::Baseline => block::scale::<L>,
@@ -121,46 +121,46 @@ impl Level {
     }
 }
 
-/// The fold, for a processor of level `Avx2`.
+/// Folds on a processor of level `Avx2`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn fold_avx2<L: Numeric, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
-    // SAFETY: the caller vouches for the buffers.
+    // SAFETY: the caller guarantees the buffers.
     unsafe { block::fold::<L, O>(into, inputs, divisor) }
 }
 
-/// The fold, for a processor of level `Avx512`.
+/// Folds on a processor of level `Avx512`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn fold_avx512<L: Numeric, O: Operation<L::Wide>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
-    // SAFETY: the caller vouches for the buffers.
+    // SAFETY: the caller guarantees the buffers.
     unsafe { block::fold::<L, O>(into, inputs, divisor) }
 }
 
-/// The fold of `bf16`, for a processor of level `Avx2`.
+/// Folds `bf16` on a processor of level `Avx2`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn fold_bf16_avx2<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
-    // SAFETY: the caller vouches for the buffers.
+    // SAFETY: the caller guarantees the buffers.
     unsafe { block::fold_bf16::<O>(into, inputs, divisor) }
 }
 
-/// The fold of `bf16`, for a processor of level `Avx512`.
+/// Folds `bf16` on a processor of level `Avx512`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn fold_bf16_avx512<O: Operation<f32>>(into: *mut u8, inputs: Inputs<'_>, divisor: NonZeroU64) {
-    // SAFETY: the caller vouches for the buffers.
+    // SAFETY: the caller guarantees the buffers.
     unsafe { block::fold_bf16::<O>(into, inputs, divisor) }
 }
 
-/// The multiplication, for a processor of level `Avx2`.
+/// Multiplies on a processor of level `Avx2`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 fn scale_avx2<L: Numeric<Wide: Mul<Output = L::Wide>>>(into: &mut [MaybeUninit<L::Stored>], from: &[L::Stored], scalar: L::Wide) {
     block::scale::<L>(into, from, scalar);
 }
 
-/// The multiplication, for a processor of level `Avx512`.
+/// Multiplies on a processor of level `Avx512`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn scale_avx512<L: Numeric<Wide: Mul<Output = L::Wide>>>(into: &mut [MaybeUninit<L::Stored>], from: &[L::Stored], scalar: L::Wide) {

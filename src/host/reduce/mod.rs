@@ -1,19 +1,21 @@
 //! Element-wise folds on the processor.
 //!
-//! A [`Kernel`] is made once for a call: it looks up the loop for the operation and element type, compiled for the best
-//! instruction set that the processor has. Folding is then a call of that function, which neither allocates nor locks.
+//! A [`Kernel`] is created once for a call: it looks up the loop for the operation and element type, compiled for the
+//! best instruction set that the processor has. Folding is then a call of that function, which neither allocates nor
+//! locks.
 //!
-//! Beyond the contract of [`ReduceOp`], so that the same inputs give the same bits everywhere:
+//! These rules go beyond the contract of [`ReduceOp`], so that the same inputs give the same bits everywhere:
 //!
 //! - The result does not depend on the instruction set, on where a buffer starts, or on which input is the destination.
-//! - Min and Max take -0 for less than +0.
+//! - Min and Max treat -0 as less than +0.
 //! - A computed NaN is the type's positive quiet one. (A fold of one input computes nothing: it copies.)
 //!
 //! # Design
 //!
-//! One generic body for each op, instantiated for the baseline, AVX2 and AVX-512, chosen once when a kernel is made; all give the same
-//! bits. 16-bit and 8-bit floats are widened to `f32`, accumulated over all inputs of a fold, and rounded once. Where a NaN is computed it
-//! is the type's one quiet NaN, and −0 counts as less than +0, so that results do not depend on the order of operands.
+//! There is one generic body for each op, instantiated for the baseline, AVX2 and AVX-512, and chosen once when a
+//! kernel is created. All give the same bits. 16-bit and 8-bit floats are widened to `f32`, accumulated over all inputs
+//! of a fold, and rounded once. A computed NaN is the type's one quiet NaN, and −0 counts as less than +0, so that
+//! results do not depend on the order of operands.
 
 mod block;
 mod custom;
@@ -52,7 +54,7 @@ pub(crate) struct Kernel {
     work: Work,
 }
 
-/// What a kernel calls.
+/// The function that a kernel calls.
 #[derive(Clone)]
 enum Work {
     Builtin { functions: Functions, divisor: NonZeroU64 },
@@ -60,11 +62,11 @@ enum Work {
 }
 
 impl Kernel {
-    /// The kernel of a reduction of such elements over `world_size` ranks, which is what a mean divides by.
+    /// Returns the kernel of a reduction of such elements. A mean divides by `world_size`, the number of ranks.
     ///
     /// # Errors
     ///
-    /// `Unsupported` where the operation cannot be done on the element type.
+    /// `Unsupported` if the operation cannot be done on the element type.
     pub(crate) fn of<T>(reduction: &Reduction<T>, element: TypeTag, world_size: usize) -> Result<Self> {
         match &reduction.kind {
             ReductionKind::Builtin(op) => Self::builtin(Level::best(), *op, op.fits(element)?, world_size),
@@ -73,7 +75,7 @@ impl Kernel {
                 let reason = "it was made for device buffers only; give it a function with CustomOp::new";
                 let fold = op.fold.as_ref().ok_or_else(|| Error::unsupported(format!("{:?} on host memory", op.name), reason))?;
                 Ok(Self {
-                    // An element without bytes has no blocks to fold; 1 spares everyone a division by zero.
+                    // A zero-sized element has no blocks to fold; 1 avoids divisions by zero elsewhere.
                     element_bytes: op.element_bytes.max(1),
                     is_commutative: op.commutative,
                     needs_premultiply: false,
@@ -83,7 +85,7 @@ impl Kernel {
         }
     }
 
-    /// The kernel of a built-in operation, on an instruction set that the processor has.
+    /// Returns the kernel of a built-in operation, on an instruction set that the processor has.
     fn builtin(level: Level, op: ReduceOp, dtype: DType, world_size: usize) -> Result<Self> {
         let divisor = NonZeroU64::new(world_size as u64).unwrap_or(NonZeroU64::MIN);
         let functions = table::functions(level, op, dtype, divisor)?;
@@ -95,13 +97,14 @@ impl Kernel {
         })
     }
 
-    /// The names of the instruction sets that this processor has, from the least.
+    /// Returns the names of the instruction sets that this processor has, lowest first.
     #[cfg(feature = "__internals")]
     pub(crate) fn levels() -> impl Iterator<Item = &'static str> {
         Level::ALL.iter().filter(|level| level.is_available()).map(|level| level.name())
     }
 
-    /// The kernel of a built-in operation, on a named instruction set, or the best where the processor has none of that name.
+    /// Returns the kernel of a built-in operation on the instruction set of this name, or on the best one if the
+    /// processor lacks it.
     #[cfg(feature = "__internals")]
     pub(crate) fn on(level: &str, op: ReduceOp, dtype: DType, world_size: usize) -> Result<Self> {
         let level = Level::ALL.iter().copied().find(|known| known.is_available() && known.name() == level);
@@ -138,12 +141,13 @@ impl Fold for Kernel {
 
     unsafe fn fold_to_two(&self, (into, also): (*mut u8, *mut u8), copy: Copy, inputs: &[*const u8], bytes: usize, last: bool) {
         let Work::Builtin { functions, divisor } = &self.work else {
-            // SAFETY: it asks for what this function's caller has promised.
+            // SAFETY: it requires what this function's caller has promised.
             return unsafe { fold::fold_and_copy(self, (into, also), copy, inputs, bytes, last) };
         };
         for start in (0..if inputs.is_empty() { 0 } else { bytes }).step_by(TWICE_READ_BYTES) {
             let end = bytes.min(start + TWICE_READ_BYTES);
-            // SAFETY: within what the caller vouches for, and of whole elements. What was folded is copied while it is in the cache.
+            // SAFETY: within what the caller guarantees, and of whole elements. The result is copied while it is in the
+            // cache.
             unsafe {
                 functions.fold(into.add(start), inputs, start..end, (last, *divisor));
                 copy(into.add(start), also.add(start), end - start);

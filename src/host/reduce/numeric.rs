@@ -1,31 +1,32 @@
-//! Lanes: how elements of one type are read from memory, computed with, and written back.
+//! Numeric types: how elements of one type are read from memory, computed with, and written back.
 //!
-//! A numeric type reads its element as a plain number of the same size (`f16` as `u16`, `bool` as `u8`), so no byte pattern in a
-//! buffer can be invalid, and turns it into the type that is computed in. Each is a handful of operations without a branch, so
-//! that a loop over it vectorises.
+//! A numeric type reads its element as a plain number of the same size (`f16` as `u16`, `bool` as `u8`), so no byte
+//! pattern in a buffer can be invalid. It then converts the number to the type of the computation. Each conversion is a
+//! few operations without a branch, so a loop over it vectorises.
 
 use super::operation::Pair;
 use crate::call::element::F8E4M3;
 use crate::call::float8::{expand, round};
 
-/// One element type as the loops see it.
+/// One element type, as the loops use it.
 pub(super) trait Numeric: 'static {
     /// The element in memory.
     type Stored: Copy;
-    /// What is computed with.
+    /// The type of the computation.
     type Wide: Copy;
     /// Whether a fold of one input may copy its bytes.
     const COPIES: bool = true;
 
-    /// The value of an element: exact.
+    /// Returns the exact value of an element.
     fn widen(stored: Self::Stored) -> Self::Wide;
 
-    /// The element nearest to a value, ties to even. A NaN becomes the type's positive quiet one: which of two NaN an addition
-    /// keeps depends on the order the compiler gives its operands, and every rank is to end with the same bits.
+    /// Returns the element nearest to a value, ties to even. A NaN becomes the type's positive quiet one: which of two
+    /// NaNs an addition keeps depends on the order in which the compiler places its operands, and every rank must end
+    /// with the same bits.
     fn narrow(wide: Self::Wide) -> Self::Stored;
 }
 
-/// Integers as they are; floats of the same width. Also bytes for bitwise ops, whatever the element.
+/// Integers and floats of unchanged width. Also bytes for bitwise ops, regardless of the element.
 pub(super) struct Plain<T>(T);
 
 macro_rules! plain_integers {
@@ -73,7 +74,7 @@ plain_floats! {
     f64, 0x7ff8_0000_0000_0000;
 }
 
-/// `f16` by integer arithmetic: what every processor can do.
+/// `f16` by integer arithmetic, which every processor supports.
 pub(super) struct F16;
 
 impl Numeric for F16 {
@@ -95,7 +96,7 @@ impl Numeric for F16 {
 pub(super) struct Bf16;
 
 impl Bf16 {
-    /// The bits of `wide` with its upper half rounded: the lower half is to be cut off.
+    /// Returns the bits of `wide` with the upper half rounded; the caller drops the lower half.
     #[inline(always)]
     fn rounded(wide: f32) -> u32 {
         let bits = wide.to_bits();
@@ -122,7 +123,7 @@ impl Numeric for Bf16 {
 /// Two `bf16` at once: the upper and the lower half of a word become two vectors of `f32` without a shuffle.
 pub(super) struct Bf16Pair;
 
-/// A word that is aligned as its halves are.
+/// A word with the alignment of its halves.
 #[derive(Clone, Copy)]
 #[repr(C, packed(2))]
 pub(super) struct Word(u32);
@@ -157,7 +158,7 @@ impl Numeric for SmallE4M3 {
     #[inline(always)]
     fn narrow(wide: f32) -> u8 {
         let bits = F8E4M3::from_f32(wide).to_bits();
-        // Here overflow becomes NaN too, so the test is on the result.
+        // For this type overflow becomes NaN too, so the test is on the result.
         if bits & 0x7f == 0x7f { 0x7f } else { bits }
     }
 }
@@ -180,7 +181,7 @@ impl Numeric for SmallE5M2 {
     }
 }
 
-/// Truth values: any byte but 0 counts as 1, and nothing else is ever written.
+/// Booleans: any byte except 0 counts as 1, and only 0 and 1 are written.
 pub(super) struct Bool;
 
 impl Numeric for Bool {

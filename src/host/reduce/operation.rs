@@ -4,14 +4,14 @@
 
 use std::num::NonZeroU64;
 
-/// Two values become one; at the end, one value becomes the result.
+/// An operation that combines two values into one, and finally turns one value into the result.
 pub(super) trait Operation<W>: 'static {
     /// Whether `finish` does anything.
     const DIVIDES: bool = false;
 
     fn combine(a: W, b: W) -> W;
 
-    /// What is done once, after the last `combine`. `divisor` is what a mean divides by.
+    /// Finishes the result once, after the last `combine`. `divisor` is the divisor of a mean.
     #[inline(always)]
     fn finish(value: W, _divisor: NonZeroU64) -> W {
         value
@@ -22,19 +22,19 @@ pub(super) struct Sum;
 pub(super) struct Product;
 pub(super) struct Least;
 pub(super) struct Greatest;
-/// The sum, then the division.
+/// The sum, followed by the division.
 pub(super) struct Mean;
-/// The same for integers whose division does not vectorise, where the divisor is a power of two.
+/// The same for integers whose division does not vectorise, if the divisor is a power of two.
 pub(super) struct MeanByShift;
 pub(super) struct And;
 pub(super) struct Or;
 pub(super) struct Xor;
 
-/// Two values of which each is folded by itself.
+/// Two values, each of which is folded separately.
 #[derive(Clone, Copy)]
 pub(super) struct Pair(pub(super) f32, pub(super) f32);
 
-/// An operation on both of a pair.
+/// An operation on both values of a pair.
 pub(super) struct Both<O>(O);
 
 impl<O: Operation<f32>> Operation<Pair> for Both<O> {
@@ -115,19 +115,19 @@ macro_rules! float_operations {
             }
         }
 
-        /// A NaN gives way to a number; -0 counts as less than +0, so the order of the operands does not matter.
+        /// A NaN yields to a number. -0 counts as less than +0, so the order of the operands does not matter.
         impl Operation<$float> for Least {
             #[inline(always)]
             fn combine(a: $float, b: $float) -> $float {
                 // A comparison with NaN is false, which leaves b.
                 let less = if a < b { a } else { b };
-                // Equal numbers have equal bits, except for the zeros: their union is -0.
+                // Equal numbers have equal bits, except for the zeros: the union of their bits is -0.
                 let equal = if a == b { <$float>::from_bits(a.to_bits() | b.to_bits()) } else { less };
                 if b.is_nan() { a } else { equal }
             }
         }
 
-        /// A NaN gives way to a number; +0 counts as greater than -0, so the order of the operands does not matter.
+        /// A NaN yields to a number. +0 counts as greater than -0, so the order of the operands does not matter.
         impl Operation<$float> for Greatest {
             #[inline(always)]
             fn combine(a: $float, b: $float) -> $float {
@@ -172,21 +172,21 @@ bitwise_operations! {
     Xor ^;
 }
 
-/// Division of an integer, truncating toward zero, whatever the divisor.
+/// Division of an integer, truncating toward zero, for any divisor.
 trait DividedBy {
     fn divided_by(self, divisor: NonZeroU64) -> Self;
 }
 
-/// Processors have no vector division of integers, but one of floats. It gives the exact result here: the nearest float to
-/// the quotient `x / n` can only reach the integer `k` above it where `k * n`, which is at most `|x| + n`, needs more bits
-/// than the float's mantissa has; and for an `n` above every `|x|` the quotient stays below 1.
+/// Processors have no vector division of integers, but one of floats. It is exact here. The nearest float to the
+/// quotient `x / n` can reach the integer `k` above it only if `k * n`, which is at most `|x| + n`, needs more bits
+/// than the float's mantissa has. If `n` is greater than every `|x|`, the quotient stays below 1.
 macro_rules! divided_as_float {
     ($($int:ty, $float:ty, $whole:ty;)*) => {$(
         impl DividedBy for $int {
             #[inline(always)]
             fn divided_by(self, divisor: NonZeroU64) -> Self {
                 let quotient = <$float>::from(self) / divisor.get() as $float;
-                // `as` would vectorise badly: it also provides for quotients that do not fit.
+                // `as` would vectorise badly, because it also handles quotients that do not fit.
                 // SAFETY: the divisor is at least 1, so the quotient is finite and no larger than the dividend, which fits.
                 unsafe { quotient.to_int_unchecked::<$whole>() as $int }
             }
@@ -217,7 +217,7 @@ impl DividedBy for i64 {
     }
 }
 
-/// A quotient's magnitude, with the sign of the dividend. Wraps for MIN / 1 alone, to MIN.
+/// Returns the magnitude of a quotient with the sign of the dividend. It wraps only for MIN / 1, to MIN.
 #[inline(always)]
 fn with_sign(dividend: i64, magnitude: u64) -> i64 {
     if dividend < 0 { (magnitude as i64).wrapping_neg() } else { magnitude as i64 }

@@ -1,4 +1,4 @@
-//! Which loop does which operation on which element type, and the multiplication that comes before a `PreMulSum`.
+//! The choice of a loop for each operation and element type, and the multiplication that precedes a `PreMulSum`.
 
 #![expect(unsafe_code, reason = "what is chosen here is called here, on elements of a type known at run time")]
 
@@ -19,11 +19,11 @@ use crate::error::Result;
 /// The loops of one reduction.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Functions {
-    /// While more is to be folded into the result.
+    /// The loop for a fold whose result is folded again.
     pub(super) partial: FoldFunction,
-    /// For the last fold.
+    /// The loop for the last fold.
     pub(super) last: FoldFunction,
-    /// The bytes that the loops count as one element: a power of two, and not always the element's.
+    /// The bytes that the loops count as one element: a power of two, and not always the element's size.
     pub(super) unit_bytes: usize,
 }
 
@@ -32,21 +32,21 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As [`Fold::fold`](crate::host::fold::Fold::fold); `into` is where the first byte of the range goes.
+    /// As for [`Fold::fold`](crate::host::fold::Fold::fold); `into` is the destination of the first byte of the range.
     pub(super) unsafe fn fold(&self, into: *mut u8, pointers: &[*const u8], range: Range<usize>, (last, divisor): (bool, NonZeroU64)) {
         let function = if last { self.last } else { self.partial };
         let inputs = Inputs { pointers, start: range.start, count: range.len() >> self.unit_bytes.trailing_zeros() };
-        // SAFETY: the caller's contract is the function's; the function was chosen for the element type, and its instruction set was
-        // found to be there.
+        // SAFETY: the caller's contract is the function's; the function was chosen for the element type, and its
+        // instruction set was found to be available.
         unsafe { function(into, inputs, divisor) }
     }
 }
 
-/// The loops for `op` on `dtype`, which divide by no other number than `divisor`.
+/// Returns the loops for `op` on `dtype`. They may divide by no other number than `divisor`.
 ///
 /// # Errors
 ///
-/// `Unsupported` where the op cannot be done on the type.
+/// `Unsupported` if the op cannot be done on the type.
 pub(super) fn functions(level: Level, op: ReduceOp, dtype: DType, divisor: NonZeroU64) -> Result<Functions> {
     op.check(dtype)?;
     let unit_bytes = dtype.size_bytes();
@@ -66,19 +66,19 @@ pub(super) fn functions(level: Level, op: ReduceOp, dtype: DType, divisor: NonZe
         ReduceOp::Prod => always(product(level, dtype), unit_bytes),
         ReduceOp::Min => always(least(level, dtype), unit_bytes),
         ReduceOp::Max => always(greatest(level, dtype), unit_bytes),
-        // Bits are bits: one loop over bytes serves every integer.
+        // Bitwise ops are independent of the type: one loop over bytes serves every integer.
         ReduceOp::BitAnd => always(level.fold::<Plain<u8>, And>(), 1),
         ReduceOp::BitOr => always(level.fold::<Plain<u8>, Or>(), 1),
         ReduceOp::BitXor => always(level.fold::<Plain<u8>, Xor>(), 1),
     })
 }
 
-/// One loop, whether or not it is the last.
+/// Uses one loop for every fold, last or not.
 fn always(function: FoldFunction, unit_bytes: usize) -> Functions {
     Functions { partial: function, last: function, unit_bytes }
 }
 
-/// Truth values: every op that is allowed is one of three.
+/// Returns the loop for `bool`: every permitted op is one of three.
 fn bools(level: Level, op: ReduceOp) -> FoldFunction {
     match op {
         ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd => level.fold::<Bool, And>(),
@@ -87,7 +87,7 @@ fn bools(level: Level, op: ReduceOp) -> FoldFunction {
     }
 }
 
-/// Wrapping sums and products are the same for both signs.
+/// Defines the choice for ops that are the same for both signs: wrapping sums and products.
 macro_rules! arithmetic {
     ($name:ident, $operation:ident) => {
         fn $name(level: Level, dtype: DType) -> FoldFunction {
@@ -102,7 +102,7 @@ macro_rules! arithmetic {
     };
 }
 
-/// These look at the sign.
+/// Defines the choice for ops that depend on the sign.
 macro_rules! signed {
     ($name:ident, $operation:ident) => {
         fn $name(level: Level, dtype: DType) -> FoldFunction {
@@ -127,7 +127,7 @@ signed!(least, Least);
 signed!(greatest, Greatest);
 signed!(mean, Mean);
 
-/// The float types. Called for no other.
+/// Returns the loop for a float type. Called for no other type.
 fn floats<O>(level: Level, dtype: DType) -> FoldFunction
 where
     O: Operation<f32> + Operation<f64>,
@@ -147,10 +147,10 @@ fn widened<L: Numeric<Wide = f32>, O: Operation<f32>>(level: Level) -> FoldFunct
     level.fold::<L, O>()
 }
 
-/// Puts a rank's contribution to `reduction` into `into`, replacing what was there: for `PreMulSum` the elements times the
-/// scalar, for anything else the elements themselves. The memory of `into` is used again where it suffices.
+/// Replaces the content of `into` with a rank's contribution to `reduction`: for `PreMulSum` the elements times the
+/// scalar, for anything else the elements themselves. The memory of `into` is reused if it suffices.
 ///
-/// The scalar is rounded to the element type first, as it is on a device, and then each product once.
+/// The scalar is first rounded to the element type, as on a device, and then each product is rounded once.
 pub(crate) fn premultiply<T: Element>(reduction: &Reduction<T>, source: &[T], into: &mut Vec<T>) {
     into.clear();
     match reduction.kind {
@@ -161,9 +161,10 @@ pub(crate) fn premultiply<T: Element>(reduction: &Reduction<T>, source: &[T], in
     }
 }
 
-/// [`premultiply`] on an instruction set that the processor has. `into` is empty, `dtype` is the type of the elements, a float.
+/// Does [`premultiply`] on an instruction set that the processor has. `into` is empty, and `dtype` is the float type of
+/// the elements.
 pub(super) fn scaled_at<T: Data>(level: Level, dtype: DType, scalar: f64, source: &[T], into: &mut Vec<T>) {
-    // As a device has it.
+    // As on a device.
     let scalar = dtype.nearest(scalar);
     match dtype {
         DType::F64 => scaled::<T, Plain<f64>>(level, source, into, scalar),
@@ -180,8 +181,8 @@ fn scaled<T: Data, L: Numeric<Wide: Mul<Output = L::Wide>>>(level: Level, source
     assert_eq!((size_of::<T>(), align_of::<T>()), (size_of::<L::Stored>(), align_of::<L::Stored>()), "the numeric type is the element's");
     into.reserve(source.len());
     let room = &mut into.spare_capacity_mut()[..source.len()];
-    // SAFETY: an element and its numeric type's are plain data of the same size and alignment (asserted), valid for any bytes that
-    // a product can have; the borrows are those of the two slices.
+    // SAFETY: an element and its numeric type's are plain data of the same size and alignment (asserted), valid for any
+    // bytes that a product can have; the borrows are those of the two slices.
     unsafe {
         let elements = slice::from_raw_parts(source.as_ptr().cast::<L::Stored>(), source.len());
         let room = slice::from_raw_parts_mut(room.as_mut_ptr().cast(), source.len());

@@ -1,5 +1,5 @@
-//! How the bytes of a call are cut into steps, and which area carries a step. It depends only on what the call's fingerprint says, so that all
-//! ranks find the same.
+//! How the bytes of a call are cut into steps, and which area carries a step. It depends only on what the call's
+//! fingerprint contains, so that all ranks choose the same.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::base::tuning::shm::{FOLDED_LINES_BYTES, LEAST_STEP_BYTES, SHARES_FROM
 use crate::call::Collective;
 use crate::call::algorithm::Algorithm;
 
-/// Which of a rank's areas holds the payload of a step.
+/// The area of a rank that holds the payload of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Area {
     /// The rest of the header line.
@@ -20,7 +20,7 @@ pub(super) enum Area {
 }
 
 impl Area {
-    /// The smallest area for so many bytes that are only moved.
+    /// Returns the smallest area for `bytes` bytes that are only moved.
     #[inline]
     pub(super) const fn for_move(bytes: usize) -> Self {
         if bytes <= HEAD_BYTES {
@@ -32,8 +32,8 @@ impl Area {
         }
     }
 
-    /// The smallest area for `width` blocks of so many bytes, of which each rank folds one where it lies. Heads are aligned to 8 bytes,
-    /// lines to 64, slots to a page; an element's alignment divides its size.
+    /// Returns the smallest area for `width` blocks of `bytes` bytes, of which each rank folds one in place. Heads are
+    /// aligned to 8 bytes, lines to 64, slots to a page; an element's alignment divides its size.
     #[inline]
     pub(super) const fn for_fold(bytes: usize, width: usize, element_bytes: usize) -> Self {
         match Self::for_move(bytes.saturating_mul(width)) {
@@ -43,7 +43,7 @@ impl Area {
         }
     }
 
-    /// Where it begins in a mailbox.
+    /// Returns where it begins in a mailbox.
     #[inline]
     pub(super) const fn offset(self) -> usize {
         match self {
@@ -53,15 +53,15 @@ impl Area {
     }
 }
 
-/// How much goes into one step of a large call, by the collective: the same on every rank. Small steps let one rank copy in while others copy
-/// out, and keep their bytes in the nearest caches. Where ranks share processors, a step costs a turn of everybody, which costs more than
-/// either saves.
+/// How much goes into one step of a large call, by collective; the same on every rank. Small steps let one rank copy in
+/// while others copy out, and keep their bytes in the nearest caches. If ranks share processors, each step waits until
+/// every rank has had a turn on a processor, which costs more than either saves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepSizes {
     is_crowded: bool,
-    /// One rank's bytes to everyone: at most.
+    /// One rank's bytes to all ranks: an upper bound.
     broadcast: usize,
-    /// A block of each rank: at most.
+    /// A block of each rank: an upper bound.
     gather: usize,
     /// Blocks for all ranks.
     pub(super) scatter: usize,
@@ -72,7 +72,7 @@ pub(super) struct StepSizes {
 }
 
 impl StepSizes {
-    /// For slots of this size. The sizes are from measurements with 2 and 4 ranks on 2 processors.
+    /// Returns the sizes for slots of this size. They come from measurements with 2 and 4 ranks on 2 processors.
     pub(super) fn new(slot_bytes: usize, is_crowded: bool) -> Self {
         let most = |bytes: usize| bytes.min(slot_bytes);
         if is_crowded {
@@ -89,17 +89,18 @@ impl StepSizes {
         }
     }
 
-    /// For the broadcast of so many bytes: about four steps where that is enough for each, so that copying in and out overlap.
+    /// Returns the step size for a broadcast of `bytes` bytes. It gives about four steps if that leaves enough for
+    /// each, so that copying in and out overlap.
     pub(super) fn broadcast(&self, bytes: usize) -> usize {
         if self.is_crowded { self.broadcast } else { (bytes / 4).clamp(LEAST_STEP_BYTES, self.broadcast) }
     }
 
-    /// For blocks of so many bytes.
+    /// Returns the step size for blocks of `block_bytes` bytes.
     pub(super) fn gather(&self, block_bytes: usize) -> usize {
         if block_bytes <= SMALL_BLOCK_BYTES && !self.is_crowded { LEAST_STEP_BYTES } else { self.gather }
     }
 
-    /// The way of a call on `bytes` in all, on ordinary memory; `None` for calls that go over links.
+    /// Returns the algorithm of a call on `bytes` in total, on ordinary memory; `None` for calls that go over links.
     pub(super) fn way(&self, kind: Collective, ranks: usize, bytes: usize, element_bytes: usize) -> Option<Algorithm> {
         let block = bytes / ranks;
         let area = match kind {
@@ -127,20 +128,20 @@ impl StepSizes {
 /// Pieces of one block, or of several blocks side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chunking {
-    /// Where the pieces of a step lie.
+    /// The area that holds the pieces of a step.
     pub(super) area: Area,
     /// The bytes of a block.
     bytes: usize,
-    /// The bytes of it in one step; the last piece may be shorter.
+    /// The bytes of a block in one step; the last piece may be shorter.
     pub(super) piece: usize,
-    /// How many blocks one step carries.
+    /// Number of blocks that one step carries.
     pub(super) width: usize,
-    /// How many pieces a block has: at least one, which is empty if the block is.
+    /// Number of pieces of a block: at least one, which is empty if the block is.
     count: usize,
 }
 
 impl Chunking {
-    /// For `width` blocks of `bytes` each that are only moved, all in every step.
+    /// Cuts `width` blocks of `bytes` each that are only moved, all of them in every step.
     #[inline]
     pub(super) fn moves(bytes: usize, width: usize, step_bytes: usize) -> Self {
         let area = Area::for_move(bytes.saturating_mul(width));
@@ -150,7 +151,8 @@ impl Chunking {
         Self::pieces_of(bytes, width, ((step_bytes / width) & !63).max(1), 64)
     }
 
-    /// For `width` blocks of up to `bytes` each that are folded: cut between elements, and as many blocks a step as fit.
+    /// Cuts `width` blocks of up to `bytes` each that are folded: between elements, with as many blocks per step as
+    /// fit.
     #[inline]
     pub(super) fn folds(bytes: usize, width: usize, element_bytes: usize, step_bytes: usize) -> Self {
         let area = Area::for_fold(bytes, width, element_bytes);
@@ -165,26 +167,26 @@ impl Chunking {
         Self { width: width.min(step_bytes / chunking.piece.max(1)).max(1), ..chunking }
     }
 
-    /// Pieces that are as even as can be: no longer than `most`, and whole grains where that is.
+    /// Cuts into pieces as even as possible: no longer than `most`, and whole grains if `most` is.
     fn pieces_of(bytes: usize, width: usize, most: usize, grain: usize) -> Self {
         let piece = bytes.div_ceil(bytes.div_ceil(most).max(1)).next_multiple_of(grain).min(most).max(1);
         Self { area: Area::Slot, bytes, piece, width, count: bytes.div_ceil(piece).max(1) }
     }
 
-    /// The bytes of a payload.
+    /// Returns the bytes of a payload.
     #[inline]
     pub(super) fn step_bytes(&self) -> usize {
         self.piece * self.width
     }
 
-    /// The pieces in order, as ranges of a block.
+    /// Returns the pieces in order, as ranges of a block.
     #[inline]
     pub(super) fn pieces(self) -> impl Iterator<Item = Range<usize>> {
         (0..self.count).map(move |index| index * self.piece..self.bytes.min(index * self.piece + self.piece))
     }
 }
 
-/// What to cut at: whole cache lines, where whole elements fill them.
+/// Returns the unit to cut at: whole cache lines, if whole elements fill them.
 fn grain(element_bytes: usize) -> usize {
     match element_bytes {
         1 | 2 | 4 | 8 | 16 | 32 => 64,
@@ -192,19 +194,19 @@ fn grain(element_bytes: usize) -> usize {
     }
 }
 
-/// Whether a result of so many bytes goes past the cache.
+/// Whether a result of `bytes` bytes is written past the cache.
 #[inline]
 pub(super) const fn streams(bytes: usize) -> bool {
     bytes >= STREAM_FROM_BYTES
 }
 
-/// Whether ranks fold shares of a call rather than everything.
+/// Whether ranks fold shares of a call rather than all of it.
 #[inline]
 pub(super) const fn in_shares(bytes: usize) -> bool {
     bytes >= SHARES_FROM_BYTES
 }
 
-/// Who folds which part of a piece.
+/// The part of a piece that each rank folds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shares {
     bytes: usize,
@@ -212,12 +214,12 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Splits `bytes` between elements, into as many nearly equal parts as there are ranks; the last may be empty.
+    /// Splits `bytes` between elements into nearly equal parts, one for each rank; the last may be empty.
     pub(super) fn new(bytes: usize, ranks: usize, element_bytes: usize) -> Self {
         Self { bytes, each: bytes.div_ceil(ranks).next_multiple_of(grain(element_bytes)) }
     }
 
-    /// The part of one rank.
+    /// Returns the part of one rank.
     pub(super) fn of(self, rank: usize) -> Range<usize> {
         let start = self.bytes.min(self.each * rank);
         start..self.bytes.min(start + self.each)

@@ -1,4 +1,4 @@
-//! The small shared words of a region: who is there, who sleeps, and why it ended.
+//! The small shared words of a region: which ranks are present, how many sleep, and why the group ended.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -12,30 +12,30 @@ use crate::host::processors::{Processors, WORDS};
 #[repr(C, align(128))]
 struct Line<T>(T);
 
-/// Who sleeps.
+/// The counts of sleeping ranks.
 #[repr(C)]
 struct Sleepers {
-    /// How many ranks sleep, or are about to.
+    /// Number of ranks that sleep, or are about to.
     announced: AtomicU32,
-    /// How many ranks sleep often, and want every publish to be followed by a fence and a look at who sleeps.
+    /// Number of ranks that sleep often, and want every publish to be followed by a fence and a check for sleepers.
     light: AtomicU32,
 }
 
-/// What the whole group shares. All zero at first.
+/// State that the whole group shares. Initially all zero.
 #[repr(C, align(128))]
 pub(super) struct Control {
-    /// Who sleeps, as far as that is written rarely. Read by everyone in each step.
+    /// The counts of sleepers, which are rarely written. Every rank reads them in each step.
     sleepers: Line<Sleepers>,
-    /// What sleepers wait on; it changes with every wake.
+    /// The futex that sleepers wait on. It changes with every wake.
     futex: Line<Futex>,
     /// Why the group ended.
     abort_record: Line<AbortRecord>,
-    /// Why a rank has given up on the group's devices, as a word of `DeviceEnd`'s; 0 while none has. Here in every build: ranks with and without devices
-    /// share one region.
+    /// Why a rank has given up on the group's devices, as a word of `DeviceEnd`; 0 while no rank has. Present in every
+    /// build: ranks with and without devices share one region.
     device_end: Line<AtomicU64>,
 }
 
-/// Builds with other features share regions: what lies there is the same in each.
+/// Builds with other features share regions, so the layout must be the same in each.
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Control>() == 4 * size_of::<Line<u8>>());
 
@@ -46,47 +46,48 @@ impl Control {
         self.sleepers.announced.load(Ordering::Relaxed) != 0
     }
 
-    /// How many ranks sleep, or are about to.
+    /// Returns how many ranks sleep, or are about to.
     #[cfg(test)]
     pub(super) fn sleepers(&self) -> u32 {
         self.sleepers.announced.load(Ordering::SeqCst)
     }
 
-    /// How often sleepers were woken.
+    /// Returns how often sleepers were woken.
     #[cfg(test)]
     pub(super) fn wakes(&self) -> u32 {
         self.futex.read()
     }
 
-    /// Whether ranks sleep often: then [`Control::fence`] comes between what is published and the look at who sleeps.
+    /// Whether ranks sleep often. If so, [`Control::fence`] comes between publishing and the check for sleepers.
     #[inline]
     pub(super) fn has_light_sleepers(&self) -> bool {
         self.sleepers.light.load(Ordering::Relaxed) != 0
     }
 
-    /// From now on a rank sleeps often. Others may see that a moment late, so its first sleep must be short.
+    /// Records that a rank sleeps often from now on. Others may see that a moment late, so its first sleep must be
+    /// short.
     pub(super) fn add_light_sleeper(&self) {
         self.sleepers.light.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A rank that slept often does no longer.
+    /// Records that a rank no longer sleeps often.
     pub(super) fn remove_light_sleeper(&self) {
         self.sleepers.light.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Orders what this rank has published before its look at who sleeps: of the two, a sleeper's last look and this rank's, one sees what the other has
-    /// stored.
+    /// Orders what this rank has published before its check for sleepers. Of a sleeper's last look and this rank's
+    /// check, at least one sees what the other has stored.
     #[inline]
     pub(super) fn fence() {
         fence(Ordering::SeqCst);
     }
 
-    /// Why the group ended, where a rank has told.
+    /// Returns why the group ended, if a rank has recorded it.
     pub(super) fn abort_reason(&self) -> Option<AbortReason> {
         self.abort_record.read()
     }
 
-    /// Tells the whole group why it ended, unless another rank has already, and wakes everyone.
+    /// Records for the whole group why it ended, and wakes all sleepers, unless another rank already has.
     pub(super) fn propagate(&self, abort_reason: &AbortReason) {
         if self.abort_record.post(abort_reason) {
             self.wake();
@@ -98,22 +99,23 @@ impl Control {
         self.futex.change();
     }
 
-    /// Why a rank has given up on the devices.
+    /// Returns the word that holds why a rank has given up on the devices.
     #[cfg(feature = "cuda")]
     pub(super) fn device_end(&self) -> &AtomicU64 {
         &self.device_end
     }
 
-    /// Announces a sleep. The futex as it was since.
+    /// Announces a sleep. Returns the value of the futex after that.
     fn announce(&self) -> u32 {
         self.sleepers.announced.fetch_add(1, Ordering::SeqCst);
         let heard = self.futex.read();
-        // What the sleeper looks at last comes after the announcement, as the look of a publisher at that comes after what it has stored.
+        // The sleeper's last look comes after the announcement, just as a publisher's check for announcements comes
+        // after what it has stored.
         Self::fence();
         heard
     }
 
-    /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
+    /// Sleeps until woken, for at most `limit`, unless `done` returns true after the sleep has been announced.
     pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
         let heard = self.announce();
         if !done() {
@@ -123,15 +125,16 @@ impl Control {
     }
 }
 
-/// Whether this rank sleeps often, as far as the others of its group are to know.
+/// Whether this rank sleeps often, as far as the others of its group need to know.
 #[derive(Debug, Default)]
 pub(super) struct Lightness {
-    /// After how many publishes more they need not know any longer; 0 where they do not.
+    /// Number of publishes until they no longer need to know; 0 if they do not.
     publishes: std::sync::atomic::AtomicU32,
 }
 
 impl Lightness {
-    /// This rank sleeps, and will again soon: the others are to look for it after each publish. Says whether they did not before.
+    /// Records that this rank sleeps and soon will again, so that the others check for it after each publish. Returns
+    /// whether they did not before.
     pub(super) fn grow(&self, control: &Control) -> bool {
         let was_heavy = self.publishes.swap(LIGHT_FOR, Relaxed) == 0;
         if was_heavy {
@@ -140,7 +143,7 @@ impl Lightness {
         was_heavy
     }
 
-    /// This rank has published something more.
+    /// Records that this rank has published once more.
     pub(super) fn fade(&self, control: &Control) {
         let less = self.publishes.fetch_update(Relaxed, Relaxed, |publishes| publishes.checked_sub(1));
         if less == Ok(1) {
@@ -166,11 +169,11 @@ struct AbortRecord {
 
 impl AbortRecord {
     const EMPTY: u32 = 0;
-    /// Taken by a writer. If that dies now the record stays unreadable, and its death is noticed in other ways.
+    /// A writer has begun. If it dies now, the record stays unreadable, and its death is noticed in other ways.
     const TAKEN: u32 = 1;
     const WRITTEN: u32 = 2;
 
-    /// Writes the abort reason, where there is none yet; says whether it did.
+    /// Writes the abort reason if there is none yet. Returns whether it did.
     fn post(&self, abort_reason: &AbortReason) -> bool {
         if self.state.compare_exchange(Self::EMPTY, Self::TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
@@ -182,7 +185,7 @@ impl AbortRecord {
         true
     }
 
-    /// The abort reason, where one has been written.
+    /// Returns the abort reason, if one has been written.
     fn read(&self) -> Option<AbortReason> {
         if self.state.load(Ordering::Acquire) != Self::WRITTEN {
             return None;
@@ -195,27 +198,28 @@ impl AbortRecord {
     }
 }
 
-/// What a rank says of itself. All zero at first.
+/// What a rank publishes about itself. Initially all zero.
 #[repr(C, align(128))]
 pub(super) struct Member {
     departed: AtomicU32,
     locked: AtomicU32,
-    /// The step in which it left a call early for which buffers were lent. That ends the group, so there is one at most; 0 for none.
+    /// The step in which it left early a call for which buffers were lent; 0 for none. That ends the group, so there is
+    /// at most one.
     left_at: AtomicU64,
-    /// How many processors the system lets it keep busy, by quota or affinity.
+    /// Number of processors that the system lets it keep busy, by quota or affinity.
     available: AtomicU32,
-    /// Bytes of a lap in its rings, as far as this rank knows the caches.
+    /// Bytes of a lap in its rings, given what this rank knows of the caches.
     lap: AtomicU64,
-    /// The processors that it may run on; all zero where that is not known.
+    /// The processors that it may run on; all zero if unknown.
     processors: [AtomicU64; WORDS],
-    /// How many of its threads sleep until one of its rings moves, or are about to.
+    /// Number of its threads that sleep until one of its rings moves, or are about to.
     listening: AtomicU32,
-    /// What they sleep on.
+    /// The futex that they sleep on.
     bell: Futex,
 }
 
 impl Member {
-    /// Enters this rank, before any other one looks.
+    /// Enters this rank, before any other rank looks.
     pub(super) fn enter(&self, locked: bool, lap: usize, processors: &Processors) {
         self.available.store(processors.available, Ordering::Relaxed);
         self.lap.store(lap as u64, Ordering::Relaxed);
@@ -226,12 +230,13 @@ impl Member {
         self.departed.store(0, Ordering::Release);
     }
 
-    /// Says that the rank has left of its own will.
+    /// Records that the rank has left voluntarily.
     pub(super) fn depart(&self) {
         self.departed.store(1, Ordering::Release);
     }
 
-    /// Says that the rank leaves a call in this step, and reads nothing more of what others have lent. Comes before its caller goes on.
+    /// Records that the rank leaves a call in this step, and reads nothing more of what others have lent. Must come
+    /// before its caller goes on.
     pub(super) fn leave_at(&self, step: u64) {
         self.left_at.store(step, Ordering::Release);
     }
@@ -241,17 +246,19 @@ impl Member {
         self.left_at.load(Ordering::Relaxed) == step
     }
 
-    /// Whether it has left a call in this step or a later one. If so, all that it has read comes before anything that the asking rank writes.
+    /// Whether it has left a call in this step or a later one. If so, all its reads come before anything that the
+    /// calling rank writes.
     pub(super) fn has_left_since(&self, step: u64) -> bool {
         self.left_at.load(Ordering::Acquire) >= step
     }
 
-    /// Whether the rank has left of its own will.
+    /// Whether the rank has left voluntarily.
     pub(super) fn has_departed(&self) -> bool {
         self.departed.load(Ordering::Acquire) != 0
     }
 
-    /// Announces that a thread of the rank is about to sleep until a ring of it moves. What it has heard until now.
+    /// Announces that a thread of the rank is about to sleep until one of its rings moves. Returns the value of the
+    /// bell after that.
     pub(super) fn listen(&self) -> u32 {
         self.listening.fetch_add(1, Ordering::SeqCst);
         let heard = self.bell.read();
@@ -259,34 +266,34 @@ impl Member {
         heard
     }
 
-    /// Sleeps until more is heard, at most for `limit`.
+    /// Sleeps until the bell differs from `heard`, for at most `limit`.
     pub(super) fn doze(&self, heard: u32, limit: Duration) {
         self.bell.wait(heard, limit);
     }
 
-    /// Takes back what [`Member::listen`] has announced.
+    /// Withdraws the announcement of [`Member::listen`].
     pub(super) fn stop_listening(&self) {
         self.listening.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes its threads that listen, after what they wait for was stored and a [`Control::fence`].
+    /// Wakes its threads that listen. Call it after storing what they wait for and a [`Control::fence`].
     pub(super) fn ring(&self) {
         if self.listening.load(Ordering::Relaxed) != 0 {
             self.bell.change();
         }
     }
 
-    /// Whether it holds a lock as long as it lives.
+    /// Whether it holds a lock for as long as it lives.
     pub(super) fn is_locked(&self) -> bool {
         self.locked.load(Ordering::Relaxed) != 0
     }
 
-    /// Bytes of a lap, as far as it knows the caches.
+    /// Returns the bytes of a lap, given what it knows of the caches.
     pub(super) fn lap(&self) -> usize {
         usize::try_from(self.lap.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
     }
 
-    /// What it may use.
+    /// Returns the processors that it may use.
     pub(super) fn processors(&self) -> Processors {
         let mask = std::array::from_fn(|index| self.processors[index].load(Ordering::Relaxed));
         Processors { available: self.available.load(Ordering::Relaxed), mask }
@@ -338,7 +345,7 @@ mod models {
         }
     }
 
-    /// Sleeps, without a limit, until there is a reason to abort.
+    /// Sleeps, without a limit, until there is an abort reason.
     fn await_abort(control: &Control) -> AbortReason {
         loop {
             if let Some(abort_reason) = control.abort_reason() {
@@ -375,7 +382,7 @@ mod models {
         });
     }
 
-    /// Ranks publish, and the last one wakes a sleeper that waits for all; `fenced` or not.
+    /// Models ranks that publish, of which the last one wakes a sleeper that waits for all; `fenced` or not.
     fn publish_and_wake(publishers: usize, fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = (publishers > 1).then_some(2);
@@ -420,7 +427,8 @@ mod models {
         publish_and_wake(2, true);
     }
 
-    /// In how many interleavings the last look of a sleeper misses a flag whose owner misses the sleeper, and in how many not.
+    /// Counts the interleavings in which the last look of a sleeper misses a flag whose owner misses the sleeper, and
+    /// the others.
     fn misses(fenced: bool) -> [usize; 2] {
         counted(move |seen| {
             let shared = Arc::new((control(), Flag::new()));
@@ -470,10 +478,12 @@ mod models {
         let [departed, locked, available] = std::array::from_fn(|_| AtomicU32::new(0));
         let processors = std::array::from_fn(|_| AtomicU64::new(0));
         let (listening, bell) = (AtomicU32::new(0), Futex::new());
-        Member { departed, locked, left_at: AtomicU64::new(0), available, processors, listening, bell }
+        let (left_at, lap) = (AtomicU64::new(0), AtomicU64::new(0));
+        Member { departed, locked, left_at, available, lap, processors, listening, bell }
     }
 
-    // In the models below the reader is the thread that begins later, so that loom lets each of its looks find all that is not ruled out.
+    // In the models below, the reader is the thread that begins later, so that loom lets each of its looks find every
+    // value that is not ruled out.
 
     #[test]
     fn who_sees_that_a_rank_has_left_knows_what_it_told_before() {
@@ -492,7 +502,7 @@ mod models {
         assert!(both > 0 && neither > 0, "{both} {neither}");
     }
 
-    /// The end of a call in which rank 0 has read what rank 1 lent, as `lent` has it where rank 1 has to wait for its readers.
+    /// Models the end of a call in which rank 0 has read what rank 1 lent. Rank 1 waits for its readers as `lent` does.
     fn who_waits_for_readers(step: u64, end: impl Fn(&Flag, &Member) + Copy + Send + Sync + 'static) -> [usize; 2] {
         counted(move |seen| {
             // The flag and the record of rank 0, and the buffer.
@@ -501,12 +511,12 @@ mod models {
             let writer = thread::spawn(move || {
                 let is_done = writer.0.has_reached(step) || writer.1.has_left_since(step);
                 if is_done {
-                    // SAFETY: what is modelled; loom reports an access that is not ordered.
+                    // SAFETY: this is what is modelled; loom reports an access that is not ordered.
                     writer.2.with_mut(|buffer| unsafe { *buffer = 0 });
                 }
                 count(&seen[usize::from(!is_done)]);
             });
-            // SAFETY: what is modelled; loom reports an access that is not ordered.
+            // SAFETY: this is what is modelled; loom reports an access that is not ordered.
             shared.2.with(|buffer| assert_eq!(unsafe { *buffer }, LENT));
             end(&shared.0, &shared.1);
             writer.join().unwrap();
@@ -541,7 +551,7 @@ mod models {
 
     type Counts = std::sync::Arc<[std::sync::atomic::AtomicUsize; 2]>;
 
-    /// Goes through every interleaving, and says in how many each of two things was seen.
+    /// Runs every interleaving. Returns in how many each of two things was seen.
     fn counted(model: impl Fn(&Counts) + Send + Sync + 'static) -> [usize; 2] {
         let counts = Counts::default();
         let seen = std::sync::Arc::clone(&counts);

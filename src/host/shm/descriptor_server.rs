@@ -1,7 +1,8 @@
-//! How the region's descriptor gets from the leader to the other ranks of the host: over an abstract unix socket, whose name is in no file
-//! system. Only those get it that prove to know a key: the job's secret, or where there is none a random one, which the leader tells the ranks
-//! by the exchange. The number of the user at the other end is looked at first. It decides nothing: all users whom a namespace does not know
-//! have one number there. Numbers of processes are not looked at: a process of another namespace has none.
+//! How the region's descriptor gets from the leader to the other ranks of the host: over an abstract unix socket, whose
+//! name is in no file system. Only processes that prove to know a key receive it. The key is the job's secret, or, if
+//! there is none, a random one that the leader sends to the ranks through the exchange. The user ID at the other end is
+//! checked first. It proves nothing: all users that a namespace does not know have the same ID there. Process IDs are
+//! not checked: a process of another namespace has none.
 
 #![expect(unsafe_code, reason = "who is connected is asked by hand: the safe form fails for a process without a number")]
 
@@ -26,13 +27,13 @@ use crate::base::tuning::{admission, net::BACKLOG};
 pub(super) struct DescriptorServer {
     listener: OwnedFd,
     name: String,
-    /// What clients have to know.
+    /// The key that clients have to know.
     key: Secret,
-    /// Kept for telling clients that there is no other.
+    /// A reserved descriptor, used to notify clients when no other is left.
     spare: Mutex<Spare>,
 }
 
-/// A process that has connected and does not have the file yet.
+/// A process that has connected and has not received the file yet.
 struct Client {
     connection: OwnedFd,
     responder: Responder,
@@ -49,13 +50,13 @@ impl DescriptorServer {
         Ok(Self { listener, name, key: key.clone(), spare: Mutex::new(Spare::new()?) })
     }
 
-    /// The name under which others find it. It is no secret: the system shows it to everybody.
+    /// Returns the name under which others find it. It is not secret: the system shows it to every process.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Hands `file` to every process of this user that connects and knows the key, until [`DescriptorServer::close`]. No client waits
-    /// for another. Those that prove nothing, and those that hang up, are dropped.
+    /// Hands `file` to every process of this user that connects and knows the key, until [`DescriptorServer::close`].
+    /// No client waits for another. Clients that prove nothing, or hang up, are dropped.
     pub(super) fn serve(&self, file: BorrowedFd<'_>) {
         let mut clients = Admission::new(admission::MEMORY);
         while self.wait(&clients) {
@@ -72,22 +73,22 @@ impl DescriptorServer {
         }
     }
 
-    /// Waits until a client comes or says something; `false` once the server is closed.
+    /// Waits until a client connects or sends something. Returns `false` once the server is closed.
     fn wait(&self, clients: &Admission<Client>) -> bool {
         let watch = if clients.is_resting() { PollFlags::empty() } else { PollFlags::IN };
         let mut watched = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), watch)];
         watched.extend(clients.iter().map(|client| PollFd::from_borrowed_fd(client.connection.as_fd(), PollFlags::IN)));
         let limit = clients.patience(Instant::now()).map(timespec);
-        // A signal, or a lack of memory, is as good a reason to look again as any.
+        // After a signal or a lack of memory, look again as well.
         let _ = poll(&mut watched, limit.as_ref());
         !watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Accepts the clients that have come, as far as there is room.
+    /// Accepts the clients that have connected, as far as there is room.
     fn admit(&self, clients: &mut Admission<Client>, now: Instant) {
         drop(clients.make_room(now));
         let accept = || match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            // It was closed.
+            // The listener was closed.
             Err(Errno::INVAL) => Err(io::ErrorKind::WouldBlock.into()),
             accepted => Ok(accepted?),
         };
@@ -111,14 +112,14 @@ impl DescriptorServer {
         }
     }
 
-    /// Ends [`DescriptorServer::serve`] in whichever thread it runs.
+    /// Ends [`DescriptorServer::serve`], in whatever thread it runs.
     pub(super) fn close(&self) {
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
     }
 }
 
 impl Client {
-    /// Goes on with the proof, and hands the file over after it; whether the client stays.
+    /// Continues the proof, and hands the file over after it. Returns whether the client is to be kept.
     fn listen(&mut self, name: &str, file: BorrowedFd<'_>) -> std::result::Result<bool, AuthenticationError> {
         loop {
             let mut bytes = [0; 128];
@@ -167,17 +168,18 @@ fn check_user(connection: BorrowedFd<'_>) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, format!("the socket belongs to another user ({theirs}; this process's is {own})")))
 }
 
-/// The user that a connection came from, as this namespace numbers users.
+/// Returns the user at the other end of a connection, as this namespace numbers users.
 fn peer_user(connection: BorrowedFd<'_>) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the descriptor is open (borrowed), the option is a `ucred`, made of integers, and `peer` and `length` outlive the call.
+    // SAFETY: the descriptor is open (borrowed), the option is a `ucred`, which consists of integers, and `peer` and
+    // `length` outlive the call.
     let result =
         unsafe { libc::getsockopt(connection.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut length) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(peer.uid) }
 }
 
-/// Sends the descriptor with one byte, which a socket as good as empty always has room for.
+/// Sends the descriptor with one byte, for which an almost empty socket always has room.
 fn hand_over(client: &OwnedFd, file: BorrowedFd<'_>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -188,7 +190,7 @@ fn hand_over(client: &OwnedFd, file: BorrowedFd<'_>) {
     }
 }
 
-/// Sends a few words, for which a socket as good as empty always has room.
+/// Sends a few bytes, for which an almost empty socket always has room.
 fn send(connection: &OwnedFd, words: &[u8]) -> io::Result<()> {
     match rustix::net::send(connection, words, SendFlags::NOSIGNAL)? {
         sent if sent == words.len() => Ok(()),
@@ -196,13 +198,13 @@ fn send(connection: &OwnedFd, words: &[u8]) -> io::Result<()> {
     }
 }
 
-/// A time as the kernel takes it: at most a day, so that none is too long.
+/// Converts a duration for the kernel: at most a day, so that none is too long.
 fn timespec(limit: Duration) -> Timespec {
     let limit = limit.min(Duration::from_secs(86_400));
     Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() }
 }
 
-/// Gets the region's descriptor from the leader that listens under `name`, and that knows the key.
+/// Fetches the region's descriptor from the leader that listens under `name` and knows the key.
 pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result<OwnedFd> {
     if name.len() > authentication::CONTEXT_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no leader's socket has so long a name"));
@@ -212,7 +214,7 @@ pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result
     loop {
         match rustix::net::connect(&connection, &address) {
             Ok(()) => break,
-            // The leader's queue is full, but it is emptied all the time.
+            // The leader's queue is full, but it is emptied continuously.
             Err(Errno::AGAIN | Errno::INTR) if !deadline.has_passed() => std::thread::sleep(Duration::from_millis(1)),
             Err(Errno::AGAIN | Errno::INTR) => return Err(late()),
             Err(error) => return Err(error.into()),
@@ -224,7 +226,7 @@ pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result
     file.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the leader hung up without handing over the shared memory"))
 }
 
-/// Proves to the leader that this process knows the key, and has it prove the same.
+/// Proves to the leader that this process knows the key, and checks that the leader knows it too.
 fn prove(connection: &OwnedFd, name: &str, key: &Secret, deadline: &Deadline) -> io::Result<()> {
     let refused = |why: AuthenticationError| match why {
         AuthenticationError::Refused(Reason::Starved) => io::Error::new(io::ErrorKind::QuotaExceeded, why.to_string()),
@@ -233,7 +235,7 @@ fn prove(connection: &OwnedFd, name: &str, key: &Secret, deadline: &Deadline) ->
     let mut initiator = Initiator::new(key, Purpose::Memory, name.as_bytes())?;
     say(connection, &initiator.opening())?;
     loop {
-        // No more than belongs to the proof: behind it comes the byte with the descriptor.
+        // Read no more than belongs to the proof: the byte with the descriptor follows it.
         let mut bytes = [0; 64];
         let wanted = initiator.wants().min(bytes.len());
         let read = match patiently(connection, deadline, || rustix::net::recv(connection, &mut bytes[..wanted], RecvFlags::empty())) {
@@ -252,17 +254,18 @@ fn prove(connection: &OwnedFd, name: &str, key: &Secret, deadline: &Deadline) ->
     }
 }
 
-/// Sends words of a proof. A leader that has hung up is no error yet: what it said before can still be read, and tells why.
+/// Sends bytes of a proof. A leader that has hung up is no error yet: what it sent before can still be read, and gives
+/// the reason.
 fn say(connection: &OwnedFd, words: &[u8]) -> io::Result<()> {
     send(connection, words).or_else(|error| if has_hung_up(&error) { Ok(()) } else { Err(error) })
 }
 
-/// Whether the other end is gone: it closed its socket, with words of this end unread or not.
+/// Whether the other end is gone: it closed its socket, with or without unread bytes from this end.
 fn has_hung_up(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Tries to read until there is something, or the deadline passes.
+/// Reads as soon as there is something to read, unless the deadline passes first.
 fn patiently<T>(connection: &OwnedFd, deadline: &Deadline, mut read: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     loop {
         match read() {
@@ -279,14 +282,14 @@ fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the deadline passed")
 }
 
-/// The descriptor that came with the next byte, if one did.
+/// Receives the descriptor that came with the next byte, if one did.
 fn receive(connection: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let received = rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        // There was one, and this process has no number for it: the kernel drops it, and calls that no error.
+        // One was sent, but this process has no number left for it. The kernel drops it, and reports no error.
         return Err(Errno::MFILE);
     }
     let mut files = control.drain().filter_map(|message| match message {
@@ -301,7 +304,7 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, memfd_create};
 
-    /// Closes a server, and so ends the thread that serves, where `visit` panics too.
+    /// A guard that closes a server, so that the thread that serves ends even if `visit` panics.
     struct Closing<'s>(&'s DescriptorServer);
 
     impl Drop for Closing<'_> {
@@ -344,10 +347,10 @@ mod tests {
     fn a_client_without_the_key_gets_nothing() {
         with_server(&secret(1), |name| {
             let deadline = Deadline::after(Duration::from_secs(10));
-            // Nor is anything taken from a leader without it.
+            // Nor is anything accepted from a leader without the key.
             let error = fetch(name, &secret(2), &deadline).unwrap_err();
             assert!(error.kind() == io::ErrorKind::PermissionDenied && error.to_string().contains("another secret"), "{error}");
-            // A neighbour that has found the name alone.
+            // A process that has found only the name.
             let silent = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).unwrap();
             rustix::net::connect(&silent, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
             assert!(fetch(name, &secret(1), &deadline).is_ok());
@@ -366,7 +369,7 @@ mod tests {
         let (leader, rank) = pair();
         drop(leader);
         expect(refusal(rank), "hung up");
-        // As one without a secret, which hands over the file at once.
+        // Like a leader without a secret, which hands over the file at once.
         let (leader, rank) = pair();
         send(&leader, &[1]).unwrap();
         drop(leader);
@@ -379,7 +382,8 @@ mod tests {
         expect(proving.join().unwrap(), "hung up");
     }
 
-    /// What a process of another user gets that connects to `name` and opens what this process has under `path`: an error's number each.
+    /// Returns what a process of another user gets that connects to `name` and opens what this process has under
+    /// `path`: an error number for each.
     #[expect(unsafe_code, reason = "what a child does before it becomes another program")]
     fn as_another_user(name: &str, path: &str) -> io::Result<[Option<i32>; 2]> {
         use std::os::unix::process::CommandExt;
@@ -419,7 +423,7 @@ mod tests {
         with_server(&key, |name| {
             let (handed, opened) = match as_another_user(name, &path) {
                 Ok([handed, opened]) => (handed, opened),
-                // Where root is the only user of its namespace.
+                // Root is the only user of its namespace.
                 Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied) => {
                     return println!("skipped: another user cannot be had here: {error}");
                 }
@@ -432,10 +436,10 @@ mod tests {
         });
     }
 
-    /// Marks the process that serves in a namespace of its own.
+    /// The variable that marks the process that serves in a namespace of its own.
     const ROLE: &str = "COLLECTIVES_TEST_ROLE";
 
-    /// Serves until standard input ends, after it has said its user and the name.
+    /// Serves until standard input ends, after printing its user and the name.
     fn serve_in_a_namespace() {
         let server = DescriptorServer::open(&secret(1)).unwrap();
         let file = memfd_create("server-test", MemfdFlags::CLOEXEC).unwrap();
@@ -479,13 +483,13 @@ mod tests {
         let guess = std::thread::scope(|scope| {
             let neighbour = scope.spawn(|| {
                 let other = rustix::process::Uid::from_raw(1000);
-                // Of this thread alone.
+                // Only for this thread.
                 rustix::thread::set_thread_res_uid(other, other, other).unwrap();
                 let silent = connect();
                 (silent, prove(&connect(), name, &secret(2), &deadline).unwrap_err())
             });
             let (silent, guess) = neighbour.join().unwrap();
-            // Who knows the key gets it, also where the numbers of users say nothing.
+            // A process that knows the key gets it, even if user IDs mean nothing.
             let known = connect();
             prove(&known, name, &secret(1), &deadline).unwrap();
             assert!(patiently(&known, &deadline, || receive(&known)).unwrap().is_some());
@@ -507,7 +511,7 @@ mod tests {
                     let pending = socket(SocketFlags::CLOEXEC).unwrap();
                     rustix::net::connect(&pending, &address).unwrap();
                     let words: &[u8] = [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", b"colprove\x01\x03"][number % 3];
-                    // It may have been dropped already.
+                    // It may already have been dropped.
                     let _ = send(&pending, words);
                     pending
                 })

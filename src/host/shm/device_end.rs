@@ -1,8 +1,9 @@
-//! Why a rank has given up on its device: a word that the ranks of one host share, beside the end of the host backend, which a failed device leaves
-//! in use.
+//! Why a rank has given up on its device: a word that the ranks of one host share. It is separate from the end of the
+//! host backend, which stays in use after a device has failed.
 //!
-//! It is written before the rank's kernels are cut off and read after the device has done a call. What a rank that was cut off sends is worth nothing, and
-//! its neighbours may take it for an answer: so whoever could have taken it finds the word.
+//! It is written before the rank's kernels are cut off, and read after the device has done a call. What a rank sends
+//! after it was cut off is invalid, and its neighbours may take it for a result. A rank that could have taken it finds
+//! the word.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,14 +21,15 @@ impl DeviceEnd {
         Self(region)
     }
 
-    /// Says why this rank gives up, unless one has before. What this thread does next comes after it for all ranks.
+    /// Records why this rank gives up, unless a rank already has. What this thread does next comes after it for all
+    /// ranks.
     pub(crate) fn post(&self, abort_reason: AbortReason) {
         let word = self.0.control().device_end();
         let _ = word.compare_exchange(0, to_word(abort_reason), Ordering::SeqCst, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Why a rank has given up, where one has before what this thread has seen.
+    /// Returns why a rank has given up, if one did before what this thread has seen.
     pub(crate) fn read(&self) -> Option<AbortReason> {
         fence(Ordering::SeqCst);
         from_word(self.0.control().device_end().load(Ordering::SeqCst))
@@ -40,7 +42,8 @@ impl fmt::Debug for DeviceEnd {
     }
 }
 
-/// A reason in one word: its kind above, two ranks below. Reasons without two ranks and nothing else are told as this rank's own failure.
+/// Encodes a reason in one word: its kind above, two ranks below. A reason that holds anything else becomes a failure
+/// of its first rank, except a silence, which keeps its seconds.
 fn to_word(abort_reason: AbortReason) -> u64 {
     let (kind, first, second) = match abort_reason {
         AbortReason::Lost { rank } => (1, rank, 0),
@@ -54,7 +57,7 @@ fn to_word(abort_reason: AbortReason) -> u64 {
     kind << (2 * RANK_BITS) | (u64::from(first) & RANK) << RANK_BITS | u64::from(second) & RANK
 }
 
-/// The reverse; any other word is none.
+/// Decodes [`to_word`]. Returns `None` for any other word.
 fn from_word(word: u64) -> Option<AbortReason> {
     let (first, second) = ((word >> RANK_BITS & RANK) as u32, (word & RANK) as u32);
     match word >> (2 * RANK_BITS) {
@@ -68,7 +71,7 @@ fn from_word(word: u64) -> Option<AbortReason> {
     }
 }
 
-/// As many ranks as fit twice beside a kind.
+/// The bits of a rank: two ranks fit beside a kind.
 const RANK_BITS: u32 = 28;
 const RANK: u64 = (1 << RANK_BITS) - 1;
 

@@ -1,9 +1,10 @@
-//! Large collectives on windows: ranks read each other's buffers where they lie, and copy nothing into slots.
+//! Large collectives on windows: ranks read each other's buffers in place, and copy nothing into slots.
 //!
-//! Once a group has had a window, every large call begins with a step in which each rank offers its buffers: which windows they lie in,
-//! and where. The call is done directly if all buffers that are needed lie in one window each, which every rank then has mapped, since
-//! it offers a part of it. Otherwise it goes on as any other. A last step says that everybody is done with everybody's buffers. What
-//! becomes of those of a rank that does not come to it is the matter of [`lent`](super::lent).
+//! Once a group has had a window, every large call begins with a step in which each rank offers its buffers: the
+//! windows that hold them, and their positions in these. The call is done directly if the sources of all ranks lie in
+//! one window, and likewise the destinations, as far as the call needs them. Every rank has mapped such a window, since
+//! it offers a part of it. Otherwise the call goes on like any other. A last step confirms that all ranks are done with
+//! all buffers. What happens to those of a rank that does not reach it is described in [`lent`](super::lent).
 
 #![expect(unsafe_code, reason = "reads the buffers of peers")]
 
@@ -16,20 +17,21 @@ use crate::base::tuning::shm::TURN_BYTES;
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::fold::Fold;
 
-/// A rank's buffers, as lengths in bytes; 0 for one that the call does not need.
+/// The lengths of a rank's buffers in bytes; 0 for one that the call does not need.
 #[derive(Debug, Clone, Copy)]
 struct Lengths {
     source: usize,
     destination: usize,
 }
 
-// Common to every function below. The caller vouches for its own memory, which is reached by the caller's own pointers: each rank writes
-// to its own destination alone. A peer's buffer is one that the peer has lent for this very call (all have published the same fingerprint),
-// so it stays mapped here and holds what it held when this rank met its owner, for as long as this rank reads it, whatever becomes of its
-// owner (see `lent`). All ranks have agreed on the element type, so it holds valid elements where they do.
+// Common to every function below. The caller vouches for its own memory, which is accessed through the caller's own
+// pointers: each rank writes to its own destination alone. A peer's buffer is one that the peer has lent for this very
+// call (all have published the same fingerprint). So it stays mapped here, and holds what it held when this rank met
+// its owner, for as long as this rank reads it, whatever happens to its owner (see `lent`). All ranks have agreed on
+// the element type, so it holds valid elements if the peer's own are.
 impl Group {
-    /// As [`Group::all_reduce`]: of each piece a rank folds its share of all sources, and copies the other shares from whoever has folded
-    /// them. `None` where the buffers are not all offered.
+    /// Runs [`Group::all_reduce`] directly: of each piece, a rank folds its share of all sources, and copies the other
+    /// shares from the ranks that have folded them. Returns `None` if not all buffers are offered.
     ///
     /// # Safety
     ///
@@ -51,8 +53,8 @@ impl Group {
             lent.reach_all(range.start + mine.start, mine.len(), memory.source, context)?;
             if !mine.is_empty() {
                 let into = memory.destination.wrapping_add(range.start + mine.start);
-                // SAFETY: of all sources nobody writes to this share but this rank, to its own, where that is its destination: an input at
-                // the same address. Who wants the result waits for the next step.
+                // SAFETY: of all sources, no rank writes to this share but this rank, to its own, if that is its
+                // destination: an input at the same address. Ranks that want the result wait for the next step.
                 unsafe { fold.fold(into, &lent.inputs, mine.len(), last) };
             }
             let (step, fingerprint) = (lent.next_step(), lent.fingerprint);
@@ -62,8 +64,8 @@ impl Group {
                 let start = range.start + share.start;
                 let from = lent.reach(rank, Side::Destination, start, share.len(), context)?;
                 if rank != lent.me {
-                    // SAFETY: its owner has folded this share, was met since, and writes to it no more. It has also read this share of
-                    // this rank's source, where the destination may be the same memory.
+                    // SAFETY: its owner has folded this share, was met since, and writes to it no more. It has also
+                    // read this share of this rank's source, which may be the same memory as the destination.
                     unsafe { copy_out(from, memory.destination.wrapping_add(start), share.len(), streams) };
                 }
             }
@@ -71,7 +73,7 @@ impl Group {
         lent.close(context).map(Some)
     }
 
-    /// As [`Group::reduce_scatter`]: each rank folds its block of all sources.
+    /// Runs [`Group::reduce_scatter`] directly: each rank folds its block of all sources.
     ///
     /// # Safety
     ///
@@ -90,15 +92,15 @@ impl Group {
         for range in Chunking::folds(len, 1, fold.element_bytes(), TURN_BYTES).pieces().filter(|range| !range.is_empty()) {
             lent.go_on(context)?;
             lent.reach_all(offset + range.start, range.len(), memory.source, context)?;
-            // SAFETY: of all sources nobody writes to this block but this rank, to its own, where that is its destination: an input at the
-            // same address.
+            // SAFETY: of all sources, no rank writes to this block but this rank, to its own, if that is its
+            // destination: an input at the same address.
             unsafe { fold.fold(memory.destination.wrapping_add(range.start), &lent.inputs, range.len(), last) };
         }
         lent.close(context).map(Some)
     }
 
-    /// As [`Group::broadcast`]: everyone copies from the root. Those beside the root offer their destination, to show that they have the
-    /// root's window.
+    /// Runs [`Group::broadcast`] directly: every rank copies from the root. The other ranks offer their destination, to
+    /// show that they have the root's window.
     ///
     /// # Safety
     ///
@@ -116,13 +118,13 @@ impl Group {
         };
         let from = lent.reach(root, Side::Source, 0, bytes, context)?;
         let from = if lent.me == root { memory.source } else { from.cast_const() };
-        // SAFETY: the root's source is lent; the root writes to its destination alone, which is apart, or the same and left as it is. The
-        // destination is this rank's own.
+        // SAFETY: the root's source is lent. The root writes to its destination alone, which does not overlap the
+        // source, or is the same and left unchanged. The destination is this rank's own.
         unsafe { lent.pull(from, memory.destination, bytes, false, context)? };
         lent.close(context).map(Some)
     }
 
-    /// As [`Group::all_gather`]: everyone copies from everyone.
+    /// Runs [`Group::all_gather`] directly: every rank copies from every rank.
     ///
     /// # Safety
     ///
@@ -142,14 +144,14 @@ impl Group {
             let own = rank == me;
             let theirs = lent.reach(rank, Side::Source, 0, blocks.len(rank), context)?;
             let from = if own { memory.source } else { theirs.cast_const() };
-            // SAFETY: the source of another rank is lent, and where it is a block of its owner's destination the owner writes only the others.
-            // The destination is this rank's, of which its own block may be its source.
+            // SAFETY: the source of another rank is lent. If it is a block of its owner's destination, the owner writes
+            // only the others. The destination is this rank's, and its own block of that may be its source.
             unsafe { lent.pull(from, memory.destination.wrapping_add(blocks.offset(rank)), blocks.len(rank), streams, context)? };
         }
         lent.close(context).map(Some)
     }
 
-    /// As [`Group::all_to_all`], where source and destination are apart on this rank.
+    /// Runs [`Group::all_to_all`] directly, if source and destination do not overlap on this rank.
     ///
     /// # Safety
     ///
@@ -160,22 +162,22 @@ impl Group {
         bytes: usize,
         context: &CallContext<'_>,
     ) -> Result<Option<()>, Interrupted> {
-        // In place a block would be overwritten before its reader has come.
+        // In place, a block would be overwritten before its reader has read it.
         let offered = if memory.source == memory.destination.cast_const() { 0 } else { bytes * self.ranks };
         let Some(mut lent) = self.offer(memory, Lengths { source: offered, destination: 0 }, context)? else { return Ok(None) };
         let streams = streams(bytes.saturating_mul(lent.ranks));
         let (ranks, me) = (lent.ranks, lent.me);
         for rank in (0..ranks).map(|distance| (me + distance) % ranks) {
             let theirs = lent.reach(rank, Side::Source, bytes * me, bytes, context)?;
-            // SAFETY: the source is lent, by a rank that writes to another buffer (what is in place is not offered); the destination is this
-            // rank's own, and apart.
+            // SAFETY: the source is lent by a rank that writes to another buffer (what is in place is not offered). The
+            // destination is this rank's own, and does not overlap it.
             unsafe { lent.pull(theirs, memory.destination.wrapping_add(bytes * rank), bytes, streams, context)? };
         }
         lent.close(context).map(Some)
     }
 
-    /// The first step: says where this rank's buffers lie, and hears where the others' do. `None` where those that the call needs do not
-    /// all lie in one window, which every rank finds alike: a source, and a destination where there is a length.
+    /// Runs the first step: publishes where this rank's buffers lie, and reads where the others' do. Returns `None`
+    /// unless all sources lie in one window, and all destinations too if they have a length. Every rank finds the same.
     fn offer(&mut self, memory: Memory, lengths: Lengths, context: &CallContext<'_>) -> Result<Option<Lent<'_>>, Interrupted> {
         if !self.has_had_windows() {
             return Ok(None);
@@ -185,15 +187,17 @@ impl Group {
         let offer = Offer::new(source, place(self, memory.destination, lengths.destination));
         let fingerprint = self.enter(context)?;
         let step = self.next_step();
-        // SAFETY: this rank's own header of this step, which nobody reads before it is published, and nobody any more for the step before
-        // last, the other one that it serves (see `flags`). It is aligned to 8 bytes, with room for an offer (asserted above).
+        // SAFETY: this rank's own header of this step. No rank reads it before it is published, and none still reads it
+        // for the step before last, which it also serves (see `flags`). It is aligned to 8 bytes, with room for an
+        // offer (asserted above).
         unsafe { self.area(self.me, step, Area::Head).cast::<Offer>().write(offer) };
         let mut lent = Lent::new(self, offer, fingerprint);
         lent.meet(step, fingerprint, context)?;
         let (ranks, me) = (lent.ranks, lent.me);
         for rank in (0..ranks).filter(|rank| *rank != me) {
-            // SAFETY: this rank has met the other one in this step, so its header was written before and is left alone until this rank
-            // publishes another step. An offer is made of integers, so any bytes are one; `reach` checks them.
+            // SAFETY: this rank has met the other one in this step, so its header was written before and is left alone
+            // until this rank publishes another step. An offer consists of integers, so any bytes are valid; `reach`
+            // checks them.
             lent.offers[rank] = unsafe { lent.area(rank, step, Area::Head).cast::<Offer>().read() };
         }
         if lent.all_offer(Side::Source) && (lengths.destination == 0 || lent.all_offer(Side::Destination)) {
@@ -203,13 +207,13 @@ impl Group {
         Ok(None)
     }
 
-    /// Whether this buffer of every rank lies in the same window. Every rank comes to the same answer.
+    /// Whether this buffer of every rank lies in the same window. Every rank finds the same.
     fn all_offer(&self, side: Side) -> bool {
         let window = self.offers[0].window(side);
         window != 0 && self.offers.iter().all(|offer| offer.window(side) == window)
     }
 
-    /// Copies what may be so long that something else ends the communicator meanwhile.
+    /// Copies in parts, since a copy may be so long that the communicator ends meanwhile.
     ///
     /// # Safety
     ///
@@ -230,7 +234,7 @@ impl Group {
         Ok(())
     }
 
-    /// Ends the call where the communicator has ended meanwhile.
+    /// Ends the call if the communicator has ended meanwhile.
     fn go_on(&mut self, context: &CallContext<'_>) -> Result<(), Interrupted> {
         match context.health.abort_reason().copied().or_else(|| self.region.abort_reason()) {
             None => Ok(()),
@@ -238,7 +242,7 @@ impl Group {
         }
     }
 
-    /// The inputs of a fold: this part of every source, the own one by the caller's pointer.
+    /// Sets the inputs of a fold: this part of every source, the own one through the caller's pointer.
     fn reach_all(&mut self, start: usize, bytes: usize, own: *const u8, context: &CallContext<'_>) -> Result<(), Interrupted> {
         for rank in 0..self.ranks {
             self.inputs[rank] = self.reach(rank, Side::Source, start, bytes, context)?;
@@ -247,7 +251,8 @@ impl Group {
         Ok(())
     }
 
-    /// Where a part of a rank's buffer lies here. A place that does not fit ends the group: the peer's memory is broken.
+    /// Returns where a part of a rank's buffer lies here. A position that does not fit ends the group: the peer's
+    /// memory is corrupt.
     fn reach(&mut self, rank: usize, side: Side, start: usize, bytes: usize, context: &CallContext<'_>) -> Result<*mut u8, Interrupted> {
         match self.offers[rank].place(side, start).and_then(|place| self.in_window(rank, place, bytes)) {
             Some(address) => Ok(address),

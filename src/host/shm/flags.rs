@@ -1,16 +1,17 @@
 //! The step protocol: how ranks that share memory know what they may read and what they may overwrite.
 //!
-//! Every collective is a sequence of steps, numbered from 1 over the life of a group and the same on every rank. In step `s` a
-//! rank writes its own area of parity `s % 2`, sets its flag of that parity to `s`, waits until all other flags of that parity
-//! have reached `s`, and reads the others' areas of that parity.
+//! Every collective is a sequence of steps, numbered from 1 over the life of a group and the same on every rank. In
+//! step `s` a rank writes its own area of parity `s % 2`, sets its flag of that parity to `s`, waits until all other
+//! flags of that parity have reached `s`, and reads the others' areas of that parity.
 //!
-//! Two areas suffice because everybody waits for everybody in every step. A rank writes its area for step `s + 2` only after it
-//! has seen every flag at `s + 1`. A rank sets its flag to `s + 1` only after it has read all that it wants of step `s`.
-//! So nobody still reads what step `s` left there. For the same reason a flag that is waited for at `s` is never beyond `s`.
+//! Two areas suffice because every rank waits for every other in every step. A rank writes its area for step `s + 2`
+//! only after it has seen every flag at `s + 1`. A rank sets its flag to `s + 1` only after it has read all that it
+//! needs of step `s`. So no rank still reads what step `s` left there. For the same reason, a flag that is awaited at
+//! `s` is never beyond `s`.
 //!
-//! The flag is stored with release order after the area was written, and loaded with acquire order before an area is read; the
-//! chain "read, then set the own flag" and "see that flag, then write" orders the reads before the overwriting as well. On x86
-//! both are plain moves; no fence is needed anywhere.
+//! The flag is stored with release order after the area was written, and loaded with acquire order before an area is
+//! read. The chain "read, then set the own flag" and "see that flag, then write" orders the reads before the
+//! overwriting as well. On x86 both are plain moves; no fence is needed anywhere.
 
 use crate::base::sync::{AtomicU64, Ordering};
 
@@ -19,13 +20,13 @@ use crate::base::sync::{AtomicU64, Ordering};
 pub(super) struct Flag(AtomicU64);
 
 impl Flag {
-    /// That of no step yet.
+    /// Creates the flag of an owner that has published no step yet.
     #[cfg(test)]
     pub(super) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// Says that the owner's area holds what `step` needs.
+    /// Publishes that the owner's area holds what `step` needs.
     #[inline]
     pub(super) fn publish(&self, step: u64) {
         self.0.store(step, Ordering::Release);
@@ -38,7 +39,7 @@ impl Flag {
     }
 }
 
-/// Which of the two areas belongs to `step`.
+/// Returns which of the two areas belongs to `step`.
 #[inline]
 pub(super) const fn parity(step: u64) -> usize {
     (step & 1) as usize
@@ -67,7 +68,7 @@ mod model {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
 
-    /// What the region is to the real ranks.
+    /// The model's counterpart of the region.
     struct Shared {
         flags: Vec<[Flag; 2]>,
         slots: Vec<[UnsafeCell<u64>; 2]>,
@@ -75,7 +76,7 @@ mod model {
 
     // SAFETY: the cells are guarded by the flags; loom reports any access that is not.
     unsafe impl Sync for Shared {}
-    // SAFETY: what is in it may be sent.
+    // SAFETY: its contents may be sent.
     unsafe impl Send for Shared {}
 
     impl Shared {
@@ -91,11 +92,11 @@ mod model {
         step * 10 + rank as u64
     }
 
-    /// How often a rank looks at a flag before it gives up. Without a limit, ranks that wait in turns make an endless execution;
-    /// giving up early only leaves the rest of that one execution unchecked.
+    /// How often a rank looks at a flag before it gives up. Without a limit, ranks that wait in turns make an endless
+    /// execution; giving up early only leaves the rest of that one execution unchecked.
     const LOOKS: u32 = 2;
 
-    /// One rank's part, with the rule that picks the slot given; says whether it got to the end.
+    /// Runs one rank's part; `slot` is the rule that picks the slot. Returns whether it reached the end.
     fn take_part(shared: &Shared, me: usize, steps: u64, slot: fn(u64) -> usize) -> bool {
         for step in 1..=steps {
             // SAFETY: the protocol under test; loom checks the accesses.
@@ -110,7 +111,7 @@ mod model {
                     }
                     loom::thread::yield_now();
                 }
-                // SAFETY: the flag says that its owner has written it; loom checks that.
+                // SAFETY: the flag shows that its owner has written it; loom checks that.
                 shared.slots[peer][slot(step)].with(|cell| assert_eq!(unsafe { *cell }, value(peer, step)));
             }
         }

@@ -1,7 +1,7 @@
 //! Collectives that fold: all-reduce, reduce and reduce-scatter.
 //!
-//! Every fold takes the inputs of all ranks in local order in one go, so that the bits are the same on every rank and for every
-//! way of cutting.
+//! Every fold takes the inputs of all ranks at once, in local order, so that the bits are the same on every rank and
+//! for every way of cutting.
 
 #![expect(unsafe_code, reason = "folds the caller's raw memory and the mapped areas")]
 
@@ -14,16 +14,17 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::copy::copy;
 use crate::host::fold::Fold;
 
-// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the chunking says and
-// aligned to the element, or to 64 bytes where that is less (tested in `chunking`). A rank writes its own area before it publishes the step,
-// and reads the others' after `meet` and before its next `publish`, which is what `flags` asks for. The areas are initialised from the
-// beginning (a file's pages), and hold what the others have written for this call; a fold asks for no more.
+// Common to every function below. The caller vouches for its own memory. Areas lie in the mapping, are as long as the
+// chunking states, and are aligned to the element or to 64 bytes, whichever is less (tested in `chunking`). A rank
+// writes its own area before it publishes the step, and reads the others' after `meet` and before its next `publish`,
+// as `flags` requires. The areas are initialised from the beginning (a file's pages), and hold what the others have
+// written for this call; a fold requires no more.
 impl Group {
-    /// The fold of all ranks' vectors to everyone. `last`: nothing more is folded into it elsewhere.
+    /// Folds all ranks' vectors to every rank. `last`: nothing more is folded into the result elsewhere.
     ///
     /// # Safety
     ///
-    /// Source and destination are the same, or share no byte; both hold `bytes` bytes of whole elements, aligned to the
+    /// Source and destination are the same, or share no byte. Both hold `bytes` bytes of whole elements, aligned to the
     /// element.
     #[inline]
     pub(crate) unsafe fn all_reduce<F: Fold + ?Sized>(
@@ -36,30 +37,30 @@ impl Group {
     ) -> Result<(), Interrupted> {
         let area = Area::for_fold(bytes, 1, fold.element_bytes());
         if area == Area::Slot {
-            // SAFETY: it asks for what this function's caller has promised.
+            // SAFETY: this function's caller promised what the callee requires.
             return unsafe { self.fold_large(memory, bytes, None, fold, last, context) };
         }
         let fingerprint = self.enter(context)?;
         let step = self.next_step();
-        // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
+        // SAFETY: the caller's source; this rank's area of a step that it has not published, which no rank reads now.
         unsafe { copy(memory.source, self.area(self.me, step, area), bytes) };
         self.meet(step, fingerprint, context)?;
         for rank in 0..self.ranks {
             self.inputs[rank] = self.area(rank, step, area);
         }
         if bytes > 0 {
-            // SAFETY: the inputs are areas of a step that all have published, of valid elements, and left alone until this rank goes on; the
-            // destination is the caller's, apart from them.
+            // SAFETY: the inputs are areas of a step that all ranks have published. They hold valid elements, and are
+            // left alone until this rank goes on. The destination is the caller's, and does not overlap them.
             unsafe { fold.fold(memory.destination, &self.inputs, bytes, last) };
         }
         Ok(())
     }
 
-    /// The fold of all ranks' vectors to the root. The others' destination is not touched.
+    /// Folds all ranks' vectors to the root. The others' destination is not touched.
     ///
     /// # Safety
     ///
-    /// As for [`Group::all_reduce`], the destination at the root alone.
+    /// As for [`Group::all_reduce`]; for the destination, only at the root.
     pub(crate) unsafe fn reduce<F: Fold + ?Sized>(
         &mut self,
         memory: Memory,
@@ -69,11 +70,11 @@ impl Group {
         last: bool,
         context: &CallContext<'_>,
     ) -> Result<(), Interrupted> {
-        // SAFETY: it asks for what this function's caller has promised.
+        // SAFETY: this function's caller promised what the callee requires.
         unsafe { self.fold_large(memory, bytes, Some(root), fold, last, context) }
     }
 
-    /// Chooses who folds: every rank that wants the result, or each rank a share of it.
+    /// Chooses which ranks fold: every rank that wants the result, or each rank a share of it.
     ///
     /// # Safety
     ///
@@ -90,21 +91,21 @@ impl Group {
         self.check_element(fold.element_bytes(), context)?;
         if root.is_none()
             && bytes >= DIRECT_FROM_BYTES
-            // SAFETY: it asks for what this function's caller has promised.
+            // SAFETY: this function's caller promised what the callee requires.
             && let Some(()) = unsafe { self.all_reduce_directly(memory, bytes, fold, last, context)? }
         {
             return Ok(());
         }
         if in_shares(bytes) {
-            // SAFETY: it asks for what this function's caller has promised.
+            // SAFETY: this function's caller promised what the callee requires.
             unsafe { self.fold_shares(memory, bytes, root, fold, last, context) }
         } else {
-            // SAFETY: it asks for what this function's caller has promised.
+            // SAFETY: this function's caller promised what the callee requires.
             unsafe { self.fold_whole(memory, bytes, root, fold, last, context) }
         }
     }
 
-    /// Every rank that wants the result folds all of it.
+    /// Folds everything on every rank that wants the result.
     ///
     /// # Safety
     ///
@@ -124,7 +125,8 @@ impl Group {
             let step = self.next_step_of(&chunking);
             let source = memory.source.wrapping_add(range.start);
             if root != Some(self.me) {
-                // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
+                // SAFETY: the caller's source; this rank's area of a step that it has not published, which no rank
+                // reads now.
                 unsafe { self.stores.copy(source, self.area(self.me, step, chunking.area), range.len()) };
             }
             self.meet(step, fingerprint, context)?;
@@ -132,14 +134,15 @@ impl Group {
                 continue;
             }
             self.set_inputs(step, chunking.area, 0, source);
-            // SAFETY: the others' inputs are areas of a step that all have published, and left alone until this rank goes on; this rank's
-            // is its own source, which may be the destination.
+            // SAFETY: the others' inputs are areas of a step that all ranks have published, and left alone until this
+            // rank goes on. This rank's is its own source, which may be the destination.
             unsafe { fold.fold(memory.destination.add(range.start), &self.inputs, range.len(), last) };
         }
         Ok(())
     }
 
-    /// Each rank folds its share of every piece into its area of the next step, whence those who want it copy it.
+    /// Folds this rank's share of every piece into its area of the next step. The ranks that want it copy it from
+    /// there.
     ///
     /// # Safety
     ///
@@ -165,8 +168,8 @@ impl Group {
 
             let step = self.next_step_of(&chunking);
             let area = self.area(self.me, step, Area::Slot);
-            // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now. What is not
-            // copied is this rank's own share, which nobody else reads at all.
+            // SAFETY: the caller's source; this rank's area of a step that it has not published, which no rank reads
+            // now. What is not copied is this rank's own share, which no other rank reads at all.
             unsafe {
                 self.stores.copy(source, area, mine.start);
                 self.stores.copy(source.wrapping_add(mine.end), area.add(mine.end), range.len() - mine.end);
@@ -178,9 +181,9 @@ impl Group {
             let result = self.area(self.me, step, Area::Slot).wrapping_add(mine.start);
             if !mine.is_empty() {
                 let kept = destination.wrapping_add(mine.start);
-                // SAFETY: the others' inputs are areas of a step that all have published, and left alone until this rank publishes the
-                // next; this rank's is its own source, which may be where the result is kept. The result lies in this rank's area of
-                // the next step, which nobody reads before it is published.
+                // SAFETY: the others' inputs are areas of a step that all ranks have published, and left alone until
+                // this rank publishes the next. This rank's is its own source, which may be where the result is kept.
+                // The result lies in this rank's area of the next step, which no rank reads before it is published.
                 unsafe {
                     if keeps && !streams {
                         fold.fold_to_two((kept, result), self.stores.way(), &self.inputs, mine.len(), last);
@@ -191,28 +194,29 @@ impl Group {
             }
             self.publish(step, fingerprint);
             if keeps && streams {
-                // SAFETY: the caller's destination; this rank's own area, which it alone writes. Of the source, if it is the same memory, this
-                // share has been folded.
+                // SAFETY: the caller's destination; this rank's own area, which it alone writes. If the source is the
+                // same memory, this share of it has been folded.
                 unsafe { copy_out(result, destination.wrapping_add(mine.start), mine.len(), true) };
             }
             self.arrive(step, fingerprint, context)?;
             for rank in (0..self.ranks).filter(|rank| keeps && *rank != self.me) {
                 let share = shares.of(rank);
                 let from = self.area(rank, step, Area::Slot).wrapping_add(share.start);
-                // SAFETY: the caller's destination; an area whose owner has published it for this step, and leaves it until this rank goes on.
+                // SAFETY: the caller's destination; an area whose owner has published it for this step, and leaves it
+                // alone until this rank goes on.
                 unsafe { copy_out(from, destination.wrapping_add(share.start), share.len(), streams) };
             }
         }
         Ok(())
     }
 
-    /// Block `r` of the fold of all ranks' vectors to rank `r`. `blocks` describes the source; in place the destination is this
-    /// rank's block of it.
+    /// Folds all ranks' vectors, and delivers block `r` of the result to rank `r`. `blocks` describes the source. In
+    /// place, the destination is this rank's block of it.
     ///
     /// # Safety
     ///
-    /// The source holds every block, the destination this rank's, all of whole elements and aligned to them, whose alignment is
-    /// at most a page. The two share no byte, or the destination is this rank's block of the source.
+    /// The source holds every block, the destination this rank's, all of whole elements and aligned to them, whose
+    /// alignment is at most a page. The two share no byte, or the destination is this rank's block of the source.
     pub(crate) unsafe fn reduce_scatter<F: Fold + ?Sized>(
         &mut self,
         memory: Memory,
@@ -223,7 +227,7 @@ impl Group {
     ) -> Result<(), Interrupted> {
         self.check_element(fold.element_bytes(), context)?;
         if is_large(&blocks, self.ranks)
-            // SAFETY: it asks for what this function's caller has promised.
+            // SAFETY: this function's caller promised what the callee requires.
             && let Some(()) = unsafe { self.reduce_scatter_directly(memory, blocks, fold, last, context)? }
         {
             return Ok(());
@@ -231,7 +235,7 @@ impl Group {
         let fingerprint = self.enter(context)?;
         let chunking = Chunking::folds(blocks.longest(), self.ranks, fold.element_bytes(), self.step_sizes.reduce_scatter);
         for range in chunking.pieces() {
-            // All owners in one step, unless elements are so large that their pieces do not fit a slot together.
+            // All owners in one step, unless elements are so large that their pieces do not fit into a slot together.
             for first in (0..self.ranks).step_by(chunking.width) {
                 let owners = first..self.ranks.min(first + chunking.width);
                 let step = self.next_step_of(&chunking);
@@ -239,7 +243,8 @@ impl Group {
                 for owner in owners.clone().filter(|owner| *owner != self.me) {
                     let (start, len) = within(&range, blocks.len(owner));
                     let from = memory.source.wrapping_add(blocks.offset(owner) + start);
-                    // SAFETY: the caller's source; this rank's area of a step that it has not published, which nobody reads now.
+                    // SAFETY: the caller's source; this rank's area of a step that it has not published, which no rank
+                    // reads now.
                     unsafe { self.stores.copy(from, area.add((owner - first) * chunking.piece), len) };
                 }
                 self.meet(step, fingerprint, context)?;
@@ -249,15 +254,15 @@ impl Group {
                 }
                 let own = memory.source.wrapping_add(blocks.offset(self.me) + start);
                 self.set_inputs(step, chunking.area, (self.me - first) * chunking.piece, own);
-                // SAFETY: the others' inputs are areas of a step that all have published, and left alone until this rank goes on; this
-                // rank's is its own source, where the destination may be this very block.
+                // SAFETY: the others' inputs are areas of a step that all ranks have published, and left alone until
+                // this rank goes on. This rank's is its own source, of which the destination may be this very block.
                 unsafe { fold.fold(memory.destination.add(start), &self.inputs, len, last) };
             }
         }
         Ok(())
     }
 
-    /// The inputs of a fold: what each rank published at `offset` of its area, and this rank's own from where it is.
+    /// Sets the inputs of a fold: what each rank published at `offset` of its area, and this rank's own in place.
     fn set_inputs(&mut self, step: u64, area: Area, offset: usize, own: *const u8) {
         for rank in 0..self.ranks {
             self.inputs[rank] = self.area(rank, step, area).wrapping_add(offset);
@@ -265,7 +270,7 @@ impl Group {
         self.inputs[self.me] = own;
     }
 
-    /// Refuses elements that no slot holds. The same on every rank that makes the same call.
+    /// Refuses elements that fit into no slot. The outcome is the same on every rank that makes the same call.
     fn check_element(&mut self, element_bytes: usize, context: &CallContext<'_>) -> Result<(), Interrupted> {
         if element_bytes <= MAX_ELEMENT_BYTES {
             return Ok(());

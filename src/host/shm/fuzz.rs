@@ -1,4 +1,4 @@
-//! What must hold whatever a host's leader says of its shared memory.
+//! Invariants for anything that a host's leader reports about its shared memory.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -24,11 +24,12 @@ impl Exchange for Scripted<'_> {
     }
 }
 
-/// Any bytes as the leader's word on where its region is to be had, and as its word on how that went: nobody gets anything, and is told why.
+/// Takes any bytes as the leader's report of where its region is available, and as its report of how that went: no rank
+/// gets anything, and each error gives the reason.
 pub fn shared_memory_file(data: &[u8]) {
     let half = data.first().map_or(0, |length| usize::from(*length)).min(data.len().saturating_sub(1));
     let (blob, verdict) = data.get(1..).unwrap_or_default().split_at(half);
-    // Sockets of others must not be found by chance.
+    // Sockets of other processes must not be found by chance.
     let blob = match blob.split_first() {
         Some((&2, rest)) if rest.len() > 32 => [b"\x02", &rest[..32], b"collectives-nobody-", &rest[32..]].concat(),
         _ => blob.to_vec(),
@@ -51,7 +52,8 @@ pub fn shared_memory_file(data: &[u8]) {
     }
 }
 
-/// Any number as a number of ranks: none, or a layout in which the last rank's parts lie within the region, in order.
+/// Takes any number as a number of ranks: there is no layout, or one in which the last rank's parts lie within the
+/// region, in order.
 pub fn shared_memory_layout(data: &[u8]) {
     for ranks in data.as_chunks::<2>().0.iter().map(|bytes| usize::from(u16::from_le_bytes(*bytes))) {
         let Some(layout) = RegionLayout::new(ranks) else {
@@ -66,16 +68,17 @@ pub fn shared_memory_layout(data: &[u8]) {
     }
 }
 
-/// The smallest ring that is tried.
+/// The size of the smallest ring that is tried.
 const RING_BYTES: usize = 64;
-/// What lies around it.
+/// The words around it.
 const GUARD: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 /// Two lines, aligned as the ring's own.
 #[repr(C, align(128))]
 struct Lines([AtomicU64; 16]);
 
-/// Any sequence of writes and reads on both ends of a ring, each with its length, and of words that a broken peer puts where cursors
-/// lie. Bytes come out as they went in until then, each end reports what cannot be, and nothing beside the ring is touched.
+/// Runs any sequence of writes and reads on both ends of a ring, each with its length, and of words that a faulty peer
+/// stores where cursors lie. Until then, bytes come out as they went in. Each end reports impossible values, and
+/// nothing beside the ring is touched.
 pub fn shared_memory_ring(data: &[u8]) {
     let lines: Vec<Lines> = (0..2 + CURSORS_BYTES / 128 + 1).map(|_| Lines(std::array::from_fn(|_| AtomicU64::new(GUARD)))).collect();
     let ring = &lines[1..];
@@ -111,7 +114,7 @@ pub fn shared_memory_ring(data: &[u8]) {
                     let mut into = vec![0; head.bytes];
                     reader.take_frame(0, &mut into);
                     assert!(is_broken || expected.drain(..head.bytes).eq(into.iter().copied()));
-                    // Of longer ones it may be the last write.
+                    // For longer frames it may be the beginning of the last write.
                     let begin = head.bytes.min(Head::BYTES);
                     assert!(is_broken || head.bytes > 62 || head.words.map(u64::to_ne_bytes).as_flattened()[..begin] == into[..begin]);
                 }
@@ -125,7 +128,7 @@ pub fn shared_memory_ring(data: &[u8]) {
             }
             _ => {
                 is_broken = true;
-                // A cursor near where it was, or anything; or the copy beside the writer's.
+                // A cursor near its former value, or any value; or the copy beside the writer's cursor.
                 let word = [0, 1, 2, CURSORS_BYTES / 16][usize::from(action >> 3) % 4];
                 let value = words().nth(word).map_or(0, |word| word.load(Ordering::Relaxed));
                 let value = if action >= 128 { value.wrapping_add(length as u64).wrapping_sub(128) } else { value ^ 1 << (length % 64) };
@@ -137,7 +140,7 @@ pub fn shared_memory_ring(data: &[u8]) {
     assert!(guards.map(|word| word.load(Ordering::Relaxed)).all(|word| word == GUARD), "written beside the ring");
 }
 
-/// How bytes begin.
+/// Returns the beginning of the bytes.
 fn head_of(bytes: &[u8]) -> Head {
     let mut words = [[0; 8]; Head::WORDS];
     let begin = bytes.len().min(Head::BYTES);
@@ -145,7 +148,7 @@ fn head_of(bytes: &[u8]) -> Head {
     Head { words: words.map(u64::from_ne_bytes), bytes: bytes.len() }
 }
 
-/// No bytes, where an end has found out that its peer is broken.
+/// Returns 0 bytes, if an end has detected that its peer is faulty.
 fn assert_broken(is_broken: bool, error: &io::Error) -> usize {
     assert!(is_broken && error.kind() == io::ErrorKind::InvalidData, "{error}");
     0

@@ -1,4 +1,4 @@
-//! The ranks of one host that share a region: how they find it, and what one of them holds.
+//! The ranks of one host that share a region: how they find it, and the state of one of them.
 
 use std::sync::Arc;
 
@@ -26,10 +26,10 @@ use crate::host::exchange::Exchange;
 use crate::host::health::Health;
 use crate::host::waiting::Patience;
 
-/// A call's fingerprint in words.
+/// A call's fingerprint as words.
 pub(super) type Fingerprint = [u64; 4];
 
-/// What a call of this host is made under: what it is, how long it may take, and what else may end it.
+/// The context of a call on this host: what it is, how long it may take, and what else may end it.
 #[derive(Clone, Copy)]
 pub(crate) struct CallContext<'a> {
     pub(crate) call: &'a Call,
@@ -43,10 +43,10 @@ pub(crate) struct CallContext<'a> {
 pub(super) enum GroupState {
     /// All steps are done.
     Ready,
-    /// The deadline of a barrier passed while others were missing. They will still come to this step, so it is waited for again:
-    /// by the same barrier tried once more, or before the next call.
+    /// The deadline of a barrier passed while others were missing. They will still arrive at this step, so it is
+    /// awaited again: when the same barrier is retried, or before the next call.
     Unfinished(Fingerprint),
-    /// The steps of the ranks have come apart; every call ends at once.
+    /// The ranks are no longer at the same step; every call ends at once.
     Ended(AbortReason),
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Group {
     pub(super) region: Arc<Region>,
     /// This rank's local index.
     pub(super) me: usize,
-    /// How many ranks share the region.
+    /// Number of ranks that share the region.
     pub(super) ranks: usize,
     /// The global rank of each local index.
     pub(super) globals: Box<[u32]>,
@@ -63,49 +63,53 @@ pub(crate) struct Group {
     pub(super) step: u64,
     /// Whether the next call may start right away.
     pub(super) state: GroupState,
-    /// How often a waiter looks before the policy of waiting begins.
+    /// Number of looks before the waiting policy begins.
     pub(super) first_looks: u32,
-    /// How it waits after that, and what it has learnt of that.
+    /// How it waits after that, and what it has learnt about waiting.
     pub(super) patience: Patience,
-    /// How many ranks can run at the same time.
+    /// Number of ranks that can run at the same time.
     pub(super) running: usize,
-    /// Where payloads lie in the ranks' slot rings.
+    /// The positions of payloads in the ranks' slot rings.
     pub(super) slot_ring: SlotRing,
-    /// With which stores this rank writes them.
+    /// The stores with which this rank writes them.
     pub(super) stores: Stores,
     /// How calls are cut into steps.
     pub(super) step_sizes: StepSizes,
-    /// What each rank has said of its buffers in the call under way.
+    /// What each rank has published about its buffers in the current call.
     pub(super) offers: Box<[Offer]>,
     /// Room for one pointer per rank, so that a fold's inputs need no allocation.
     pub(super) inputs: Box<[*const u8]>,
-    /// The memory of users that the ranks have in common.
+    /// The windows that the ranks have in common.
     pub(super) windows: Windows,
     links_taken: Box<[bool]>,
     process: Process,
 }
 
-// SAFETY: the pointers in `inputs` take `Send` away alone. They are followed only in the call that has stored them, on its thread.
+// SAFETY: only the pointers in `inputs` take `Send` away. They are followed only in the call that has stored them, on
+// its thread.
 #[expect(unsafe_code, reason = "raw pointers as scratch space take Send away")]
 unsafe impl Send for Group {}
 
-/// What has come of sharing memory, on every host.
+/// The result of setting up shared memory, on every host.
 pub(crate) struct Sharing {
-    /// This rank's part; `None` where it is alone on its host, or the ranks of its host do without.
+    /// This rank's part; `None` if it is alone on its host, or the ranks of its host do without shared memory.
     pub(crate) group: Option<Group>,
-    /// The ranks that cannot share memory, and why: those of their hosts do without. The same on every rank.
+    /// The ranks that cannot share memory, and why. All ranks of their hosts do without it. The same on every rank.
     pub(crate) refusals: Vec<(usize, String)>,
 }
 
 impl Sharing {
-    /// Sets up the shared memory of the ranks `members` (global ranks of this host, ascending). Every rank of the communicator
-    /// calls it, each with the members of its own host; it takes two rounds of the exchange. Who does not know `secret` gets no part. Where the
-    /// system refuses a rank to share memory, the ranks of its host do without, unless it is `required`.
+    /// Sets up the shared memory of the ranks `members` (global ranks of this host, ascending). Every rank of the
+    /// communicator calls it, each with the members of its own host; it takes two rounds of the exchange. A process
+    /// that does not know `secret` gets no part. If the system does not let a rank share memory, the ranks of its host
+    /// do without, unless it is `required`.
     ///
     /// # Errors
     ///
-    /// `Unsupported` for more than [`MAX_RANKS`] members, `Io` where this rank cannot map the region, `PeerLost` naming a rank
-    /// that could not, and whatever the exchange says.
+    /// - `Unsupported` for more than [`MAX_RANKS`] members.
+    /// - `Io` if this rank cannot map the region.
+    /// - `PeerLost`, which names the rank, if another rank could not.
+    /// - The errors of the exchange.
     pub(crate) fn connect(
         exchange: &mut dyn Exchange,
         members: &[usize],
@@ -138,7 +142,7 @@ impl Sharing {
     }
 }
 
-/// This rank's part in the region of its host.
+/// Enters this rank into the region of its host.
 fn enter(
     exchange: &mut dyn Exchange,
     members: &[usize],
@@ -166,7 +170,7 @@ fn enter(
 }
 
 impl Group {
-    /// As [`Sharing::connect`] for ranks that need it.
+    /// Connects as [`Sharing::connect`] does, for ranks that require shared memory.
     #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn connect(
         exchange: &mut dyn Exchange,
@@ -205,24 +209,25 @@ impl Group {
         }
     }
 
-    /// Says how this rank waits for the others.
+    /// Sets how this rank waits for the others.
     pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
         self.patience.set_waiting(waiting);
     }
 
-    /// This rank's place among the ranks of its host.
+    /// Returns this rank's index among the ranks of its host.
     #[cfg(test)]
     pub(crate) fn local_index(&self) -> usize {
         self.me
     }
 
-    /// How many ranks this host has.
+    /// Returns how many ranks this host has.
     #[cfg(test)]
     pub(crate) fn size(&self) -> usize {
         self.ranks
     }
 
-    /// The byte stream to and from another rank of this host; `None` where it was taken before, and for this rank itself.
+    /// Returns the byte stream to and from another rank of this host; `None` if it was taken before, and for this rank
+    /// itself.
     pub(crate) fn link(&mut self, local_peer: usize, channel: Channel) -> Option<RingLink> {
         if local_peer == self.me || local_peer >= self.ranks {
             return None;
@@ -234,63 +239,65 @@ impl Group {
         Some(RingLink::new(Arc::clone(&self.region), local_peer, channel))
     }
 
-    /// The next window of this group. Every rank of the host asks for it at the same point, so that they number it alike. `None` once
-    /// the numbers are used up.
+    /// Returns the next window of this group. Every rank of the host asks for it at the same point, so that all use the
+    /// same number. Returns `None` once the numbers are used up.
     pub(crate) fn site(&mut self) -> Option<Site> {
         self.windows.site(self.me, self.ranks, self.globals[0] as usize)
     }
 
-    /// Takes up a window that all ranks of the host have opened.
+    /// Adds a window that all ranks of the host have opened.
     pub(crate) fn admit(&mut self, segment: &Segment) {
         self.windows.insert(segment);
     }
 
-    /// Unmaps what was dropped since the last call. Between calls only: `&mut self`, while calls run on `&mut self` too.
+    /// Unmaps what was dropped since the last call. Between calls only: this takes `&mut self`, and so do calls.
     #[inline]
     pub(crate) fn forget_dropped(&mut self) {
         self.windows.forget_dropped();
     }
 
-    /// Whether there has ever been a window: the same on all ranks, between calls.
+    /// Whether there has ever been a window: between calls, the same on all ranks.
     #[inline]
     pub(super) fn has_had_windows(&self) -> bool {
         self.windows.has_had_any()
     }
 
-    /// As [`Windows::find`].
+    /// Forwards to [`Windows::find`].
     #[inline]
     pub(super) fn find_window(&self, address: *const u8, bytes: usize) -> Option<WindowOffset> {
         self.windows.find(address, bytes)
     }
 
-    /// As [`Windows::address`].
+    /// Forwards to [`Windows::address`].
     #[inline]
     pub(super) fn in_window(&self, rank: usize, place: WindowOffset, bytes: usize) -> Option<*mut u8> {
         self.windows.address(rank, place, bytes)
     }
 
-    /// How payloads are written, in words.
+    /// Describes how payloads are written.
     pub(crate) fn explain(&self) -> String {
         format!("payloads: laps of {} KiB, {}", self.slot_ring.lap() >> 10, self.stores)
     }
 
-    /// The way of a call on `bytes` in all, on ordinary memory, where one has to be told; `None` for calls that go over links.
+    /// Returns the algorithm of a call on `bytes` in total, on ordinary memory, for reports; `None` for calls that go
+    /// over links.
     pub(crate) fn way(&self, kind: Collective, bytes: usize, element_bytes: usize) -> Option<Algorithm> {
         self.step_sizes.way(kind, self.ranks, bytes, element_bytes)
     }
 
-    /// Tells the ranks of this host why the communicator ended, unless one has told already, and wakes those who sleep.
+    /// Records for the ranks of this host why the communicator ended, and wakes the sleepers, unless a rank already
+    /// has.
     pub(crate) fn propagate(&self, abort_reason: &AbortReason) {
         self.region.propagate(abort_reason);
     }
 
-    /// Where the ranks of this host say that they give up on their devices.
+    /// Returns the word in which the ranks of this host record that they give up on their devices.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_end(&self) -> DeviceEnd {
         DeviceEnd::new(Arc::clone(&self.region))
     }
 
-    /// Why the communicator ended, where a rank of this host has told.
+    /// Returns why the communicator ended, if a rank of this host has recorded it.
     pub(crate) fn abort_reason(&self) -> Option<AbortReason> {
         self.region.abort_reason()
     }
@@ -304,12 +311,12 @@ impl Drop for Group {
     }
 }
 
-/// The region in words.
+/// Describes the region.
 fn name(layout: &RegionLayout) -> String {
     format!("the shared region of {} bytes", layout.bytes)
 }
 
-/// This rank's place among the members, which must be ascending and in the world.
+/// Returns this rank's index among the members, which must be ascending and in the world.
 fn check_members(members: &[usize], my_global_rank: usize, world_size: usize) -> Result<usize> {
     let ascending = members.windows(2).all(|pair| pair[0] < pair[1]);
     let inside = members.last().is_some_and(|last| *last < world_size) && u32::try_from(world_size).is_ok();

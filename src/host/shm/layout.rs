@@ -1,31 +1,32 @@
 //! Where everything lies in the region: pure arithmetic, the same on every rank.
 //!
-//! For `L` ranks, in this order: one control block, `L` member records, `L` pairs of mailboxes (8.4 KiB each pair), `L` slot rings
-//! ([`RegionLayout::slot_ring_bytes`] each), and a ring per ordered pair and channel ([`RegionLayout::ring_bytes`] each). Only pages that
-//! are touched cost memory.
+//! For `L` ranks, in this order: one control block, `L` member records, `L` pairs of mailboxes (8.4 KiB each pair), `L`
+//! slot rings ([`RegionLayout::slot_ring_bytes`] each), and a ring per ordered pair and channel
+//! ([`RegionLayout::ring_bytes`] each). Only pages that are touched cost memory.
 
 use super::control::{Control, Member};
 
-/// Every rank's parts start on a multiple of this: the two cache lines that processors fetch together.
+/// The alignment of every rank's parts: the two cache lines that processors fetch together.
 const LINE_PAIR: usize = 128;
-/// Slots start on a multiple of this.
+/// The alignment of slots.
 pub(super) const PAGE: usize = 4096;
 
-/// The most ranks of one host.
+/// The largest number of ranks on one host.
 pub(crate) const MAX_RANKS: usize = 1024;
-/// Payload beside the flag and the fingerprint, in one line.
+/// Bytes of payload in the line of the flag and the fingerprint.
 pub(super) const HEAD_BYTES: usize = 24;
-/// Payload in the lines that follow.
+/// Bytes of payload in the lines that follow.
 pub(super) const LINES_BYTES: usize = 4096;
-/// A mailbox: a header line, then the payload's lines.
+/// Bytes of a mailbox: a header line, then the payload's lines.
 pub(super) const MAILBOX_BYTES: usize = (64 + LINES_BYTES).next_multiple_of(LINE_PAIR);
-/// From one rank's pair of mailboxes to the next: an odd number of line pairs, so that headers spread over the cache's sets.
+/// Bytes from one rank's pair of mailboxes to the next: an odd number of line pairs, so that headers spread over the
+/// cache's sets.
 pub(super) const MAILBOXES_STRIDE: usize = 2 * MAILBOX_BYTES + LINE_PAIR;
-/// The largest element that a fold can take: the smallest slot.
+/// The size of the largest element that a fold can take: the smallest slot.
 pub(crate) const MAX_ELEMENT_BYTES: usize = 64 << 10;
-/// Channels per ordered pair of ranks.
+/// Number of channels per ordered pair of ranks.
 pub(super) const CHANNELS: usize = 2;
-/// The two cursors at the start of a ring.
+/// Bytes of the two cursors at the start of a ring.
 pub(super) const CURSORS_BYTES: usize = 2 * LINE_PAIR;
 
 /// The offsets for one number of ranks.
@@ -41,7 +42,7 @@ pub(super) struct RegionLayout {
 }
 
 impl RegionLayout {
-    /// For 1 to [`MAX_RANKS`] ranks; `None` for any other number.
+    /// Returns the layout for 1 to [`MAX_RANKS`] ranks; `None` for any other number.
     pub(super) fn new(ranks: usize) -> Option<Self> {
         if ranks == 0 || ranks > MAX_RANKS {
             return None;
@@ -54,7 +55,8 @@ impl RegionLayout {
         Some(Self { ranks, members, mailboxes, slots, rings, bytes: bytes.next_multiple_of(PAGE) })
     }
 
-    /// Small enough that all slots together stay in the last-level cache, large enough that a step costs little compared with its bytes.
+    /// Returns a size small enough that all slots together stay in the last-level cache, and large enough that a step
+    /// costs little compared with its bytes.
     const fn slot_bytes_for(ranks: usize) -> usize {
         match ranks {
             0..=4 => 1 << 20,
@@ -65,13 +67,14 @@ impl RegionLayout {
         }
     }
 
-    /// Six times the largest payload: more than two second-level caches, where the ranks are few.
+    /// Returns six times the largest payload. If there are few ranks, that is more than two second-level caches.
     const fn slot_ring_bytes_for(ranks: usize) -> usize {
         6 * Self::slot_bytes_for(ranks)
     }
 
-    /// 4 MiB for 2 ranks, more than two second-level caches, for the same reason as [`slot_ring`](super::slot_ring). A quarter of that for each
-    /// doubling, down to 4 KiB: their number grows with the square of the ranks.
+    /// Returns 4 MiB for 2 ranks, more than two second-level caches, for the same reason as
+    /// [`slot_ring`](super::slot_ring). A quarter of that for each doubling, down to 4 KiB: the number of rings grows
+    /// with the square of the ranks.
     const fn ring_bytes_for(ranks: usize) -> usize {
         match ranks {
             0..=2 => 4 << 20,
@@ -83,42 +86,42 @@ impl RegionLayout {
         }
     }
 
-    /// The most that a step carries, of which a slot ring holds at least three.
+    /// Returns the most that a step carries. A slot ring holds at least three times as much.
     pub(super) const fn slot_bytes(&self) -> usize {
         Self::slot_bytes_for(self.ranks)
     }
 
-    /// The capacity of one slot ring.
+    /// Returns the capacity of one slot ring.
     pub(super) const fn slot_ring_bytes(&self) -> usize {
         Self::slot_ring_bytes_for(self.ranks)
     }
 
-    /// The capacity of one ring, a power of two.
+    /// Returns the capacity of one ring, a power of two.
     pub(super) const fn ring_bytes(&self) -> usize {
         Self::ring_bytes_for(self.ranks)
     }
 
-    /// Where a rank's member record lies.
+    /// Returns where a rank's member record lies.
     pub(super) fn member(&self, rank: usize) -> usize {
         debug_assert!(rank < self.ranks, "rank {rank} of {}", self.ranks);
         self.members + rank * size_of::<Member>()
     }
 
-    /// Where a rank's mailbox of a parity lies.
+    /// Returns where a rank's mailbox of a parity lies.
     #[inline]
     pub(super) const fn mailbox(&self, rank: usize, parity: usize) -> usize {
         debug_assert!(rank < self.ranks && parity < 2);
         self.mailboxes + rank * MAILBOXES_STRIDE + parity * MAILBOX_BYTES
     }
 
-    /// Where a rank's slot ring lies.
+    /// Returns where a rank's slot ring lies.
     #[inline]
     pub(super) const fn slot_ring(&self, rank: usize) -> usize {
         debug_assert!(rank < self.ranks);
         self.slots + rank * self.slot_ring_bytes()
     }
 
-    /// Where the ring from one rank to another lies: its cursors, then its bytes.
+    /// Returns where the ring from one rank to another lies: its cursors, then its bytes.
     pub(super) fn ring(&self, from: usize, to: usize, channel: usize) -> usize {
         debug_assert!(from < self.ranks && to < self.ranks && channel < CHANNELS);
         self.rings + ((from * self.ranks + to) * CHANNELS + channel) * (CURSORS_BYTES + self.ring_bytes())
@@ -129,7 +132,7 @@ impl RegionLayout {
 mod tests {
     use super::*;
 
-    /// Every part as (start, end), in whatever order.
+    /// Returns every part as (start, end), in any order.
     fn parts(layout: &RegionLayout) -> Vec<(usize, usize)> {
         let mut parts = vec![(0, size_of::<Control>())];
         for rank in 0..layout.ranks {

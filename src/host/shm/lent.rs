@@ -1,26 +1,30 @@
 //! The buffers that a rank lends to the others for one call, and how it gets them back.
 //!
-//! In a direct call ([`direct`](super::direct)) ranks read each other's buffers where they lie: the sources and destinations that were offered
-//! in the call's first step. From then on a buffer is **lent**. As long as any rank may be reading it, nobody changes what is read:
+//! In a direct call ([`direct`](super::direct)) ranks read each other's buffers in place: the sources and destinations
+//! that were offered in the call's first step. From then on a buffer is **lent**. As long as any rank may be reading
+//! it, what is read does not change:
 //!
-//! - Within the call a rank writes to its own buffers alone, and there to what no other rank reads before it has met this one again.
-//! - A call that ends as it should ends with a step that each rank publishes when it has read all that it wants. Whoever has met the others
-//!   there has its buffers back.
-//! - Whoever leaves in any other way (an error, an abort, a deadline, the panic of a custom op) does not know who still reads. It may not
-//!   wait to learn it either: those that read may be in a custom op, which takes as long as it likes and may wait for this very rank. So before
-//!   the buffers are its caller's again, their segments are made private: a private view of the same pages, mapped when the window was made,
-//!   takes the segment's place in this rank's mapping (`mremap`; readers have mappings of their own). The caller may then write to them, give
-//!   them back to the system or end the communicator. What the others read stays, to the last mapping of the file. [`Lent`] does this in its
-//!   drop, so that no way out of a call goes past it.
+//! - Within the call, a rank writes to its own buffers alone, and there only to what no other rank reads before it has
+//!   met this one again.
+//! - A call that succeeds ends with a step that each rank publishes when it has read all that it needs. A rank that has
+//!   met the others there has its buffers back.
+//! - A rank that leaves in any other way (an error, an abort, a deadline, the panic of a custom op) does not know which
+//!   ranks still read. Nor may it wait to find out: a reader may be in a custom op, which takes as long as it likes and
+//!   may wait for this very rank. So before the buffers return to its caller, their segments are made private. A
+//!   private view of the same pages, mapped when the window was made, takes the segment's place in this rank's mapping
+//!   (`mremap`; readers have mappings of their own). The caller may then write to the buffers, give them back to the
+//!   system or end the communicator. What the others read exists until the last mapping of the file is gone. [`Lent`]
+//!   does this in its drop, so that every way out of a call passes it.
 //!
-//! What is read can thus be handed to a custom op as a slice, and be folded through references. It holds for ranks that run this crate;
-//! what the ranks of a job could do to each other's memory otherwise, no mapping would stop.
+//! What is read can thus be handed to a custom op as a slice, and be folded through references. This holds for ranks
+//! that run this crate. No mapping prevents what the ranks of a job could otherwise do to each other's memory.
 //!
-//! **Where a segment cannot be made private**, because the process has as many mappings as the system allows, or because ranks that are
-//! threads share one mapping under Miri and the thread sanitizer, the rank waits until nobody can be reading: until each other one has
-//! come to the end of the call, has said that it left it, or is gone. That can take as long as a custom op. So after
-//! [`READERS_LEAVE_WITHIN`] the process ends, as it does where a small allocation fails: to return would change what others hold
-//! references to, and to wait for ever could be a deadlock.
+//! **If a segment cannot be made private**, the rank waits until no rank can be reading: until each other rank has
+//! reached the end of the call, has recorded that it left it, or is gone. A segment cannot be made private if the
+//! process has as many mappings as the system allows, or if ranks that are threads share one mapping under Miri and the
+//! thread sanitizer. The wait can take as long as a custom op. So after [`READERS_LEAVE_WITHIN`] the process ends, as
+//! it does when a small allocation fails: to return would change what others hold references to, and to wait for ever
+//! could be a deadlock.
 
 use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
@@ -31,7 +35,7 @@ use super::window::Offer;
 use crate::base::tuning::shm::{READERS_INTERVAL, READERS_LEAVE_WITHIN};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 
-/// A call for which this rank has lent its buffers. Its drop takes them back, unless nobody reads them any more.
+/// A call for which this rank has lent its buffers. Its drop takes them back, unless no rank reads them any more.
 pub(super) struct Lent<'a> {
     group: &'a mut Group,
     pub(super) fingerprint: Fingerprint,
@@ -39,7 +43,7 @@ pub(super) struct Lent<'a> {
     since: u64,
     /// Whether this rank has begun the last step, at which the others may have arrived.
     is_closing: bool,
-    /// Whether others may be reading the buffers, now or later.
+    /// Whether other ranks may be reading the buffers, now or later.
     is_read: bool,
 }
 
@@ -50,13 +54,13 @@ impl<'a> Lent<'a> {
         Self { since: group.step, group, fingerprint, is_closing: false, is_read: true }
     }
 
-    /// Ends it where every rank has found that nobody reads anything.
+    /// Ends the loan when every rank has found that no rank reads anything.
     pub(super) fn unread(mut self) {
         self.is_read = false;
     }
 
-    /// The last step: everyone is done with everyone's buffers. Fails too where a rank gave up waiting in it, so that the ranks end alike
-    /// as far as they can know.
+    /// Runs the last step: all ranks are done with all buffers. Also fails if a rank gave up waiting in it, so that the
+    /// ranks end alike as far as they can know.
     pub(super) fn close(mut self, context: &CallContext<'_>) -> Result<(), Interrupted> {
         let (step, fingerprint) = (self.next_step(), self.fingerprint);
         self.is_closing = true;
@@ -71,11 +75,11 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Makes the buffers this rank's own, while others may be reading them.
+    /// Makes the buffers this rank's own, while other ranks may be reading them.
     #[cold]
     fn take_back(&mut self) {
         if self.state == GroupState::Ready {
-            // A panic leaves the call between two steps.
+            // A panic interrupts the call between two steps.
             let abort_reason = AbortReason::Failed { rank: self.globals[self.me] };
             self.region.propagate(&abort_reason);
             self.state = GroupState::Ended(abort_reason);
@@ -89,13 +93,13 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Waits until nobody can be reading, or ends the process.
+    /// Waits until no rank can be reading, or ends the process.
     fn await_readers(&self, error: &io::Error) {
         let began = Instant::now();
         while let Some(rank) = (0..self.ranks).find(|rank| *rank != self.me && self.may_read(*rank)) {
             if began.elapsed() > READERS_LEAVE_WITHIN {
                 let rank = self.globals[rank];
-                // Where standard error cannot be written to there is nobody to be told.
+                // If standard error cannot be written to, nothing else can be done.
                 let _ = writeln!(
                     io::stderr(),
                     "collectives: rank {rank} may be reading a shared buffer {READERS_LEAVE_WITHIN:?} after the call failed here, and the \
@@ -107,7 +111,7 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Whether a rank may be reading, or may come to it: one that has neither left the call, nor come to its end, nor gone altogether.
+    /// Whether a rank may be reading, or may begin to: it has not left the call, not reached its end, and is not gone.
     fn may_read(&self, rank: usize) -> bool {
         let member = self.region.member(rank);
         let is_done = member.has_left_since(self.since) || self.is_closing && self.has_reached(rank, self.step);

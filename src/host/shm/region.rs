@@ -1,7 +1,7 @@
 //! The mapped memory that the ranks of one host share.
 //!
-//! It is an anonymous file (`memfd_create`): it has no name in any file system, and is gone with the last process that maps it,
-//! however that ends. It is sealed against shrinking, so that no mapping of it can turn into a bus error.
+//! It is an anonymous file (`memfd_create`): it has no name in any file system, and disappears with the last process
+//! that maps it, however that ends. It is sealed against shrinking, so that no mapping of it can turn into a bus error.
 
 #![expect(unsafe_code, reason = "owns the mapping and hands out what lies in it; locks of open file descriptions have no safe wrapper")]
 
@@ -21,7 +21,7 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::caches::Caches;
 use crate::host::processors::{self, Processors};
 
-/// One rank's mapping of the region, its lock on it, and where everything lies.
+/// One rank's mapping of the region, its lock on it, and the layout.
 pub(super) struct Region {
     pages: Pages,
     layout: RegionLayout,
@@ -31,10 +31,10 @@ pub(super) struct Region {
     lightness: Lightness,
 }
 
-/// The seals of all memory that ranks share: its size stays what it is.
+/// The seals of all memory that ranks share: its size cannot change.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Makes a file that ranks are to share: its size fixed, its bytes zero.
+/// Creates a file for ranks to share: its size is fixed, its bytes are zero.
 pub(super) fn create(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     check_limit(bytes)?;
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -43,14 +43,15 @@ pub(super) fn create(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Bytes of a lap: more than the writer's second-level cache and the reader's, less than half of the ranks' share of a last-level one.
+/// Returns the bytes of a lap: more than the writer's and the reader's second-level caches, less than half of the
+/// ranks' share of a last-level one.
 fn lap_bytes(caches: Caches, ranks: usize) -> usize {
     let wanted = caches.second_level.map_or(USUAL_LAP_BYTES, |bytes| bytes.saturating_mul(LAP_CACHES));
     let share = caches.last_level.map_or(usize::MAX, |(bytes, processors)| bytes / 2 / ranks.min(processors).max(1));
     wanted.min(share).max(LEAST_LAP_BYTES)
 }
 
-/// Refuses more than the size that files of this process may have: to give one a larger size would end the process by a signal.
+/// Refuses more than the size that files of this process may have. To exceed it would end the process by a signal.
 fn check_limit(bytes: usize) -> io::Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     match limit.filter(|limit| *limit < bytes as u64) {
@@ -62,10 +63,11 @@ fn check_limit(bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Refuses a file that is not so long, or whose size anybody could still change: one that could shrink would turn a read into a bus error.
+/// Refuses a file that has another size, or whose size could still be changed. If it shrank, a read would be a bus
+/// error.
 pub(super) fn check(file: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let found = rustix::fs::fstat(file)?.st_size;
-    // Files that cannot be sealed do not know the question.
+    // Files that cannot be sealed do not support the query.
     let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
     let message = if u64::try_from(found) != Ok(bytes as u64) {
         format!("its file has {found} bytes, {bytes} were expected")
@@ -85,14 +87,14 @@ impl Region {
         Ok(Self::new(pages, layout, me, Presence::claim(file, me)?))
     }
 
-    /// The same for the threads of one process, where memory has a number in place of a file.
+    /// Enters the region for threads of one process, where memory has a number instead of a file.
     #[cfg(miri)]
     pub(super) fn numbered(number: u64, layout: RegionLayout, me: usize) -> io::Result<Self> {
         let pages = Pages::numbered(number, layout.bytes, alignment(layout.bytes, 1))?;
         Ok(Self::new(pages, layout, me, Presence::unknown()?))
     }
 
-    /// Enters rank `me` in memory that is mapped.
+    /// Enters rank `me` in memory that is already mapped.
     fn new(pages: Pages, layout: RegionLayout, me: usize, presence: Presence) -> Self {
         let region = Self { pages, layout, me, presence, lightness: Lightness::default() };
         let lap = lap_bytes(Caches::of_this_machine(), layout.ranks);
@@ -100,25 +102,25 @@ impl Region {
         region
     }
 
-    /// This rank's local index.
+    /// Returns this rank's local index.
     pub(super) fn me(&self) -> usize {
         self.me
     }
 
-    /// Where everything lies.
+    /// Returns where everything lies.
     #[inline]
     pub(super) fn layout(&self) -> &RegionLayout {
         &self.layout
     }
 
-    /// The byte at an offset that the layout gave.
+    /// Returns the address of the byte at an offset from the layout.
     #[inline]
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < self.layout.bytes);
         self.pages.at(offset)
     }
 
-    /// The group's shared words.
+    /// Returns the group's shared words.
     #[inline]
     pub(super) fn control(&self) -> &Control {
         // SAFETY: the layout puts it at the start, page-aligned; it consists of atomics, valid for any bytes, and lives as
@@ -126,23 +128,25 @@ impl Region {
         unsafe { self.pages.base().cast().as_ref() }
     }
 
-    /// What a rank says of itself.
+    /// Returns what a rank publishes about itself.
     pub(super) fn member(&self, rank: usize) -> &Member {
         assert!(rank < self.layout.ranks);
-        // SAFETY: a record of this index (checked) lies there, aligned to 128 bytes; it consists of atomics, valid for any bytes, and lives
-        // as long as the mapping.
+        // SAFETY: a record of this index (checked) lies there, aligned to 128 bytes. It consists of atomics, valid for
+        // any bytes, and lives as long as the mapping.
         unsafe { &*self.at(self.layout.member(rank)).cast() }
     }
 
-    /// A rank's flag of a parity: the first word of its mailbox. The caller vouches for the rank (debug-checked).
+    /// Returns a rank's flag of a parity: the first word of its mailbox. The caller vouches for the rank
+    /// (debug-checked).
     #[inline]
     pub(super) fn flag(&self, rank: usize, parity: usize) -> &Flag {
-        // SAFETY: the mailbox of a rank of the group (trusted of the callers, all in this module's group) starts there, aligned to 128 bytes,
-        // with a word that is only ever used as this atomic, any bytes of which are a value.
+        // SAFETY: the mailbox of a rank of the group (trusted: the callers are all in this module's group) starts
+        // there, aligned to 128 bytes, with a word that is only ever used as this atomic, for which any bytes are
+        // valid.
         unsafe { &*self.at(self.layout.mailbox(rank, parity)).cast() }
     }
 
-    /// How many processors the ranks have between them, by their affinities and quotas. Every rank comes to the same answer
+    /// Returns how many processors the ranks share, by their affinities and quotas. Every rank gets the same answer
     /// once all have entered.
     pub(super) fn processors(&self) -> usize {
         let ranks: Vec<Processors> = (0..self.layout.ranks).map(|rank| self.member(rank).processors()).collect();
@@ -154,35 +158,35 @@ impl Region {
         self.processors() < self.layout.ranks
     }
 
-    /// Bytes that a writer goes through before it begins anew, the same on every rank once all have entered. As few as can be if ranks share
-    /// processors, and with them their caches.
+    /// Returns the bytes that a writer goes through before it starts over, the same on every rank once all have
+    /// entered. As few as possible if ranks share processors, and with them their caches.
     pub(super) fn lap(&self) -> usize {
         let laps = (0..self.layout.ranks).map(|rank| self.member(rank).lap());
         if self.is_crowded() { 0 } else { laps.min().unwrap_or(0) }
     }
 
-    /// The capacity of the rings between two ranks: a power of two.
+    /// Returns the capacity of the rings between two ranks: a power of two.
     pub(super) fn ring_bytes(&self) -> usize {
         let lap = self.lap().max(LEAST_LAP_BYTES);
         self.layout.ring_bytes().min(1 << lap.ilog2())
     }
 
-    /// Why the group ended, where a rank has told.
+    /// Returns why the group ended, if a rank has recorded it.
     pub(super) fn abort_reason(&self) -> Option<AbortReason> {
         self.control().abort_reason()
     }
 
-    /// Tells the whole group why it ended, unless another rank has already, and wakes everyone.
+    /// Records for the whole group why it ended, and wakes all sleepers, unless another rank already has.
     pub(super) fn propagate(&self, abort_reason: &AbortReason) {
         self.control().propagate(abort_reason);
     }
 
-    /// Whether a rank lives and has not left; costs a system call.
+    /// Whether a rank lives and has not left. Costs a system call.
     pub(super) fn lives(&self, rank: usize) -> bool {
         self.presence.lives(rank, self.member(rank))
     }
 
-    /// Says that this rank leaves of its own will, then gives up its lock.
+    /// Records that this rank leaves voluntarily, then releases its lock.
     pub(super) fn depart(&self) {
         self.member(self.me).depart();
         self.wake();
@@ -194,12 +198,12 @@ impl Region {
         self.control().wake();
     }
 
-    /// Has the others look for this rank after each publish from now on, for a while. Says whether they did not before.
+    /// Makes the others check for this rank after each publish for a while. Returns whether they did not before.
     pub(super) fn sleeps_lightly(&self) -> bool {
         self.lightness.grow(self.control())
     }
 
-    /// Says that this rank has published something more.
+    /// Records that this rank has published once more.
     pub(super) fn fade(&self) {
         self.lightness.fade(self.control());
     }
@@ -212,29 +216,30 @@ impl Region {
         self.fade();
     }
 
-    /// Sleeps until woken, at most for `limit`, unless `done` holds once the sleep has been announced.
+    /// Sleeps until woken, for at most `limit`, unless `done` returns true after the sleep has been announced.
     pub(super) fn sleep(&self, limit: Duration, done: impl FnOnce() -> bool) {
         self.control().sleep(limit, done);
     }
 }
 
-/// One rank's lock, by which the others know that it still lives.
+/// One rank's lock, which shows the others that it still lives.
 ///
-/// Each rank holds a lock on one byte of the region's file, under an open file description of its own. The kernel drops it with the last
-/// descriptor, however the process ends, and anyone can test it without waiting.
+/// Each rank holds a lock on one byte of the region's file, under an open file description of its own. The kernel
+/// releases it with the last descriptor, however the process ends, and any rank can test it without waiting.
 struct Presence {
     file: OwnedFd,
     locked: bool,
 }
 
 impl Presence {
-    /// Takes the lock of `rank`. `received` is shared with other ranks, so the file is opened anew through /proc. Without /proc there is no
-    /// lock, and peers take the rank for alive until it says that it leaves: its number may be another process's where they look.
+    /// Takes the lock of `rank`. `received` is shared with other ranks, so the file is reopened through /proc. Without
+    /// /proc there is no lock, and peers take the rank for alive until it records that it leaves: in the peers'
+    /// namespace, its process ID may belong to another process.
     fn claim(received: OwnedFd, rank: usize) -> io::Result<Self> {
         let path = format!("/proc/self/fd/{}", received.as_raw_fd());
         let file = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             Ok(file) => file,
-            // It is passing, and says nothing of /proc.
+            // A temporary error, which shows nothing about /proc.
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error.into()),
             Err(error) => {
                 crate::base::event::warn!(%error, "without /proc the other ranks of this host notice only by their deadlines that this process is gone");
@@ -245,7 +250,7 @@ impl Presence {
         Ok(Self { file, locked: true })
     }
 
-    /// That of a thread under Miri, where ranks live as long as the process, and files have no locks.
+    /// Returns the lock of a thread under Miri, where ranks live as long as the process, and files have no locks.
     #[cfg(miri)]
     fn unknown() -> io::Result<Self> {
         Ok(Self { file: std::fs::File::open("/dev/null")?.into(), locked: false })
@@ -256,22 +261,22 @@ impl Presence {
         self.locked
     }
 
-    /// Gives the lock back while the file stays open.
+    /// Releases the lock while the file stays open.
     fn release(&self, rank: usize) {
         if self.locked {
             let _ = lock(self.file.as_fd(), libc::F_OFD_SETLK, libc::F_UNLCK, rank);
         }
     }
 
-    /// Whether another rank lives, as far as can be told: one that cannot be tested counts as alive.
+    /// Whether another rank lives, as far as is known: one that cannot be tested counts as alive.
     fn lives(&self, rank: usize, member: &Member) -> bool {
         !member.is_locked() || lock(self.file.as_fd(), libc::F_OFD_GETLK, libc::F_WRLCK, rank).map_or(true, |held| held != libc::F_UNLCK)
     }
 }
 
-/// One lock command on the byte of `rank`; gives back the type of lock that the kernel answers.
+/// Runs one lock command on the byte of `rank`. Returns the type of lock that the kernel reports.
 fn lock(file: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int, rank: usize) -> io::Result<libc::c_int> {
-    // SAFETY: all-zero bytes are a valid `flock`: it is made of integers.
+    // SAFETY: all-zero bytes are a valid `flock`: it consists of integers.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = kind as libc::c_short;
     request.l_whence = libc::SEEK_SET as libc::c_short;
@@ -290,7 +295,7 @@ pub(super) mod tests {
     use crate::host::processors::WORDS;
     use crate::meeting::wait_until;
 
-    /// The regions of several ranks over one file.
+    /// Returns the regions of several ranks over one file.
     pub(in crate::host::shm) fn regions(ranks: usize) -> Vec<Region> {
         let layout = RegionLayout::new(ranks).unwrap();
         #[cfg(miri)]
@@ -336,7 +341,7 @@ pub(super) mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| regions[0].sleep(Duration::from_secs(60), || false));
             wait_until("the other one sleeps", || regions[1].control().sleepers() > 0);
-            // The announcement comes before the sleep; ring until the sleeper has gone.
+            // The announcement comes before the sleep, so wake until the sleeper is gone.
             wait_until("the sleeper has gone", || {
                 regions[1].wake();
                 regions[1].control().sleepers() == 0
@@ -344,9 +349,9 @@ pub(super) mod tests {
         });
     }
 
-    /// A member record as its rank would enter it.
+    /// Returns a member record as its rank would enter it.
     fn member(presence: &Presence) -> Box<Member> {
-        // SAFETY: a record is made of atomic integers, for which zero is a value.
+        // SAFETY: a record consists of atomic integers, for which zero is valid.
         let member: Box<Member> = unsafe { Box::new(std::mem::zeroed()) };
         member.enter(presence.is_locked(), 0, &Processors { available: 1, mask: [0; WORDS] });
         member

@@ -14,13 +14,13 @@ use crate::host::copy::{Copy, copy, copy_streaming};
 use crate::host::link::{Bell, ByteLink, Head, Heard};
 use crate::host::waiting::Interval;
 
-/// Which of the streams between two ranks.
+/// One of the streams between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Channel {
-    /// For collectives that are not of the whole host alone.
+    /// Collectives that are not of the whole host alone.
     Collective = 0,
-    /// For sends and receives.
+    /// Sends and receives.
     PointToPoint = 1,
 }
 
@@ -31,23 +31,24 @@ pub(crate) struct RingLink {
     region: Arc<Region>,
     peer: usize,
     tries: u32,
-    /// When the kernel is asked whether the peer lives.
+    /// When to ask the kernel again whether the peer lives.
     liveness: Interval,
 }
 
-// SAFETY: the pointers lead into the region, which the link keeps mapped; each end of a ring exists once (`Group::link` gives
-// each link away once), and what both ends touch is ordered by the cursors, or is atomic. Nothing in it belongs to a thread.
+// SAFETY: the pointers lead into the region, which the link keeps mapped. Each end of a ring exists once (`Group::link`
+// returns each link once), and what both ends access is ordered by the cursors, or is atomic. Nothing in it belongs to
+// a thread.
 unsafe impl Send for RingLink {}
 
 impl RingLink {
-    /// The link to `peer`. Made once per peer and channel.
+    /// Creates the link to `peer`. Called once per peer and channel.
     pub(super) fn new(region: Arc<Region>, peer: usize, channel: Channel) -> Self {
         let (layout, bytes) = (*region.layout(), region.ring_bytes());
         let end = |from, to| End::new(region.at(layout.ring(from, to, channel as usize)), bytes);
         Self { sender: end(region.me(), peer), receiver: end(peer, region.me()), peer, tries: 0, liveness: Interval::default(), region }
     }
 
-    /// Counts a fruitless try; says whether the peer has left or died, which is looked at rarely.
+    /// Counts a fruitless try. Returns whether the peer has left or died, which is checked rarely.
     fn is_peer_gone(&mut self) -> bool {
         self.tries += 1;
         if self.tries < RING_TRIES_PER_LOOK {
@@ -61,7 +62,7 @@ impl RingLink {
     }
 }
 
-/// What wakes a rank whose rings have moved.
+/// Wakes a rank whose rings have moved.
 struct RingBell(Arc<Region>);
 
 impl Bell for RingBell {
@@ -80,7 +81,7 @@ impl Bell for RingBell {
 }
 
 impl RingLink {
-    /// A cursor has moved: wakes the peer, if that sleeps.
+    /// Wakes the peer if it sleeps, since a cursor has moved.
     #[inline]
     fn tell(&mut self) {
         self.tries = 0;
@@ -99,7 +100,7 @@ impl RingLink {
             if !self.is_peer_gone() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            // What it wrote before it went is still to be read.
+            // What it wrote before it ended is still to be read.
             read = self.receiver.read(into, copy)?;
             if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -150,7 +151,7 @@ impl ByteLink for RingLink {
             if !self.is_peer_gone() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            // What it wrote before it went is still to be read.
+            // What it wrote before it ended is still to be read.
             found = self.receiver.peek_frame(0)?;
         }
         match found {
@@ -184,10 +185,10 @@ pub(in crate::host) mod tests {
     use crate::host::shm::region::tests::regions;
     use crate::meeting::wait_until;
 
-    /// By how much less goes through the rings under Miri.
+    /// The divisor by which less data goes through the rings under Miri.
     const LESS: usize = if cfg!(miri) { 100 } else { 1 };
 
-    /// Two ranks' links to each other, among `ranks`.
+    /// Returns two ranks' links to each other, among `ranks`.
     pub(in crate::host) fn pair(ranks: usize) -> (RingLink, RingLink) {
         let mut regions = regions(ranks);
         let (b, a) = (regions.pop().unwrap(), regions.swap_remove(0));
@@ -204,7 +205,7 @@ pub(in crate::host) mod tests {
         outcome.unwrap()
     }
 
-    /// The byte at a place of a stream.
+    /// Returns the byte at a position of a stream.
     fn byte(stream: u64, at: usize) -> u8 {
         (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15 + stream).to_le_bytes()[6]
     }
@@ -249,7 +250,7 @@ pub(in crate::host) mod tests {
         }
     }
 
-    /// Frame `index` of a stream: its length in 8 bytes, then what it holds.
+    /// Returns frame `index` of a stream: its length in 8 bytes, then its contents.
     fn frame(index: usize, random: &mut Random) -> Vec<u8> {
         let length = 8 + [random.below(60), random.below(1200), random.below(40_000)][random.below(3)];
         (length as u64).to_le_bytes().into_iter().chain((8..length).map(|at| byte(index as u64, at))).collect()
@@ -262,7 +263,8 @@ pub(in crate::host) mod tests {
         Head { words, bytes: frame.len() }
     }
 
-    /// Receives so many frames, by their heads where these are to be had, and as bytes where not or where chance says so; how many of each.
+    /// Receives `frames` frames: by their heads if available, and as bytes if not or if chance decides so. Returns how
+    /// many of each.
     fn receive_frames(link: &mut RingLink, frames: usize, seed: u64, received: &AtomicUsize) -> [usize; 2] {
         let (mut sizes, mut random) = (Random(seed), Random(seed + 2));
         let (mut counts, mut ahead) = ([0; 2], Vec::new());
@@ -305,7 +307,7 @@ pub(in crate::host) mod tests {
                 let (mut sizes, mut random) = (Random(seed), Random(seed + 1));
                 for index in 0..frames {
                     let frame = frame(index, &mut sizes);
-                    // What is all that is there can be read by its head.
+                    // If a frame is all that is there, it can be read by its head.
                     let waits = random.below(2) == 0;
                     if waits {
                         wait_until("the other end has read all", || received.load(Ordering::Relaxed) >= index);
@@ -341,7 +343,7 @@ pub(in crate::host) mod tests {
             let (mut random, mut received) = (Random(seed + 1), 0);
             let mut buffer = [0; 200];
             while received < total {
-                // Mostly all that is there, as messages are read; now and then less than one write.
+                // Mostly all that is there, as messages are read; sometimes less than one write.
                 let most = if random.below(8) == 0 { 1 + random.below(50) } else { buffer.len() };
                 let read = patiently(|| b.try_read(&mut buffer[..most])).unwrap();
                 assert!(buffer[..read].iter().enumerate().all(|(at, value)| *value == byte(0, received + at)), "seed {seed:#x}");
@@ -406,7 +408,7 @@ pub(in crate::host) mod tests {
     #[test]
     fn a_peer_that_died_is_noticed() {
         let (a, mut b) = pair(2);
-        // As a process that is killed: its lock goes, and nothing is said.
+        // Like a process that is killed: its lock vanishes, and nothing is sent.
         drop(a);
         let began = Instant::now();
         assert_eq!(patiently(|| b.try_read(&mut [0])).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);

@@ -1,11 +1,12 @@
 //! One end of a ring of bytes in shared memory.
 //!
-//! The two cursors count bytes since the start and lie on lines of their own. Each end keeps the other's cursor as it last saw
-//! it, and looks again only when that leaves it nothing to do. Long parts are published in chunks, so that the reader copies out
-//! while the writer still copies in.
+//! The two cursors count bytes since the start and lie on lines of their own. Each end keeps the other's cursor as it
+//! last saw it, and looks again only when that leaves it nothing to do. Long parts are published in chunks, so that the
+//! reader copies out while the writer still copies in.
 //!
-//! A short write also lies on the writer's line itself, beside its cursor, as does the beginning of a frame that is written at once ([`InlineCopy`]): its
-//! reader knows from the line that tells it to come what comes, and copies the rest to where it belongs.
+//! A short write also lies on the writer's line itself, beside its cursor, and so does the beginning of a frame that is
+//! written at once ([`InlineCopy`]). The line that notifies the reader thus also contains what was written. The reader
+//! copies the rest directly to its destination.
 
 #![expect(unsafe_code, reason = "copies between the caller's slices and the mapped ring")]
 
@@ -19,7 +20,7 @@ use crate::base::tuning::shm::{RING_CHUNK_BYTES, RING_LONG_BYTES, RING_LONG_CHUN
 use crate::host::copy::{Copy, copy, prefetch_for_writing};
 use crate::host::link::Head;
 
-/// How much of so many bytes is copied before the other end is told.
+/// Returns how much of `bytes` bytes is copied before the other end is notified.
 #[inline]
 const fn chunk_bytes(bytes: usize) -> usize {
     if bytes < RING_LONG_BYTES { RING_CHUNK_BYTES } else { RING_LONG_CHUNK_BYTES }
@@ -27,54 +28,54 @@ const fn chunk_bytes(bytes: usize) -> usize {
 
 /// One end of a ring.
 pub(super) struct End {
-    /// The writer's cursor; the reader's is on the next pair of lines, the bytes after that.
+    /// The writer's cursor. The reader's is on the next pair of lines, and the bytes come after that.
     ring: *mut u8,
     pub(super) capacity: usize,
     /// This end's own cursor.
     mine: u64,
-    /// The other's, as last seen.
+    /// The other end's cursor, as last seen.
     theirs: u64,
-    /// With which stores the writer writes.
+    /// The stores with which the writer writes.
     stores: Stores,
 }
 
-/// After a write of at most this length the writer prefetches the lines of the next one, which is usually as long.
+/// The longest write after which the writer prefetches the lines of the next one, which is usually as long.
 const PREFETCHED_BYTES: usize = 2048;
 
-/// What a look for a frame has found.
+/// The result of a look for a frame.
 #[derive(Debug)]
 pub(super) enum Peeked {
     Nothing,
-    /// One write, or the last of several that are this long together: the header tells.
+    /// One write, or the last of several that are this long together: the header shows which.
     Frame(Head),
     /// Something else.
     Other,
 }
 
 impl End {
-    /// The end of a ring that lies there and has not been used.
+    /// Creates an end of a ring that lies at `ring` and has not been used.
     pub(super) fn new(ring: *mut u8, capacity: usize) -> Self {
         Self { ring, capacity, mine: 0, theirs: 0, stores: Stores::new() }
     }
 
-    /// The writer's cursor, or the reader's.
+    /// Returns the writer's cursor, or the reader's.
     #[inline]
     pub(super) fn cursor(&self, reader: bool) -> &AtomicU64 {
         let offset = if reader { CURSORS_BYTES / 2 } else { 0 };
-        // SAFETY: inside the ring's first lines, aligned to 128 bytes, only ever used as this atomic, any bytes of which are a value. Mapped
-        // as long as the link that owns this end, which holds the region.
+        // SAFETY: inside the ring's first lines, aligned to 128 bytes, only ever used as this atomic, for which any
+        // bytes are valid. Mapped as long as the link that owns this end, which holds the region.
         unsafe { &*self.ring.add(offset).cast() }
     }
 
-    /// What lies beside the writer's cursor.
+    /// Returns the copy beside the writer's cursor.
     #[inline]
     fn inline_copy(&self) -> &InlineCopy {
-        // SAFETY: the words after the cursor on the writer's line, aligned to 8, only ever used as these atomics, any bytes of which are a
-        // value. Mapped as long as the link that owns this end, which holds the region.
+        // SAFETY: the words after the cursor on the writer's line, aligned to 8, only ever used as these atomics, for
+        // which any bytes are valid. Mapped as long as the link that owns this end, which holds the region.
         unsafe { &*self.ring.add(8).cast() }
     }
 
-    /// Writes what fits of `parts`, which are `wanted` bytes together; how much that was.
+    /// Writes what fits of `parts`, which are `wanted` bytes together. Returns how much that was.
     #[inline]
     pub(super) fn write(&mut self, parts: &[IoSlice<'_>], wanted: usize) -> io::Result<usize> {
         let most = chunk_bytes(wanted);
@@ -106,18 +107,19 @@ impl End {
         Ok(published + waiting)
     }
 
-    /// Writes a frame to the ring at once, and its head beside the cursor, where there is room; whether it did.
+    /// Writes a whole frame to the ring, and its head beside the cursor, if there is room. Returns whether it did.
     #[inline]
     pub(super) fn write_frame(&mut self, head: &Head, payload: &[u8]) -> io::Result<bool> {
         let (spot, before_wrap) = self.spot(0);
-        // What is longer is published in parts.
+        // Longer frames are published in parts.
         let most = RING_CHUNK_BYTES.min(before_wrap);
         let wanted = head.bytes.max(Head::BYTES);
         if wanted > most || self.room(wanted)? < wanted {
             return Ok(false);
         }
-        // SAFETY: at least so many bytes lie before the ring wraps, and `room` has seen the reader's cursor beyond what they held (acquire); no other
-        // writer has this end. Those behind a shorter frame are written again by whoever comes next.
+        // SAFETY: at least that many bytes lie before the ring wraps, and `room` has seen the reader's cursor beyond
+        // what they held (acquire); no other writer has this end. The bytes after a shorter frame are overwritten by
+        // the next write.
         unsafe { ptr::copy_nonoverlapping(head.words.as_ptr().cast::<u8>(), spot, Head::BYTES) };
         if head.bytes > Head::BYTES {
             self.put(head.bytes - payload.len(), payload);
@@ -127,7 +129,7 @@ impl End {
         Ok(true)
     }
 
-    /// What is there, where it may be one frame; looks so many times more where nothing is there.
+    /// Returns what is there, if it may be one frame. If nothing is there, looks `looks` times more.
     #[inline]
     pub(super) fn peek_frame(&mut self, mut looks: u32) -> io::Result<Peeked> {
         let there = loop {
@@ -141,7 +143,7 @@ impl End {
         Ok(self.inline_copy().get(self.theirs, there).map_or(Peeked::Other, |words| Peeked::Frame(Head { words, bytes: there })))
     }
 
-    /// Reads all that the last look found, of which what follows a header goes into `payload`, as much as that holds.
+    /// Reads all that the last look found. What follows a header goes into `payload`, as much as fits.
     #[inline]
     pub(super) fn take_frame(&mut self, header_bytes: usize, payload: &mut [u8]) {
         let there = self.theirs.wrapping_sub(self.mine) as usize;
@@ -168,7 +170,7 @@ impl End {
         self.advance_writer(bytes);
     }
 
-    /// Reads what there is, up to the length of `into`; how much that was.
+    /// Reads what there is, up to the length of `into`. Returns how much that was.
     #[inline]
     pub(super) fn read(&mut self, into: &mut [u8], copy: Copy) -> io::Result<usize> {
         let most = chunk_bytes(into.len());
@@ -189,7 +191,8 @@ impl End {
         Ok(read)
     }
 
-    /// How much the writer may write now. Looks at the reader's cursor only where what it knows does not suffice.
+    /// Returns how much the writer may write now. Reads the reader's cursor only if its last known value does not
+    /// suffice.
     fn room(&mut self, wanted: usize) -> io::Result<usize> {
         let used = |end: &Self| end.used(end.mine, end.theirs);
         let known = self.capacity - used(self)?;
@@ -200,7 +203,7 @@ impl End {
         Ok(self.capacity - used(self)?)
     }
 
-    /// How much the reader may read now.
+    /// Returns how much the reader may read now.
     fn filled(&mut self, wanted: usize) -> io::Result<usize> {
         let known = self.used(self.theirs, self.mine)?;
         if known >= wanted {
@@ -210,48 +213,49 @@ impl End {
         self.used(self.theirs, self.mine)
     }
 
-    /// The bytes between the cursors. More than the ring holds means that the peer's memory is broken.
+    /// Returns the number of bytes between the cursors. More than the ring holds means that the peer's memory is
+    /// corrupt.
     fn used(&self, writer: u64, reader: u64) -> io::Result<usize> {
         usize::try_from(writer.wrapping_sub(reader)).ok().filter(|used| *used <= self.capacity).ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, format!("a ring of {} bytes has cursors {reader} and {writer}", self.capacity))
         })
     }
 
-    /// Where the byte lies that is `ahead` of this end's cursor, and how many follow before the ring wraps.
+    /// Returns where the byte lies that is `ahead` of this end's cursor, and how many follow before the ring wraps.
     fn spot(&self, ahead: usize) -> (*mut u8, usize) {
         let at = (self.mine as usize).wrapping_add(ahead) & (self.capacity - 1);
         // SAFETY: less than the capacity, a power of two, after the cursors: inside this ring.
         (unsafe { self.ring.add(CURSORS_BYTES + at) }, self.capacity - at)
     }
 
-    /// Copies `bytes` in, `ahead` of the writer's cursor. There is room (the caller has asked).
+    /// Copies `bytes` in, `ahead` of the writer's cursor. The caller has checked that there is room.
     fn put(&mut self, ahead: usize, bytes: &[u8]) {
         let (spot, before_wrap) = self.spot(ahead);
         let first = bytes.len().min(before_wrap);
         let (start, _) = self.spot(ahead + first);
-        // SAFETY: `room` has seen the reader's cursor beyond what these bytes held (acquire), and no other writer has this end; both parts
-        // lie inside the ring.
+        // SAFETY: `room` has seen the reader's cursor beyond what these bytes held (acquire), and no other writer has
+        // this end. Both parts lie inside the ring.
         unsafe {
             self.stores.copy(bytes.as_ptr(), spot, first);
             self.stores.copy(bytes[first..].as_ptr(), start, bytes.len() - first);
         }
     }
 
-    /// Copies bytes out that are `ahead` of the reader's cursor. They are there (the caller has asked).
+    /// Copies bytes out that are `ahead` of the reader's cursor. The caller has checked that they are there.
     fn take(&mut self, ahead: usize, into: &mut [u8], copy: Copy) {
         let (spot, before_wrap) = self.spot(ahead);
         let first = into.len().min(before_wrap);
         let (start, _) = self.spot(ahead + first);
         let rest = into.len() - first;
-        // SAFETY: `filled` has seen the writer's cursor behind these bytes (acquire), which the writer leaves until this end's own cursor has
-        // passed them; both parts lie inside the ring.
+        // SAFETY: `filled` has seen the writer's cursor behind these bytes (acquire), and the writer leaves them alone
+        // until this end's own cursor has passed them. Both parts lie inside the ring.
         unsafe {
             copy(spot, into.as_mut_ptr(), first);
             copy(start, into[first..].as_mut_ptr(), rest);
         }
     }
 
-    /// Makes `bytes` more visible to the reader.
+    /// Makes `bytes` more bytes visible to the reader.
     fn advance_writer(&mut self, bytes: usize) {
         self.mine = self.mine.wrapping_add(bytes as u64);
         self.cursor(false).store(self.mine, Ordering::Release);
@@ -262,21 +266,23 @@ impl End {
         }
     }
 
-    /// Gives `bytes` back to the writer.
+    /// Returns `bytes` bytes to the writer.
     fn advance_reader(&mut self, bytes: usize) {
         self.mine = self.mine.wrapping_add(bytes as u64);
         self.cursor(true).store(self.mine, Ordering::Release);
     }
 }
 
-/// What stands for the length of a write that is longer than its copy.
+/// The value that stands for the length of a write that is longer than its copy.
 const LONGER: usize = 63;
 const _: () = assert!(Head::BYTES < LONGER);
 
-/// A copy of a short write, or of how a longer frame begins, on the writer's own line, beside its cursor: its number, and its words.
+/// A copy of a short write, or of the beginning of a longer frame, on the writer's own line, beside its cursor: its
+/// number, and its words.
 ///
-/// A reader that has read everything before gets the bytes with the line that tells it to come, and leaves the ring's own lines in the
-/// writer's cache. The copy is a sequence lock whose number says which bytes it holds. Where it does not hold, the ring does.
+/// A reader that has read everything before gets the bytes with the line that notifies it, and leaves the ring's own
+/// lines in the writer's cache. The copy is a sequence lock whose number shows which bytes it holds. If it does not
+/// hold the bytes, the ring does.
 #[repr(C)]
 struct InlineCopy<const WORDS: usize = { Head::WORDS }> {
     number: AtomicU64,
@@ -284,30 +290,31 @@ struct InlineCopy<const WORDS: usize = { Head::WORDS }> {
 }
 
 impl InlineCopy {
-    /// How long a write may be that is copied here.
+    /// The longest write that is copied here, in bytes.
     const BYTES: usize = Head::BYTES;
 }
 
 impl<const WORDS: usize> InlineCopy<WORDS> {
-    /// The number of a copy of the `bytes` that end at a cursor, or of how they begin.
+    /// Returns the number of a copy of the `bytes` bytes that end at a cursor, or of their beginning.
     #[inline]
     fn number(cursor: u64, bytes: usize) -> u64 {
         cursor << 6 | bytes.min(LONGER) as u64
     }
 
-    /// Puts the `bytes` here that end at `cursor`, which the writer stores next, to be acquired. `copy` fills the words.
+    /// Stores the `bytes` bytes that end at `cursor`, which the writer stores next, to be acquired. `copy` fills the
+    /// words.
     #[inline]
     fn put(&self, cursor: u64, bytes: usize, copy: &[u64; WORDS]) {
         self.number.store(Self::number(cursor, bytes), Ordering::Relaxed);
-        // Whoever sees one of the new words sees the new number as well.
+        // A thread that sees one of the new words sees the new number as well.
         fence(Ordering::Release);
         for (word, value) in self.words.iter().zip(copy) {
             word.store(*value, Ordering::Relaxed);
         }
     }
 
-    /// The words with which the `bytes` begin that end at `cursor`, which the reader has acquired, where they are here. For [`LONGER`]
-    /// bytes and more they are those of the last write, which may be shorter.
+    /// Returns the words with which the `bytes` bytes begin that end at `cursor`, which the reader has acquired, if
+    /// they are here. For [`LONGER`] bytes and more, they are those of the last write, which may be shorter.
     #[inline]
     fn get(&self, cursor: u64, bytes: usize) -> Option<[u64; WORDS]> {
         let number = Self::number(cursor, bytes);
@@ -315,12 +322,12 @@ impl<const WORDS: usize> InlineCopy<WORDS> {
             return None;
         }
         let copy = std::array::from_fn(|word| self.words[word].load(Ordering::Relaxed));
-        // If one of the words was newer, so is the number now.
+        // If one of the words is newer, so is the number by now.
         fence(Ordering::Acquire);
         (self.number.load(Ordering::Relaxed) == number).then_some(copy)
     }
 
-    /// Copies the bytes out that end at `cursor`; whether they were here.
+    /// Copies the bytes out that end at `cursor`. Returns whether they were here.
     #[inline]
     fn take(&self, cursor: u64, into: &mut [u8]) -> bool {
         if into.len() > 8 * WORDS {
@@ -342,7 +349,7 @@ mod models {
     use loom::thread;
     use std::sync::atomic::AtomicUsize;
 
-    /// Bytes of each write, and what they are.
+    /// Bytes of each write, all of which hold its number.
     const BYTES: usize = 16;
 
     fn written(write: u64) -> [u8; BYTES] {
@@ -355,7 +362,7 @@ mod models {
     }
 
     impl Line {
-        /// Takes the write that ends at the cursor, if it is here; which one that was, or 3.
+        /// Takes the write that ends at the cursor, if it is here. Returns the write's index, or 3 for none.
         fn look(&self) -> usize {
             let cursor = self.cursor.load(Ordering::Acquire);
             let write = cursor / BYTES as u64;
@@ -368,10 +375,11 @@ mod models {
         }
     }
 
-    /// The reader is the thread that begins later, so that loom lets each of its looks find all that is not ruled out.
+    /// The reader is the thread that begins later, so that loom lets each of its looks find every value that is not
+    /// ruled out.
     #[test]
     fn what_is_taken_is_the_write_that_ends_at_the_cursor() {
-        // In how many executions which write was taken, and in how many none.
+        // The number of executions in which each write was taken, and in which none was.
         let counts = std::sync::Arc::new(<[AtomicUsize; 4]>::default());
         let seen = std::sync::Arc::clone(&counts);
         let mut builder = loom::model::Builder::new();

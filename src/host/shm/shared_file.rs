@@ -1,7 +1,8 @@
-//! How the ranks of a host come to map one file. Their leader makes it and hands it out, and no rank goes on unless every rank has it.
+//! How the ranks of a host come to map one file. Their leader creates it and hands it out, and no rank continues unless
+//! every rank has it.
 //!
-//! Who gets it is decided by a key that both ends prove to know: the job's secret, or a random key of this file, which the leader tells the
-//! ranks by the exchange.
+//! A rank gets it if both ends prove to know a key: the job's secret, or a random key of this file, which the leader
+//! sends to the ranks through the exchange.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,47 +14,47 @@ use crate::base::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::exchange::Exchange;
 
-/// Why nobody got anything.
+/// The reason why no rank got anything.
 pub(crate) enum ShareError {
     /// This rank failed.
     Here(Error),
-    /// Another rank failed; its own words.
+    /// Another rank failed, with the reason it gave.
     There(usize, String),
     /// The exchange between ranks failed.
     Exchange(Error),
 }
 
-/// What every rank got, or why nobody got anything.
+/// What every rank got, or why no rank got anything.
 pub(crate) type ShareResult<R> = std::result::Result<R, ShareError>;
 
-/// The file: how its leader makes it, and how every rank takes it into use.
+/// The file: how its leader creates it, and how every rank maps it.
 pub(super) struct SharedFile<'a, R> {
-    /// In words, as "the shared region of 7 bytes".
+    /// A description, such as "the shared region of 7 bytes".
     pub(super) name: String,
     pub(super) make: &'a dyn Fn() -> io::Result<OwnedFd>,
     pub(super) enter: &'a dyn Fn(OwnedFd) -> Result<R>,
-    /// The same by a number, under Miri: it has no such files and cannot pass them on, but there ranks are threads.
+    /// Enters by a number, under Miri: it has no such files and cannot pass them on, but there ranks are threads.
     #[cfg(miri)]
     pub(super) enter_numbered: &'a dyn Fn(u64) -> io::Result<R>,
-    /// What ranks have to know to get it: the job's secret, where it has one.
+    /// The secret that ranks have to know to get the file, if the job has one.
     pub(super) secret: Option<&'a Secret>,
 }
 
-/// The first byte of the leader's blob before a socket's name, where the job's secret is the key; anything unknown is followed by what went
-/// wrong.
+/// The first byte of the leader's blob before a socket's name, if the job's secret is the key. After any unknown first
+/// byte follows what went wrong.
 const NAME: u8 = 1;
-/// The same before a key of [`KEY_BYTES`] and the name.
+/// The first byte before a key of [`KEY_BYTES`] and the name.
 const KEY_AND_NAME: u8 = 2;
 /// Bytes of a key that is made for one file.
 const KEY_BYTES: usize = 32;
 
-/// What every rank has said in the last round, in rank order: nothing, or why it has no part in the file.
+/// What every rank has reported in the last round, in rank order: nothing, or why it has no part in the file.
 pub(super) struct Verdicts(Vec<Option<Refusal>>);
 
 /// Why a rank has no part in a file.
 #[derive(Debug, Clone)]
 pub(super) struct Refusal {
-    /// Whether sharing memory is what is refused, so that ranks may do without.
+    /// Whether the system refused to share memory, so that ranks may do without it.
     pub(super) can_do_without: bool,
     pub(super) reason: String,
 }
@@ -63,20 +64,21 @@ impl Refusal {
         Self { can_do_without: is_of_sharing(error), reason: error.to_string() }
     }
 
-    /// Whether one can do without, as a byte, and the reason.
+    /// Encodes whether ranks can do without, as a byte, and the reason.
     fn to_bytes(&self) -> Vec<u8> {
         [&[u8::from(self.can_do_without)], self.reason.as_bytes()].concat()
     }
 
-    /// The reverse; `None` of nothing.
+    /// Decodes [`Refusal::to_bytes`]. Returns `None` for no bytes.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (first, reason) = bytes.split_first()?;
         Some(Self { can_do_without: *first == 1, reason: String::from_utf8_lossy(reason).into_owned() })
     }
 }
 
-/// Whether an error says that memory cannot be shared here, by what the system refuses: another way to reach the ranks may be open. It is not
-/// where descriptors ran out, which every way needs, nor where time did, nor where a peer did not prove what it has to.
+/// Whether an error means that the system does not let memory be shared here, so that another route to the ranks may
+/// work. That is not so if descriptors ran out, which every route needs, if time ran out, or if a peer failed its
+/// proof.
 fn is_of_sharing(error: &Error) -> bool {
     let Error::Io { error, .. } = error else { return error.is_unsupported() };
     let needed_anyway = [libc::EMFILE, libc::ENFILE, libc::ETIMEDOUT];
@@ -87,13 +89,13 @@ fn is_of_sharing(error: &Error) -> bool {
 }
 
 impl Verdicts {
-    /// The ranks that have no part, and why; in rank order.
+    /// Returns the ranks that have no part, and why, in rank order.
     pub(super) fn refusals(&self) -> impl Iterator<Item = (usize, &Refusal)> {
         self.0.iter().enumerate().filter_map(|(rank, refusal)| Some((rank, refusal.as_ref()?)))
     }
 }
 
-/// A server that is being served, until this is dropped.
+/// A server that serves until this is dropped.
 struct Open<'a>(&'a DescriptorServer);
 
 impl Drop for Open<'_> {
@@ -103,17 +105,18 @@ impl Drop for Open<'_> {
 }
 
 impl<R> SharedFile<'_, R> {
-    /// Gets the file from rank `leader` of the exchange, which may be this one, in two rounds. Where a rank cannot, none gets anything.
+    /// Gets the file from rank `leader` of the exchange, which may be this one, in two rounds. If a rank cannot, no
+    /// rank gets anything.
     pub(super) fn share(&self, exchange: &mut dyn Exchange, leads: bool, leader: usize, deadline: &Deadline) -> ShareResult<R> {
         let (outcome, verdicts) = self.attempt(exchange, leads, leader, deadline).map_err(ShareError::Exchange)?;
         settle(outcome, &verdicts)
     }
 
-    /// Gets the file where that is possible, and hears how that went for everyone.
+    /// Gets the file if that is possible, and receives the outcome of every rank.
     ///
     /// # Errors
     ///
-    /// Those of the exchange alone.
+    /// Only those of the exchange.
     #[cfg(not(miri))]
     pub(super) fn attempt(
         &self,
@@ -125,7 +128,7 @@ impl<R> SharedFile<'_, R> {
         if leads { self.lead(exchange, deadline) } else { self.follow(exchange, leader, deadline) }
     }
 
-    /// The leader gives out a number.
+    /// Does so with a number that the leader gives out.
     #[cfg(miri)]
     pub(super) fn attempt(
         &self,
@@ -140,14 +143,15 @@ impl<R> SharedFile<'_, R> {
         tell(exchange, entered.map_err(ShareError::Here), deadline)
     }
 
-    /// The leader's part.
+    /// Runs the leader's part.
     fn lead(&self, exchange: &mut dyn Exchange, deadline: &Deadline) -> Result<(ShareResult<R>, Verdicts)> {
         let (file, key, server) = match self.open() {
             Ok(opened) => opened,
             Err(error) => return give_up(exchange, error, deadline),
         };
         thread::scope(|scope| {
-            // Closes the server also where the exchange panics, as a store of the program's may: the scope waits for the thread.
+            // Closes the server even if the exchange panics, as a program's own store may: the scope waits for the
+            // thread.
             let _open = Open(&server);
             let served = thread::Builder::new().name("collectives-server".to_owned()).spawn_scoped(scope, || server.serve(file.as_fd()));
             match served {
@@ -157,7 +161,7 @@ impl<R> SharedFile<'_, R> {
         })
     }
 
-    /// The file, the key to it, and who hands it out.
+    /// Creates the file, the key to it, and the server that hands it out.
     fn open(&self) -> Result<(OwnedFd, Secret, DescriptorServer)> {
         let failed = |error| Error::io(format!("making {}", self.name), error);
         let file = (self.make)().map_err(failed)?;
@@ -169,7 +173,7 @@ impl<R> SharedFile<'_, R> {
         Ok((file, key, server))
     }
 
-    /// The leader's two rounds.
+    /// Runs the leader's two rounds.
     fn announce(
         &self,
         exchange: &mut dyn Exchange,
@@ -184,7 +188,7 @@ impl<R> SharedFile<'_, R> {
         tell(exchange, file.and_then(self.enter).map_err(ShareError::Here), deadline)
     }
 
-    /// Everybody else's part: gets it from rank `leader` of the exchange.
+    /// Runs the part of every other rank: gets the file from rank `leader` of the exchange.
     fn follow(&self, exchange: &mut dyn Exchange, leader: usize, deadline: &Deadline) -> Result<(ShareResult<R>, Verdicts)> {
         let blobs = exchange.all_gather(&[], deadline)?;
         let received = self.receive(blobs.get(leader).map_or(&[], Vec::as_slice), leader, deadline);
@@ -212,35 +216,35 @@ impl<R> SharedFile<'_, R> {
     }
 }
 
-/// The two rounds of a leader that has nothing to hand out.
+/// Runs the two rounds of a leader that has nothing to hand out.
 fn give_up<R>(exchange: &mut dyn Exchange, error: Error, deadline: &Deadline) -> Result<(ShareResult<R>, Verdicts)> {
     exchange.all_gather(format!("\0{error}").as_bytes(), deadline)?;
     tell(exchange, Err(ShareError::Here(error)), deadline)
 }
 
-/// A number that no other memory has.
+/// Returns a number that no other memory has.
 #[cfg(miri)]
 pub(super) fn number() -> u64 {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// The two rounds of a rank that gets no file.
+/// Runs the two rounds of a rank that gets no file.
 pub(super) fn exchange_outcome<R>(exchange: &mut dyn Exchange, outcome: Result<R>, deadline: &Deadline) -> ShareResult<R> {
     let (outcome, verdicts) = abstain(exchange, outcome, deadline).map_err(ShareError::Exchange)?;
     settle(outcome, &verdicts)
 }
 
-/// The same for one that only listens, or does without.
+/// Does so for a rank that only listens, or does without.
 pub(super) fn abstain<R>(exchange: &mut dyn Exchange, outcome: Result<R>, deadline: &Deadline) -> Result<(ShareResult<R>, Verdicts)> {
     exchange.all_gather(&[], deadline)?;
     tell(exchange, outcome.map_err(ShareError::Here), deadline)
 }
 
-/// The last round: every rank says how it went.
+/// Runs the last round: every rank reports its outcome.
 fn tell<R>(exchange: &mut dyn Exchange, outcome: ShareResult<R>, deadline: &Deadline) -> Result<(ShareResult<R>, Verdicts)> {
     let mine = match &outcome {
-        // Of another rank's failure that rank speaks itself.
+        // Another rank's failure is reported by that rank itself.
         Ok(_) | Err(ShareError::There(..)) => Vec::new(),
         Err(ShareError::Here(error) | ShareError::Exchange(error)) => Refusal::of(error).to_bytes(),
     };
@@ -248,7 +252,7 @@ fn tell<R>(exchange: &mut dyn Exchange, outcome: ShareResult<R>, deadline: &Dead
     Ok((outcome, Verdicts(blobs.iter().map(|blob| Refusal::from_bytes(blob)).collect())))
 }
 
-/// No rank goes on unless every rank can. Where several cannot, all hear of the same one.
+/// Lets a rank continue only if every rank can. If several cannot, all report the same one.
 pub(super) fn settle<R>(outcome: ShareResult<R>, verdicts: &Verdicts) -> ShareResult<R> {
     match (outcome, verdicts.refusals().next()) {
         (Err(ShareError::Here(error)), _) => Err(ShareError::Here(error)),

@@ -1,34 +1,34 @@
 //! Where the payloads of steps lie in their writers' slot rings: pure arithmetic, the same on every rank.
 //!
-//! A rank has one ring of bytes for all payloads that no mailbox holds. They follow each other in it, and begin anew once a lap is so long
-//! that its first bytes have left the caches of those who read them: a line that a reader still holds must be taken from it before it can be
-//! written, which costs up to ten times what the store does.
+//! A rank has one ring of bytes for all payloads that no mailbox holds. They follow each other in it. They start over
+//! once a lap is so long that its first bytes have left the caches of the ranks that read them. A line that a reader
+//! still holds must be taken from it before it can be written, which costs up to ten times what the store does.
 //!
-//! A step's payload shares no byte with that of the step before, which others may still be reading while it is written. Those further
-//! back have been read (see [`flags`](super::flags)).
+//! A step's payload shares no byte with that of the step before, which others may still be reading while it is written.
+//! Earlier ones have been read (see [`flags`](super::flags)).
 
 use super::flags::parity;
 use super::layout::PAGE;
 
-/// The places of one group's payloads. Every rank has the same in its own ring.
+/// The positions of one group's payloads. Every rank has the same in its own ring.
 #[derive(Debug)]
 pub(super) struct SlotRing {
     capacity: usize,
-    /// A lap ends as soon as it is so long.
+    /// A lap ends as soon as it is this long, in bytes.
     lap: usize,
-    /// Where the payloads of the last two steps begin that had one, by their parity.
+    /// Where the payloads of the last two steps that had one begin, by their parity.
     starts: [usize; 2],
     /// Start and end of the last payload.
     last: (usize, usize),
 }
 
 impl SlotRing {
-    /// For rings of `capacity` bytes, at least three times the longest payload.
+    /// Creates it for rings of `capacity` bytes, at least three times the longest payload.
     pub(super) fn new(capacity: usize, lap: usize) -> Self {
         Self { capacity, lap, starts: [0; 2], last: (0, 0) }
     }
 
-    /// Finds a place for the payload of `step`, of up to a third of the capacity.
+    /// Chooses the position of the payload of `step`, of up to a third of the capacity.
     #[inline]
     pub(super) fn advance(&mut self, step: u64, bytes: usize) {
         let bytes = bytes.next_multiple_of(PAGE);
@@ -40,12 +40,12 @@ impl SlotRing {
         self.last = (begin, begin + bytes);
     }
 
-    /// Bytes after which a ring begins anew.
+    /// Returns the bytes after which a ring starts over.
     pub(super) fn lap(&self) -> usize {
         self.lap
     }
 
-    /// Where the payload of `step` begins: the last step that had one, or the step before it.
+    /// Returns where the payload of `step` begins: the last step that had one, or the step before it.
     #[inline]
     pub(super) fn start(&self, step: u64) -> usize {
         self.starts[parity(step)]

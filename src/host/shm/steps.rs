@@ -1,20 +1,22 @@
-//! The steps of a call: entering it, publishing, waiting for the others, and what becomes of the group when that fails.
+//! The steps of a call: entering it, publishing, waiting for the others, and what happens to the group if that fails.
 //!
-//! A rank publishes a fingerprint, and a payload in the smallest area that holds it. A mailbox's first line is `flag: u64, fingerprint:
-//! 4 × u64, payload: 24 bytes`, so that a tiny call costs its readers one line. Up to [`LINES_BYTES`](super::layout::LINES_BYTES) follow in
-//! the next lines, which the processor fetches ahead. Anything larger goes through a slot.
+//! A rank publishes a fingerprint, and a payload in the smallest area that holds it. A mailbox's first line is `flag:
+//! u64, fingerprint: 4 × u64, payload: 24 bytes`, so that a tiny call costs its readers one line. Up to
+//! [`LINES_BYTES`](super::layout::LINES_BYTES) follow in the next lines, which the processor prefetches. Anything
+//! larger goes through a slot.
 //!
 //! # Waiting
 //!
-//! With a core for every rank a waiter spins first, because a wake across cores costs a hundred times what a flag costs. With fewer cores
-//! it gives up its core at once where the ranks it waits for need it: more are missing than other cores could be running. Where they may
-//! all be running it spins for a moment, so that a step takes each core about one turn of its ranks. Then the policy of all waits applies
-//! (`host/waiting.rs`): it yields, then sleeps.
+//! With a core for every rank, a waiter spins first, because a wake across cores costs a hundred times what a flag
+//! costs. With fewer cores, it yields its core at once if the ranks it waits for need it: if more are missing than
+//! other cores could be running. If all of them may be running, it spins for a moment, so that a step takes each core
+//! about one turn of its ranks. Then the policy of all waits applies (`host/waiting.rs`): it yields, then sleeps.
 //!
-//! A sleeper announces itself, looks once more, and sleeps for a bounded time. Whoever publishes last wakes it. For that the flag's store must
-//! come before the look at who sleeps, which takes a fence that would cost every call. So there is one only while a rank of the group has slept lately, which
-//! each publisher sees in a word that is written rarely (`Control::has_light_sleepers`). A publisher that has not seen it yet may miss the sleeper that has
-//! just written it, so the first such sleep is as short as a nap.
+//! A sleeper announces itself, looks once more, and sleeps for a bounded time. The last rank to publish wakes it. For
+//! that, the flag's store must come before the check for sleepers, which takes a fence that would cost every call. So
+//! there is a fence only while a rank of the group has slept lately, which each publisher sees in a word that is rarely
+//! written (`Control::has_light_sleepers`). A publisher that has not seen it yet may miss the sleeper that has just
+//! written it, so the first such sleep is as short as a nap.
 
 #![expect(unsafe_code, reason = "reads and writes the mapped mailboxes, which flags have ordered")]
 
@@ -27,10 +29,10 @@ use crate::call::{Call, Collective};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::waiting::{Interval, Pause, Sleep};
 
-/// Where the fingerprint lies in a mailbox: after the flag.
+/// The offset of the fingerprint in a mailbox: after the flag.
 const FINGERPRINT_AT: usize = 8;
 
-/// What a look at all ranks shows.
+/// The result of a look at all ranks.
 #[derive(Debug, PartialEq, Eq)]
 enum PollResult {
     /// All have published the step, and agree.
@@ -43,7 +45,7 @@ enum PollResult {
 
 /// What a rank publishes in a step.
 impl Group {
-    /// Where the payload of `rank` for `step` lies.
+    /// Returns where the payload of `rank` for `step` lies.
     #[inline]
     pub(super) fn area(&self, rank: usize, step: u64, area: Area) -> *mut u8 {
         let layout = self.region.layout();
@@ -53,7 +55,7 @@ impl Group {
         }
     }
 
-    /// Where the fingerprint of `rank` for `step` lies.
+    /// Returns where the fingerprint of `rank` for `step` lies.
     #[inline]
     fn fingerprint_of(&self, rank: usize, step: u64) -> *mut Fingerprint {
         self.region.at(self.region.layout().mailbox(rank, parity(step)) + FINGERPRINT_AT).cast()
@@ -62,8 +64,9 @@ impl Group {
     /// Publishes this rank's area for `step`: the payload has been written.
     #[inline]
     pub(super) fn publish(&mut self, step: u64, fingerprint: Fingerprint) {
-        // SAFETY: inside this rank's own mailbox, aligned to 8. What others want of it they have read: each has published the step before this
-        // one, after it had read the step before that, for which the mailbox served last (see `flags`).
+        // SAFETY: inside this rank's own mailbox, aligned to 8. The others have read what they need of it: each has
+        // published the step before this one, after it had read the step before that, which the mailbox served last
+        // (see `flags`).
         unsafe { self.fingerprint_of(self.me, step).write(fingerprint) };
         self.region.flag(self.me, parity(step)).publish(step);
         if self.region.control().has_light_sleepers() {
@@ -71,11 +74,11 @@ impl Group {
         }
     }
 
-    /// Wakes those who sleep, if this rank's publish of `step` was the last one.
+    /// Wakes the sleepers, if this rank's publish of `step` was the last one.
     #[cold]
     fn wake_after(&mut self, step: u64) {
         Control::fence();
-        // Of all ranks the last to come to the fence sees all flags here, and every sleeper that has missed one of them.
+        // The last rank to come to the fence sees all flags here, and every sleeper that has missed one of them.
         if self.region.control().has_sleepers() && self.missing(step).next().is_none() {
             self.region.wake();
         }
@@ -88,22 +91,23 @@ impl Group {
         self.region.flag(rank, parity(step)).has_reached(step)
     }
 
-    /// What `rank` published with `step`.
+    /// Returns what `rank` published with `step`.
     ///
     /// # Safety
     ///
     /// `rank` has been seen to reach `step`, and this rank has not published the next one.
     #[inline]
     pub(super) unsafe fn read_fingerprint(&self, rank: usize, step: u64) -> Fingerprint {
-        // SAFETY: inside the mailbox, aligned to 8; any bytes are numbers. Its owner wrote it before the flag that the caller has seen, and does
-        // not write it again before this rank has published the next step, which it has not (the caller's promise).
+        // SAFETY: inside the mailbox, aligned to 8; any bytes are valid numbers. Its owner wrote it before the flag
+        // that the caller has seen. It does not write it again before this rank has published the next step, which it
+        // has not (as the caller promised).
         unsafe { self.fingerprint_of(rank, step).read() }
     }
 }
 
 /// The steps of a call.
 impl Group {
-    /// Begins a call. Gives its fingerprint, which travels with every step of it.
+    /// Begins a call. Returns its fingerprint, which travels with every step of it.
     #[inline]
     pub(super) fn enter(&mut self, context: &CallContext<'_>) -> Result<Fingerprint, Interrupted> {
         if self.state != GroupState::Ready {
@@ -112,7 +116,7 @@ impl Group {
         Ok(context.call.fingerprint())
     }
 
-    /// Finishes what an earlier barrier left, or says why the group has ended.
+    /// Finishes what an earlier barrier left, or returns why the group has ended.
     #[cold]
     pub(super) fn resume(&mut self, context: &CallContext<'_>) -> Result<(), Interrupted> {
         match self.state {
@@ -126,14 +130,14 @@ impl Group {
         }
     }
 
-    /// The number of the next step, whose areas of this rank may be written now.
+    /// Returns the number of the next step, whose areas of this rank may be written now.
     #[inline]
     pub(super) fn next_step(&mut self) -> u64 {
         self.step += 1;
         self.step
     }
 
-    /// The same for a step with such a payload.
+    /// Returns the next step too, and reserves its place if its payload goes through a slot.
     #[inline]
     pub(super) fn next_step_of(&mut self, chunking: &Chunking) -> u64 {
         let step = self.next_step();
@@ -154,15 +158,15 @@ impl Group {
         Ok(())
     }
 
-    /// Publishes and arrives.
+    /// Publishes `step` and waits for all ranks to do so.
     #[inline]
     pub(super) fn meet(&mut self, step: u64, fingerprint: Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
         self.publish(step, fingerprint);
         self.arrive(step, fingerprint, context)
     }
 
-    /// Publishes and arrives, and does this rank's own part in between: where `is_agreed`, meanwhile; in the first step of a call
-    /// not before all are known to make it, since nothing may be written to a destination before.
+    /// Publishes and arrives, and runs this rank's own part: meanwhile if `is_agreed`. In the first step of a call it
+    /// runs afterwards, since nothing may be written to a destination before all ranks are known to make the call.
     #[inline]
     pub(super) fn meet_meanwhile(
         &mut self,
@@ -183,11 +187,12 @@ impl Group {
         Ok(())
     }
 
-    /// Spins for a while; says whether the step is complete. A rank that differs is left to the slow wait to report. The call goes on
-    /// record while another's flag is on its way: this rank's own is out, so that holds nobody up.
+    /// Spins for a while. Returns whether the step is complete. A rank that differs is left to the slow wait to report.
+    /// The call is recorded while another rank's flag is on its way: this rank's own is published, so that delays no
+    /// rank.
     #[inline]
     fn arrives_soon(&mut self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> bool {
-        // One of those missing must be waiting for a processor, perhaps this one.
+        // At least one of the missing ranks must be waiting for a processor, perhaps for this one.
         if self.running < self.ranks && self.missing(step).count() >= self.running {
             return false;
         }
@@ -235,7 +240,7 @@ impl Group {
         theirs.iter().zip(fingerprint).fold(0, |difference, (a, b)| difference | (a ^ b)) != 0
     }
 
-    /// The abort reason of two different calls at `step`.
+    /// Returns the abort reason of two different calls at `step`.
     #[cold]
     fn mismatch(&self, rank: usize, step: u64, fingerprint: &Fingerprint) -> AbortReason {
         // SAFETY: `look` has seen that rank's flag at `step`, the last one that this rank has published.
@@ -244,12 +249,12 @@ impl Group {
             (Some(mine), Some(theirs)) => {
                 AbortReason::Mismatch { first: (self.globals[self.me], mine), second: (self.globals[rank], theirs) }
             }
-            // Not a call at all: that rank's memory is broken.
+            // Not a call at all: that rank's memory is corrupt.
             _ => AbortReason::Failed { rank: self.globals[rank] },
         }
     }
 
-    /// Ends the group and tells the others, except where a barrier's deadline passed: that can be tried again.
+    /// Ends the group and notifies the others, except if a barrier's deadline passed: that can be retried.
     #[cold]
     pub(super) fn fail(&mut self, stop: Interrupted, fingerprint: Fingerprint, context: &CallContext<'_>) -> Interrupted {
         let is_barrier = context.call.kind == Collective::Barrier && context.call.fingerprint() == fingerprint;
@@ -265,8 +270,8 @@ impl Group {
 
 /// Waiting for ranks that have not arrived after the first looks.
 impl Group {
-    /// Waits for all ranks to publish `step`, however long that takes, and stops for a difference, a deadline, an end of the
-    /// communicator or of a rank.
+    /// Waits for all ranks to publish `step`, however long that takes. Stops for a difference, a deadline, or an end of
+    /// the communicator or of a rank.
     #[cold]
     fn wait(&mut self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> Result<(), Interrupted> {
         let result = self.wait_patiently(step, fingerprint, context);
@@ -283,7 +288,7 @@ impl Group {
             let pause = self.patience.next();
             let asks_kernel = liveness.is_due(self.patience.now(), LIVENESS_INTERVAL);
             if let Some(stop) = self.reason_to_stop(step, asks_kernel, context) {
-                // What was published before the reason came still counts.
+                // What was published before the reason appeared still counts.
                 return self.arrived(step, fingerprint).unwrap_or(Err(stop));
             }
             match pause {
@@ -296,7 +301,7 @@ impl Group {
 
     /// Sleeps until the last rank publishes `step`, or for a while.
     fn sleep(&mut self, sleep: Sleep, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) {
-        // Others may publish once more before they see that they are to look for sleepers.
+        // Others may publish once more before they see that they must check for sleepers.
         let most = if self.region.sleeps_lightly() { sleep.nap } else { sleep.limit };
         let stopped = || self.region.abort_reason().is_some() || context.health.abort_reason().is_some();
         let missing = self.missing(step).map(|rank| self.globals[rank]);
@@ -305,7 +310,7 @@ impl Group {
         self.region.sleep(limit, || stopped() || self.look(step, fingerprint) != PollResult::Behind);
     }
 
-    /// How the wait for `step` ends by what the ranks have published; `None` while some are missing.
+    /// Returns how the wait for `step` ends, given what the ranks have published; `None` while some are missing.
     fn arrived(&self, step: u64, fingerprint: &Fingerprint) -> Option<Result<(), Interrupted>> {
         match self.look(step, fingerprint) {
             PollResult::Complete => Some(Ok(())),
@@ -314,7 +319,7 @@ impl Group {
         }
     }
 
-    /// Why not to wait any longer. `asks_kernel`: also whether the missing ranks live.
+    /// Returns why to stop waiting. `asks_kernel`: also checks whether the missing ranks live.
     fn reason_to_stop(&self, step: u64, asks_kernel: bool, context: &CallContext<'_>) -> Option<Interrupted> {
         if let Some(abort_reason) = context.health.abort_reason().copied().or_else(|| self.region.abort_reason()) {
             let global = |rank: usize| self.globals[rank];
@@ -322,7 +327,7 @@ impl Group {
         }
         for rank in self.missing(step) {
             if self.region.member(rank).has_departed() {
-                // It may have told why before it left.
+                // It may have recorded why before it left.
                 return Some(self.region.abort_reason().unwrap_or(AbortReason::Left { rank: self.globals[rank] }).into());
             }
             if asks_kernel && !self.region.lives(rank) {
@@ -335,12 +340,12 @@ impl Group {
         if context.deadline.has_passed() { self.timed_out(step) } else { None }
     }
 
-    /// The ranks that have not published `step`.
+    /// Returns the ranks that have not published `step`.
     pub(super) fn missing(&self, step: u64) -> impl Iterator<Item = usize> {
         (0..self.ranks).filter(move |rank| *rank != self.me && !self.has_reached(*rank, step))
     }
 
-    /// The stop of a deadline that passed; `None` where everyone has arrived after all.
+    /// Returns the interruption by a deadline that passed; `None` if all ranks have arrived after all.
     fn timed_out(&self, step: u64) -> Option<Interrupted> {
         let behind: Vec<_> = self.missing(step).collect();
         let global = |rank: usize| self.globals[rank];
@@ -355,8 +360,8 @@ impl Group {
 
 #[cfg(feature = "__internals")]
 impl Group {
-    /// One step between two ranks that publish it one after the other, `first` or second: what a benchmark measures. Says whether the
-    /// other rank's came within so many looks, and what it published.
+    /// Runs one step between two ranks that publish it one after the other, `first` or second, for a benchmark. Returns
+    /// what the other rank published, or `None` if that did not come within `looks` looks.
     pub(crate) fn volley(&mut self, is_first: bool, fingerprint: [u64; 4], looks: u64) -> Option<[u64; 4]> {
         assert_eq!(self.ranks, 2, "a volley is between two");
         let (step, peer) = (self.next_step(), 1 - self.me);

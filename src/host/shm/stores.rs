@@ -1,11 +1,12 @@
 //! The stores with which a rank writes what another rank reads next: ordinary ones, or those that pass the cache.
 //!
-//! Ordinary ones are best while writer and reader share a cache: the reader finds the bytes there. If they share none, each such store first
-//! takes its line away from the reader's core, and a rank writes at 2 to 6 GB/s. Stores past the cache ask nobody: 17 to 33 GB/s, and the reader
-//! gets the bytes from memory.
+//! Ordinary ones are best while writer and reader share a cache: the reader finds the bytes there. If they share none,
+//! each such store first takes its line away from the reader's core, and a rank writes at 2 to 6 GB/s. Stores past the
+//! cache do not: they reach 17 to 33 GB/s, and the reader gets the bytes from memory.
 //!
-//! Which of the two it is changes while a program runs: threads move from core to core, virtual processors too. So a writer times both on its
-//! own payloads, now and then. It decides for itself alone: how a byte is stored means nothing to its reader.
+//! Which of the two is better changes while a program runs: threads move from core to core, and so do virtual
+//! processors. So a writer times both on its own payloads, from time to time. It decides alone: how a byte is stored
+//! makes no difference to its reader.
 
 #![expect(unsafe_code, reason = "copies to memory that ranks share")]
 
@@ -19,31 +20,31 @@ use crate::host::copy::{Copy, copy, copy_streaming};
 #[derive(Debug)]
 pub(super) struct Stores {
     passes_cache: bool,
-    /// How many bytes more are written before both are tried again, and how many that were after the last trial.
+    /// How many more bytes are written before the next trial, and how many there were after the last one.
     until_trial: usize,
     interval: usize,
-    /// How many copies of the trial under way are done.
+    /// How many copies of the current trial are done.
     tried: u32,
-    /// Picoseconds a byte in this trial, at best: of ordinary stores, and of those past the cache.
+    /// The best times of this trial in picoseconds per byte: of ordinary stores, and of those past the cache.
     best: [u64; 2],
-    /// The same of the last trial.
+    /// The best times of the last trial.
     last: Option<[u64; 2]>,
 }
 
 impl Stores {
-    /// Ordinary ones, until the first trial.
+    /// Creates ordinary ones, which are used until the first trial.
     pub(super) fn new() -> Self {
         let interval = STORE_TRIALS_EVERY_BYTES.0;
         Self { passes_cache: false, until_trial: interval, interval, tried: 0, best: [u64::MAX; 2], last: None }
     }
 
-    /// How a result is copied that was folded in pieces.
+    /// Returns how to copy a result that was folded in pieces.
     #[inline]
     pub(super) fn way(&self) -> Copy {
         if self.passes_cache { copy_streaming } else { copy }
     }
 
-    /// Whether they pass the cache.
+    /// Whether the stores pass the cache.
     #[inline]
     pub(super) fn passes_cache(&self) -> bool {
         self.passes_cache
@@ -56,7 +57,7 @@ impl Stores {
     /// As [`copy`].
     #[inline]
     pub(super) unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
-        // SAFETY: each asks for what this function's caller has promised.
+        // SAFETY: this function's caller promised what each callee requires.
         unsafe {
             if bytes < PASSING_LEAST_BYTES {
                 copy(from, to, bytes);
@@ -69,7 +70,7 @@ impl Stores {
         }
     }
 
-    /// Copies, and takes the time: in turns with the one and with the other.
+    /// Copies with both kinds of stores in turn, and measures the time.
     ///
     /// # Safety
     ///
@@ -79,19 +80,19 @@ impl Stores {
         let passes_cache = !self.tried.is_multiple_of(2);
         let way = if passes_cache { copy_streaming } else { copy };
         let began = Instant::now();
-        // SAFETY: it asks for what this function's caller has promised.
+        // SAFETY: this function's caller promised what the callee requires.
         unsafe { way(from, to, bytes) };
         self.take(passes_cache, began.elapsed().as_nanos() as u64, bytes);
     }
 
-    /// Takes one time; the last one of a trial decides.
+    /// Records one time. The last one of a trial decides.
     fn take(&mut self, passes_cache: bool, nanoseconds: u64, bytes: usize) {
         let best = &mut self.best[usize::from(passes_cache)];
         *best = (*best).min(nanoseconds.saturating_mul(1000) / bytes as u64);
         self.tried += 1;
         if self.tried == 2 * STORE_TRIALS {
             let [ordinary, passing] = self.best;
-            // The first trials find pages that nobody has touched, which tells little.
+            // The first trials meet untouched pages, so they show little.
             let interval = (2 * self.interval).min(STORE_TRIALS_EVERY_BYTES.1);
             // What passes the cache is read from memory, which takes longer than from a cache.
             let passes_cache = ordinary > passing.saturating_mul(3);
@@ -114,7 +115,7 @@ impl fmt::Display for Stores {
 mod tests {
     use super::*;
 
-    /// What is chosen where ordinary stores and those past the cache take so many nanoseconds for 16 KiB at best.
+    /// Returns the choice if ordinary stores and those past the cache take these best times in nanoseconds for 16 KiB.
     fn chosen(ordinary: u64, passing: u64) -> bool {
         let mut stores = Stores::new();
         for trial in 0..2 * u64::from(STORE_TRIALS) {
@@ -151,7 +152,7 @@ mod tests {
         let mut stores = Stores { until_trial: 0, ..Stores::new() };
         for bytes in [0, 1, 4095, 4096, 4097, 16 << 10, 40_000].into_iter().cycle().take(70) {
             let mut to = vec![0; bytes + 1];
-            // SAFETY: both hold so many bytes, and are two vectors.
+            // SAFETY: both hold that many bytes, and are two vectors.
             unsafe { stores.copy(from.as_ptr(), to.as_mut_ptr(), bytes) };
             assert!(to[..bytes] == from[..bytes] && to[bytes] == 0, "{bytes} B");
         }

@@ -1,21 +1,23 @@
 //! Windows: memory of users that all ranks of a host map, so that a collective on it need not copy anything into slots.
 //!
-//! A window is one anonymous file with a segment for each rank, all of one size, and every rank maps all of it. A rank's buffer is its
-//! own segment. Windows are numbered alike on every rank, so that a number and an offset say where a buffer lies to ranks that have it
-//! mapped elsewhere.
+//! A window is one anonymous file with a segment for each rank, all of one size, and every rank maps all of it. A
+//! rank's buffer is its own segment. Windows have the same numbers on every rank. So a number and an offset identify a
+//! buffer for ranks that have it mapped elsewhere.
 //!
-//! **How long a mapping lives.** A group holds every window that it was given. It lets go of one only between calls
-//! ([`Windows::forget_dropped`], which wants them to itself), after its user has dropped the buffer. So what [`Windows::address`] gave stays
-//! mapped to the end of the call, also where another thread drops the buffer meanwhile. Nobody else's memory goes away either: a rank that
-//! drops its buffer gives back the pages of its own segment alone, and the others have mappings of their own. And no range that
-//! [`Windows::find`] knows can be somebody else's memory by now, since it is still mapped.
+//! **How long a mapping lives.** A group holds every window that it was given. It releases one only between calls
+//! ([`Windows::forget_dropped`], which needs exclusive access), after its user has dropped the buffer. So what
+//! [`Windows::address`] returned stays mapped to the end of the call, even if another thread drops the buffer
+//! meanwhile. No other rank's memory disappears either: a rank that drops its buffer gives back only the pages of its
+//! own segment, and the others have mappings of their own. And no range that [`Windows::find`] knows can belong to
+//! other memory by now, since it is still mapped.
 //!
-//! **Who uses a segment when.** Only its rank ever writes to it, through its own mapping. The others read it only in calls to which that rank
-//! has lent it (see `lent`). While one may be reading, nothing changes that it reads: its rank does not write, since the buffer is borrowed
-//! until the call has ended, and does not give back the pages. A call that does not end as it should gives the buffer back only when the
-//! segment is *private*: a [`PrivateView`] has taken the place of the shared pages in its rank's mapping. The rank then still finds there what
-//! was there, and keeps to itself what it writes. The others see the pages of the file as they were, for as long as they have them mapped. A
-//! private segment is lent no more.
+//! **Which rank uses a segment when.** Only its own rank ever writes to it, through its own mapping. The others read it
+//! only in calls to which that rank has lent it (see `lent`). While one may be reading, nothing changes that it reads:
+//! the owner does not write, since the buffer is borrowed until the call has ended, and does not give back the pages. A
+//! call that does not succeed gives the buffer back only when the segment is *private*: a [`PrivateView`] has replaced
+//! the shared pages in the owner's mapping. The owner then still finds the same contents, and its writes stay private.
+//! The others see the pages of the file as they were, for as long as they have them mapped. A private segment is never
+//! lent again.
 
 #![expect(unsafe_code, reason = "hands out addresses in mapped memory")]
 
@@ -35,16 +37,17 @@ use crate::base::fork::Process;
 use crate::error::Error;
 use crate::host::exchange::Exchange;
 
-/// Where a buffer lies in its rank's windows.
+/// The position of a buffer in its rank's windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowOffset {
     /// The window's number: the same on all ranks, from 1, never used again.
     pub(super) window: u32,
-    /// Within the rank's own segment.
+    /// The offset within the rank's own segment, in bytes.
     pub(super) offset: usize,
 }
 
-/// What a rank says of its source and its destination: the windows they lie in, 0 for none, and where.
+/// What a rank publishes about its source and its destination: the windows that they lie in, 0 for none, and the
+/// offsets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Offer {
@@ -71,29 +74,30 @@ impl Offer {
         }
     }
 
-    /// The window that a buffer lies in, 0 for none.
+    /// Returns the window that a buffer lies in, 0 for none.
     pub(super) fn window(&self, side: Side) -> u32 {
         self.windows[side as usize]
     }
 
-    /// Where a buffer lies from its byte `start` on. `None` for a place that no address space has: any bytes can have been read as an offer.
+    /// Returns where a buffer lies from its byte `start` on. Returns `None` for a position that no address space has:
+    /// any bytes can have been read as an offer.
     pub(super) fn place(&self, side: Side, start: usize) -> Option<WindowOffset> {
         let offset = usize::try_from(self.offsets[side as usize]).ok()?.checked_add(start)?;
         Some(WindowOffset { window: self.window(side), offset })
     }
 
-    /// The windows that it names.
+    /// Returns the windows that it names.
     pub(super) fn windows(&self) -> impl Iterator<Item = u32> + use<> {
         self.windows.into_iter().filter(|window| *window != 0)
     }
 }
 
-/// What every rank gets of an allocation.
+/// The size of every rank's part of an allocation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Size {
-    /// Not zero.
+    /// The bytes, not zero.
     pub(crate) bytes: usize,
-    /// What the elements want to be aligned to.
+    /// The alignment that the elements need.
     pub(crate) align: usize,
 }
 
@@ -102,32 +106,33 @@ pub(crate) struct Size {
 pub(super) struct Window {
     number: u32,
     pages: Pages,
-    /// From one rank's segment to the next.
+    /// Bytes from one rank's segment to the next.
     stride: usize,
-    /// What of a segment is used.
+    /// Bytes of a segment that are used.
     bytes: usize,
     me: usize,
     ranks: usize,
     own: Mutex<Own>,
 }
 
-/// Whose this rank's own segment is.
+/// Whether this rank's own segment is shared.
 #[derive(Debug)]
 enum Own {
-    /// Everybody sees what this rank writes. The view can take its place; there is none where ranks share one mapping, which it would
-    /// be for all of them.
+    /// All ranks see what this rank writes. The view can replace it. There is none if ranks share one mapping, because
+    /// it would replace that for all of them.
     Shared(Option<PrivateView>),
-    /// The others see what was there when it became this rank's alone.
+    /// The others see what was there when the segment became private.
     Private,
 }
 
 impl Window {
-    /// Where this rank's own segment begins.
+    /// Returns where this rank's own segment begins.
     fn own(&self) -> *mut u8 {
         self.pages.at(self.me * self.stride)
     }
 
-    /// Makes this rank's own segment its own, whose bytes are the same before and after, and which the others go on seeing.
+    /// Makes this rank's own segment private. Its bytes are the same before and after, and the others continue to see
+    /// them.
     fn keep_own(&self) -> io::Result<()> {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         let Own::Shared(view) = &mut *own else { return Ok(()) };
@@ -144,14 +149,14 @@ impl Window {
         }
     }
 
-    /// Frees the memory of this rank's own segment, as far as nobody else may need it.
+    /// Frees the memory of this rank's own segment, as far as no other rank may need it.
     fn give_back_own(&self) {
         let (offset, bytes) = (self.me * self.stride, used(self.bytes));
         let is_shared = matches!(&*self.own.lock().unwrap_or_else(PoisonError::into_inner), Own::Shared(_));
         if is_shared {
             self.pages.give_back(offset, bytes);
         } else {
-            // The file's pages may still be read, and go with the last mapping of them.
+            // The file's pages may still be read, and are freed with the last mapping of them.
             self.pages.discard(offset, bytes);
         }
     }
@@ -162,21 +167,21 @@ impl Window {
 pub(crate) struct Segment {
     window: Arc<Window>,
     process: Process,
-    /// Dropped after the window, so that whoever hears of it finds the window let go.
+    /// Dropped after the window, so that a group that sees the notice finds the window released.
     _notice: DropNotice,
 }
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // A call that has it borrows or owns the buffer that holds this, so none is under way, and each that was has ended for all ranks
-        // or has made the segment private.
+        // A call that uses it borrows or owns the buffer that holds this. So none is in progress, and each earlier call
+        // has ended for all ranks or has made the segment private.
         if !self.process.is_foreign() {
             self.window.give_back_own();
         }
     }
 }
 
-/// Tells the group, by its drop, that a segment is gone.
+/// A notice to the group, given on drop, that a segment is gone.
 #[derive(Debug)]
 struct DropNotice(Arc<AtomicBool>);
 
@@ -186,26 +191,27 @@ impl Drop for DropNotice {
     }
 }
 
-/// Memory of a user's that the crate has handed out.
+/// A user's memory that the crate has handed out.
 #[derive(Debug)]
 pub(crate) enum Storage {
     /// This rank's part of a window.
     Window(Segment),
-    /// Of this process alone.
+    /// Memory of this process alone.
     Private(Pages),
 }
 
 impl Storage {
-    /// Where it begins.
+    /// Returns where it begins.
     pub(crate) fn base(&self) -> NonNull<u8> {
         match self {
             Storage::Private(pages) => pages.base(),
-            // SAFETY: this rank's number is less than that of the segments, of `stride` bytes each, that the mapping holds; so this is inside it.
+            // SAFETY: this rank's index is less than the number of segments, of `stride` bytes each, that the mapping
+            // holds; so this is inside it.
             Storage::Window(segment) => unsafe { segment.window.pages.base().add(segment.window.me * segment.window.stride) },
         }
     }
 
-    /// Memory of this rank alone, in as many rounds of the exchange as a window takes.
+    /// Allocates memory for this rank alone, in as many rounds of the exchange as a window takes.
     ///
     /// # Errors
     ///
@@ -217,30 +223,30 @@ impl Storage {
     }
 }
 
-/// The pages that so many bytes use.
+/// Returns the bytes of the pages that `bytes` bytes use.
 fn used(bytes: usize) -> usize {
     bytes.next_multiple_of(rustix::param::page_size())
 }
 
-/// A window that is to be: its number, and who its ranks are.
+/// A window that is yet to be made: its number, and its ranks.
 pub(crate) struct Site {
     number: u32,
     me: usize,
     ranks: usize,
     /// The rank of the exchange that makes the file.
     leader: usize,
-    /// What the others have to know to get the file.
+    /// The secret that the others have to know to get the file.
     secret: Option<Secret>,
     dropped: Arc<AtomicBool>,
 }
 
 impl Site {
-    /// Makes the window. Every rank of the communicator takes part in two rounds of the exchange: those of the host with the same
-    /// site and size, the others with sites of theirs or by [`Storage::alone`].
+    /// Makes the window. Every rank of the communicator takes part in two rounds of the exchange: those of the host
+    /// with the same site and size, the others with sites of their own or by [`Storage::alone`].
     ///
     /// # Errors
     ///
-    /// Where this rank or another one could not get the memory, or map it; and whatever the exchange says.
+    /// If this rank or another one could not get the memory, or map it; and the errors of the exchange.
     pub(crate) fn open(&self, exchange: &mut dyn Exchange, size: Size, deadline: &Deadline) -> ShareResult<Segment> {
         let align = pages::alignment(size.bytes, size.align);
         let strides = size.bytes.checked_next_multiple_of(align);
@@ -263,8 +269,8 @@ impl Site {
         Ok(Segment { window: Arc::new(window), process: Process::this(), _notice: DropNotice(Arc::clone(&self.dropped)) })
     }
 
-    /// Maps the file, and has the kernel find memory for this rank's segment: near the processor that it runs on, where there are
-    /// several memories.
+    /// Maps the file, and makes the kernel allocate memory for this rank's segment: near the processor that it runs on,
+    /// if there are several memories.
     fn enter(&self, file: OwnedFd, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
         let whole = stride * self.ranks;
         region::check(file.as_fd(), whole)?;
@@ -274,21 +280,22 @@ impl Site {
         Ok(self.window(pages, view, bytes, stride))
     }
 
-    /// The same for the threads of one process, where memory has a number in place of a file.
+    /// Does so for the threads of one process, where memory has a number instead of a file.
     #[cfg(miri)]
     fn numbered(&self, number: u64, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
         Ok(self.window(Pages::numbered(number, stride * self.ranks, align)?, None, bytes, stride))
     }
 
-    /// This rank's mapping of the window.
+    /// Returns this rank's mapping of the window.
     fn window(&self, pages: Pages, view: Option<PrivateView>, bytes: usize, stride: usize) -> Window {
         let own = Mutex::new(Own::Shared(view));
         Window { number: self.number, pages, stride, bytes, me: self.me, ranks: self.ranks, own }
     }
 }
 
-/// Makes the file: its size fixed, its bytes zero, `used` of them to be used. Memory is found for it later; where the system is known
-/// not to have so much, that is not tried, since it would end processes to find it.
+/// Creates the file: its size is fixed, its bytes are zero, and `used` of them are to be used. Its memory is allocated
+/// later. If the system is known not to have that much, this fails at once, since the system would end processes to
+/// find it.
 fn create(bytes: usize, used: usize) -> io::Result<OwnedFd> {
     if let Some(available) = available_memory().filter(|available| *available < used) {
         let message = format!("{used} B are needed on this host and {available} B are available");
@@ -297,7 +304,7 @@ fn create(bytes: usize, used: usize) -> io::Result<OwnedFd> {
     region::create("collectives-buffer", bytes)
 }
 
-/// What the system could give to programs now, swap included, in bytes; `None` where it does not say.
+/// Returns what the system could give to programs now, including swap, in bytes; `None` if it does not report that.
 fn available_memory() -> Option<usize> {
     let description = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kilobytes = |name: &str| {
@@ -310,37 +317,37 @@ fn available_memory() -> Option<usize> {
 /// The windows of a group.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
-    /// In the order of their numbers.
+    /// The windows in the order of their numbers.
     open: Vec<Arc<Window>>,
-    /// Where this rank's segments begin, ascending, how long they are, and of which window.
+    /// The segments of this rank, ascending: where they begin, their lengths, and their windows.
     own: Vec<(usize, usize, u32)>,
     /// The last number that was given out.
     number: u32,
-    /// What whoever is to get a window's file has to know.
+    /// The secret that a process has to know to get a window's file.
     secret: Option<Secret>,
-    /// Whether a segment of `open` was dropped since they were looked through.
+    /// Whether a segment of `open` was dropped since they were last checked.
     dropped: Arc<AtomicBool>,
 }
 
 impl Windows {
-    /// None yet.
+    /// Creates an empty set.
     pub(super) fn new(secret: Option<&Secret>) -> Self {
         Self { secret: secret.cloned(), ..Self::default() }
     }
 
-    /// The next one, of the rank `me` of `ranks`. `None` once the numbers are used up.
+    /// Returns the next site, for rank `me` of `ranks`. Returns `None` once the numbers are used up.
     pub(super) fn site(&mut self, me: usize, ranks: usize, leader: usize) -> Option<Site> {
         self.number = self.number.checked_add(1)?;
         Some(Site { number: self.number, me, ranks, leader, secret: self.secret.clone(), dropped: Arc::clone(&self.dropped) })
     }
 
-    /// Whether there has ever been one.
+    /// Whether there has ever been a window.
     #[inline]
     pub(super) fn has_had_any(&self) -> bool {
         self.number != 0
     }
 
-    /// Lists a window.
+    /// Adds a window.
     pub(super) fn insert(&mut self, Segment { window, .. }: &Segment) {
         let start = window.own().addr();
         let at = self.own.partition_point(|(other, ..)| *other < start);
@@ -349,7 +356,7 @@ impl Windows {
         self.open.insert(at, Arc::clone(window));
     }
 
-    /// Lets go of the windows whose segments were dropped here.
+    /// Releases the windows whose segments were dropped here.
     #[inline]
     pub(super) fn forget_dropped(&mut self) {
         if !self.open.is_empty() && self.dropped.load(Ordering::Relaxed) {
@@ -357,24 +364,24 @@ impl Windows {
         }
     }
 
-    /// The same, where there are some.
+    /// Checks all windows, if there are any.
     #[cold]
     fn look_through(&mut self) {
-        // Before the look, so that one that is dropped during it is looked for again.
+        // Before the check, so that one that is dropped during it is found next time.
         self.dropped.swap(false, Ordering::Acquire);
         self.open.retain(is_held);
         let open = &self.open;
         self.own.retain(|(.., number)| open.binary_search_by_key(number, |window| window.number).is_ok());
     }
 
-    /// How many are listed.
+    /// Returns the number of windows.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         assert_eq!(self.open.len(), self.own.len());
         self.open.len()
     }
 
-    /// Takes the view of a window away, as where the kernel would not put it in its place.
+    /// Removes the view of a window, as if the kernel refused to put it in place.
     #[cfg(test)]
     pub(super) fn lose_view(&self, number: u32) {
         if let Some(window) = self.get(number) {
@@ -382,7 +389,7 @@ impl Windows {
         }
     }
 
-    /// Makes this rank's segment of a window its own, which is then found in no window any more.
+    /// Makes this rank's segment of a window private. After that, no buffer is found in it.
     #[cold]
     pub(super) fn keep_own(&mut self, number: u32) -> io::Result<()> {
         if let Ok(at) = self.open.binary_search_by_key(&number, |window| window.number) {
@@ -392,7 +399,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Which window a buffer of this rank lies in, with all of its bytes, and where.
+    /// Returns the window that contains a whole buffer of this rank, and the offset in it.
     #[inline]
     pub(super) fn find(&self, address: *const u8, bytes: usize) -> Option<WindowOffset> {
         if self.own.is_empty() {
@@ -404,9 +411,9 @@ impl Windows {
         (bytes <= length.checked_sub(offset)?).then_some(WindowOffset { window, offset })
     }
 
-    /// Where `bytes` bytes at this place of a rank's segment lie in this rank's mapping. `None` where this rank has dropped the window,
-    /// or they do not fit. The address is good to the end of the call (see the head of this file); whether its bytes may be read or
-    /// written is what the ranks agree on in that call.
+    /// Returns where `bytes` bytes at this position of a rank's segment lie in this rank's mapping. Returns `None` if
+    /// this rank has dropped the window, or if they do not fit. The address is valid to the end of the call (see the
+    /// top of this file). Whether its bytes may be read or written is what the ranks agree on in that call.
     #[inline]
     pub(super) fn address(&self, rank: usize, place: WindowOffset, bytes: usize) -> Option<*mut u8> {
         let window = self.get(place.window)?;
@@ -414,14 +421,14 @@ impl Windows {
         fits.then(|| window.pages.at(rank * window.stride + place.offset))
     }
 
-    /// The window of this number, unless its segment was dropped here.
+    /// Returns the window of this number, unless its segment was dropped here.
     fn get(&self, number: u32) -> Option<&Arc<Window>> {
         let at = self.open.binary_search_by_key(&number, |window| window.number).ok()?;
         Some(&self.open[at]).filter(|window| is_held(window))
     }
 }
 
-/// Whether anyone beside the group has the window: its segment.
+/// Whether anything but the group holds the window: its segment.
 fn is_held(window: &Arc<Window>) -> bool {
     Arc::strong_count(window) > 1
 }

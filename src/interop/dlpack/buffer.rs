@@ -1,4 +1,4 @@
-//! Tensors that came in, as buffers for any call, whatever their type and wherever they lie.
+//! Imported tensors as buffers for any call, whatever their type and device.
 
 #![expect(unsafe_code, reason = "slices of memory that another library lends")]
 
@@ -11,15 +11,16 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::AnyElement;
 use crate::error::Result;
 
-/// A tensor as a buffer for any call: its type is known at run time, as that of [`TypedBytes`](crate::TypedBytes). Made by [`Tensor::as_buffer`] and its kin.
+/// A tensor as a buffer for any call. Its type is known at run time, like that of [`TypedBytes`](crate::TypedBytes).
+/// Made by [`Tensor::as_buffer`] and similar methods.
 #[derive(Debug)]
 pub struct TensorBuffer<P> {
-    /// It can be lent, and written where this may be written to.
+    /// Can be lent; for writing, if this may be written.
     tensor: P,
 }
 
 impl Tensor {
-    /// As a buffer that calls read. A tensor on a GPU must have been ordered first, by `Tensor::order_by`.
+    /// Returns the tensor as a buffer that calls read. For a tensor on a GPU, call `Tensor::order_by` first.
     ///
     /// ```
     /// use collectives::{Communicator, ReduceOp, interop::dlpack};
@@ -39,45 +40,46 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for memory of a device whose order is not known.
+    /// `InvalidArgument` for device memory whose stream is not known.
     pub fn as_buffer(&self) -> Result<TensorBuffer<&Self>> {
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// As a buffer that calls also write.
+    /// Returns the tensor as a buffer that calls also write.
     ///
     /// # Errors
     ///
-    /// As for [`Tensor::as_buffer`], and for a tensor that is read-only.
+    /// Those of [`Tensor::as_buffer`], and `InvalidArgument` for a read-only tensor.
     pub fn as_buffer_mut(&mut self) -> Result<TensorBuffer<&mut Self>> {
         self.writable()?;
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// As a buffer for calls that are started, which own it: also ones that write.
+    /// Turns the tensor into a buffer for started calls, which own it; they may also write it.
     ///
     /// # Errors
     ///
-    /// As for [`Tensor::as_buffer_mut`]; the tensor has then gone back to its library.
+    /// Those of [`Tensor::as_buffer_mut`]; the tensor has then been returned to its library.
     pub fn into_buffer(self) -> Result<TensorBuffer<Self>> {
         self.writable()?;
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// As a source for calls that are started, any number of them: it is only read, and goes back to its library when the last has ended.
+    /// Turns the tensor into a source for any number of started calls. It is only read, and returned to its library
+    /// when the last call has ended.
     ///
     /// # Errors
     ///
-    /// As for [`Tensor::as_buffer`]; the tensor has then gone back to its library.
+    /// Those of [`Tensor::as_buffer`]; the tensor has then been returned to its library.
     pub fn into_source(self) -> Result<TensorBuffer<Arc<Self>>> {
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: Arc::new(self) })
     }
 
-    /// Refuses what neither backend can reach.
+    /// Refuses memory that neither backend can access.
     fn can_be_lent(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.on_gpu.is_some() {
@@ -89,7 +91,7 @@ impl Tensor {
         }
     }
 
-    /// Its bytes on the host; none where it lies elsewhere.
+    /// Returns its bytes on the host; none if it is on a device.
     fn bytes(&self) -> (*mut u8, usize) {
         let bytes = self.layout.elements * self.layout.dtype.size_bytes();
         self.host_bytes().map_or((std::ptr::NonNull::dangling().as_ptr(), 0), |first| (first, bytes))
@@ -97,7 +99,7 @@ impl Tensor {
 }
 
 impl<P> TensorBuffer<P> {
-    /// The tensor again.
+    /// Returns the tensor.
     #[must_use]
     pub fn into_inner(self) -> P {
         self.tensor
@@ -110,8 +112,8 @@ impl Clone for TensorBuffer<Arc<Tensor>> {
     }
 }
 
-// SAFETY: `P` is the tensor or points at it (`as_buffer` and its kin make no other), whose layout was read once; where it lies on a GPU is
-// said before.
+// SAFETY: `P` is the tensor or points to it (`as_buffer` and similar methods make no other), whose layout was read
+// once; its place on a GPU is set before.
 unsafe impl<P: Borrow<Tensor>> StableMemory for TensorBuffer<P> {}
 
 impl<P: Borrow<Tensor>> Buffer for TensorBuffer<P> {
@@ -124,8 +126,8 @@ impl<P: Borrow<Tensor>> Buffer for TensorBuffer<P> {
             return on_gpu.memory().typed(tensor.layout.dtype);
         }
         let (first, bytes) = tensor.bytes();
-        // SAFETY: so many bytes, not null, in memory that stays until the tensor is dropped and that nobody else writes (promised when it was
-        // taken); plain data, of which each byte is initialised.
+        // SAFETY: this many bytes, not null, in memory that stays valid until the tensor is dropped and that no other
+        // code writes (promised when it was taken); plain data, of which each byte is initialised.
         Memory::from(unsafe { std::slice::from_raw_parts(first.cast_const(), bytes) }).typed(tensor.layout.dtype)
     }
 }
@@ -139,9 +141,10 @@ impl<P: BorrowMut<Tensor>> BufferMut for TensorBuffer<P> {
         if let Some(on_gpu) = &mut tensor.on_gpu {
             return on_gpu.memory_mut().typed(dtype);
         }
-        // SAFETY: so many bytes, not null, in memory that stays until the tensor is dropped and that nobody else uses meanwhile (promised when
-        // it was taken); it may be written (checked when this was made), and the borrow is exclusive. Any byte is a `u8`; of `bool` calls
-        // make 0 or 1, and whoever makes a slice of it looks again.
+        // SAFETY: this many bytes, not null, in memory that stays valid until the tensor is dropped and that no other
+        // code uses meanwhile (promised when it was taken); it may be written (checked when this was made), and the
+        // borrow is exclusive. Any byte is a `u8`; calls write 0 or 1 for `bool`, and making a slice of it checks
+        // again.
         MemoryMut::from(unsafe { std::slice::from_raw_parts_mut(first, bytes) }).typed(dtype)
     }
 }

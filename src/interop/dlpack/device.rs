@@ -1,4 +1,4 @@
-//! Tensors that came in with memory of a GPU.
+//! Imported tensors in GPU memory.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -14,14 +14,14 @@ use crate::call::element::Element;
 use crate::error::Result;
 use crate::interop::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer};
 
-/// A tensor on a GPU that calls read, as a [`ForeignBuffer`] is made of it; see [`Tensor::on_device`].
+/// A GPU tensor that calls read, as a source for a [`ForeignBuffer`]; see [`Tensor::on_device`].
 pub struct DeviceTensor<'a, T> {
     tensor: &'a Tensor,
     at: Place,
     elements: PhantomData<&'a [T]>,
 }
 
-/// A tensor on a GPU that calls write, as a [`ForeignBuffer`] is made of it; see [`Tensor::on_device_mut`].
+/// A GPU tensor that calls write, as a source for a [`ForeignBuffer`]; see [`Tensor::on_device_mut`].
 pub struct DeviceTensorMut<'a, T> {
     tensor: &'a mut Tensor,
     at: Place,
@@ -38,7 +38,7 @@ impl Place {
         let lies = tensor.device();
         let device = tensor.layout.cuda_device();
         let device = device.ok_or_else(|| refused(format!("it lies on a device of type {}, not in a GPU's memory", lies.device_type)))?;
-        // Managed memory is everybody's; its number says only where it was made.
+        // All devices can use managed memory; its number only names the device where it was made.
         if lies.device_type == super::K_DL_CUDA && stream.device() != device {
             return Err(refused(format!("it lies on device {device}, and the stream belongs to device {}", stream.device())));
         }
@@ -47,9 +47,10 @@ impl Place {
 }
 
 impl Tensor {
-    /// Says which stream the uses of a tensor on a GPU (or in managed memory) follow, so that it is a buffer for calls:
-    /// [`Tensor::as_buffer`] and its kin. `context` is [`Device::context`](crate::Device::context) of the communicator. Does nothing for a
-    /// tensor in host memory, so that one program serves both.
+    /// Sets the stream that orders the uses of a tensor on a GPU (or in managed memory). Afterwards the tensor can be
+    /// a buffer for calls ([`Tensor::as_buffer`], [`Tensor::as_buffer_mut`] and so on). `context` is
+    /// [`Device::context`](crate::Device::context) of the communicator. Does nothing for a tensor in host memory, so
+    /// that one program works for both.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, dlpack::Tensor}};
@@ -67,8 +68,8 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// As for [`Tensor::on_device`], as long as the tensor lives; and the stream is destroyed after it. A tensor for the per-thread
-    /// stream stays on its thread.
+    /// The conditions of [`Tensor::on_device`] hold as long as the tensor lives, and the stream is destroyed after the
+    /// tensor. A tensor for the per-thread stream stays on its thread.
     pub unsafe fn order_by<S: AsStream + ?Sized>(&mut self, context: &Arc<CudaContext>, stream: &S) -> Result<()> {
         if self.layout.is_on_host() {
             return Ok(());
@@ -79,7 +80,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Its elements on a GPU (or in managed memory), to be read by calls.
+    /// Returns its elements on a GPU (or in managed memory), for calls that read.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, ForeignBuffer, dlpack::Tensor}};
@@ -97,24 +98,24 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// The tensor's library has ordered its own work on the tensor before what is queued on `stream` from now on (in Python:
-    /// `__dlpack__(stream=…)`), and what it does with the memory afterwards, when the deleter has been called or calls were made, comes
-    /// after what was queued on `stream` by then: give the stream that the library itself works on. The memory is initialised, truth
-    /// values as 0 or 1.
+    /// The tensor's library has ordered its own work on the tensor before what is queued on `stream` from now on (in
+    /// Python: `__dlpack__(stream=…)`). What the library does with the memory afterwards, once the deleter has been
+    /// called or calls were made, comes after what was queued on `stream` by then: pass the stream that the library
+    /// itself works on. The memory is initialised, truth values as 0 or 1.
     pub unsafe fn on_device<'a, T: Element, S: AsStream + ?Sized>(&'a self, stream: &'a S) -> Result<DeviceTensor<'a, T>> {
         let at = Place::of::<T>(self, stream)?;
         Ok(DeviceTensor { tensor: self, at, elements: PhantomData })
     }
 
-    /// Its elements on a GPU (or in managed memory), to be written by calls.
+    /// Returns its elements on a GPU (or in managed memory), for calls that write.
     ///
     /// # Errors
     ///
-    /// As for [`Tensor::on_device`], and for one that is read-only.
+    /// Those of [`Tensor::on_device`], and `InvalidArgument` for a read-only tensor.
     ///
     /// # Safety
     ///
-    /// As for [`Tensor::on_device`].
+    /// The conditions of [`Tensor::on_device`] hold.
     pub unsafe fn on_device_mut<'a, T: Element, S: AsStream + ?Sized>(&'a mut self, stream: &'a S) -> Result<DeviceTensorMut<'a, T>> {
         self.writable()?;
         let at = Place::of::<T>(self, stream)?;
@@ -124,8 +125,9 @@ impl Tensor {
 
 macro_rules! device_memory {
     ($($memory:ident),*) => {$(
-        // SAFETY: - so many elements of this type lie there, aligned (checked), as long as the tensor is borrowed;
-        // - the stream is borrowed as long (an `AsStream`), and the tensor's uses follow it (promised when this was made).
+        // SAFETY: - this many elements of this type are there, aligned (checked), as long as the tensor is borrowed;
+        // - the stream is borrowed as long (an `AsStream`), and the tensor's uses follow it (promised when this was
+        //   made).
         unsafe impl<T: Element> AsDevicePtr for $memory<'_, T> {
             type Element = T;
 

@@ -1,4 +1,4 @@
-//! Buffers that go out.
+//! Exported buffers.
 
 use std::ffi::c_void;
 #[cfg(feature = "cuda")]
@@ -12,13 +12,13 @@ use crate::call::buffer::{BufferMut, Memory, MemoryMut};
 use crate::call::element::Element;
 use crate::error::{Error, Result};
 
-/// Hands a buffer in host memory over as a tensor of DLPack 1.x: vectors, boxed slices, arrays, what
-/// [`Communicator::alloc`](crate::Communicator::alloc) gave. Whoever takes the pointer calls its deleter once, on any thread, which
-/// drops the buffer; if nobody does, the buffer is leaked.
+/// Exports a buffer in host memory as a tensor of DLPack 1.x: vectors, boxed slices, arrays, and buffers from
+/// [`Communicator::alloc`](crate::Communicator::alloc). The consumer of the pointer calls its deleter once, on any
+/// thread, which drops the buffer. If no code does, the buffer is leaked.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` where the shape does not have as many elements as the buffer, or the buffer lies on a device.
+/// `InvalidArgument` if the shape does not have as many elements as the buffer, or the buffer is on a device.
 pub fn export<B>(buffer: B, shape: &[usize]) -> Result<*mut DLManagedTensorVersioned>
 where
     B: BufferMut<Element: Element> + Send + 'static,
@@ -26,11 +26,11 @@ where
     on_host(buffer, shape).map(|(tensor, keeper)| hand_over(versioned(tensor), keeper))
 }
 
-/// As [`export`], as the structure of before DLPack 1.0.
+/// Exports like [`export`], in the structure from before DLPack 1.0.
 ///
 /// # Errors
 ///
-/// As for [`export`].
+/// Those of [`export`].
 pub fn export_legacy<B>(buffer: B, shape: &[usize]) -> Result<*mut DLManagedTensor>
 where
     B: BufferMut<Element: Element> + Send + 'static,
@@ -38,13 +38,16 @@ where
     on_host(buffer, shape).map(|(tensor, keeper)| hand_over(legacy(tensor), keeper))
 }
 
-/// Hands a buffer on a GPU over as a tensor of DLPack 1.x, to a consumer that works on `stream`, which first waits for what the buffer
-/// waits for. When the deleter has been called, the memory is free after what was queued on `stream` by then.
+/// Exports a buffer on a GPU as a tensor of DLPack 1.x, to a consumer that works on `stream`. That stream first waits
+/// for the work that the buffer waits for. Once the deleter has been called, the memory is freed after everything
+/// queued on `stream` by then.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` where the shape does not have as many elements as the buffer, the buffer lies elsewhere than the stream, or the
-/// stream is the per-thread one (the deleter may be called on another thread); what the driver met.
+/// - `InvalidArgument` if the shape does not have as many elements as the buffer.
+/// - `InvalidArgument` if the buffer is not on the stream's device.
+/// - `InvalidArgument` for the per-thread stream (the deleter may be called on another thread).
+/// - Errors of the driver.
 #[cfg(feature = "cuda")]
 pub fn export_on<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<*mut DLManagedTensorVersioned>
 where
@@ -53,11 +56,11 @@ where
     on_device(buffer, shape, stream).map(|(tensor, keeper)| hand_over(versioned(tensor), keeper))
 }
 
-/// As [`export_on`], as the structure of before DLPack 1.0.
+/// Exports like [`export_on`], in the structure from before DLPack 1.0.
 ///
 /// # Errors
 ///
-/// As for [`export_on`].
+/// Those of [`export_on`].
 #[cfg(feature = "cuda")]
 pub fn export_legacy_on<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<*mut DLManagedTensor>
 where
@@ -66,11 +69,11 @@ where
     on_device(buffer, shape, stream).map(|(tensor, keeper)| hand_over(legacy(tensor), keeper))
 }
 
-/// A buffer that was handed over, with what its tensor points at.
+/// An exported buffer, with the arrays that its tensor points to.
 struct Keeper<B: BufferMut> {
     shape: Vec<i64>,
     strides: Vec<i64>,
-    /// Where the consumer works; the memory may be freed after it.
+    /// The consumer's stream; the memory may be freed after its work.
     #[cfg(feature = "cuda")]
     consumer: Option<Arc<CudaStream>>,
     buffer: B,
@@ -87,7 +90,7 @@ impl<B: BufferMut> Drop for Keeper<B> {
     }
 }
 
-/// A kind of managed tensor, and where its owner is kept.
+/// A kind of managed tensor, which stores its owner.
 trait Managed: Sized {
     fn with_owner<B: BufferMut>(self, owner: *mut c_void) -> Self;
 }
@@ -95,7 +98,8 @@ trait Managed: Sized {
 impl Managed for DLManagedTensor {
     fn with_owner<B: BufferMut>(self, manager_ctx: *mut c_void) -> Self {
         unsafe extern "C" fn delete<B: BufferMut>(this: *mut DLManagedTensor) {
-            // SAFETY: a pointer that `hand_over` gave, and whoever took it calls this once (dlpack.h): both boxes are owned by it.
+            // SAFETY: a pointer that `hand_over` returned, and the code that took it calls this once (dlpack.h): it
+            // owns both boxes.
             unsafe { drop((Box::from_raw((*this).manager_ctx.cast::<Keeper<B>>()), Box::from_raw(this))) }
         }
         Self { manager_ctx, deleter: Some(delete::<B>), ..self }
@@ -105,8 +109,8 @@ impl Managed for DLManagedTensor {
 impl Managed for DLManagedTensorVersioned {
     fn with_owner<B: BufferMut>(self, manager_ctx: *mut c_void) -> Self {
         unsafe extern "C" fn delete<B: BufferMut>(this: *mut DLManagedTensorVersioned) {
-            // SAFETY: a pointer that `hand_over` gave, and whoever took it calls this once (dlpack.h): both boxes are owned by it, and are of
-            // these types.
+            // SAFETY: a pointer that `hand_over` returned, and the code that took it calls this once (dlpack.h): it
+            // owns both boxes, which are of these types.
             unsafe { drop((Box::from_raw((*this).manager_ctx.cast::<Keeper<B>>()), Box::from_raw(this))) }
         }
         Self { manager_ctx, deleter: Some(delete::<B>), ..self }
@@ -121,7 +125,7 @@ fn versioned(dl_tensor: DLTensor) -> DLManagedTensorVersioned {
     DLManagedTensorVersioned { version: VERSION, manager_ctx: std::ptr::null_mut(), deleter: None, flags: 0, dl_tensor }
 }
 
-/// The tensor's pointer, which owns the buffer from now on.
+/// Returns the tensor's pointer, which owns the buffer from now on.
 fn hand_over<B: BufferMut, M: Managed>(managed: M, keeper: *mut Keeper<B>) -> *mut M {
     Box::into_raw(Box::new(managed.with_owner::<B>(keeper.cast())))
 }
@@ -138,7 +142,7 @@ impl<B: BufferMut<Element: Element>> Keeper<B> {
         if elements != Some(length) {
             return Err(refused(format!("the shape {shape:?} does not have {length} elements, as the buffer has")));
         }
-        // No length is larger than the number of elements, unless there are none: then it may be anything.
+        // No length is larger than the number of elements, unless there are none: then a length may be any number.
         let signed = |length: usize| i64::try_from(length).map_err(|_| refused(format!("the shape {shape:?} has a length beyond 2^63")));
         let mut strides = vec![1_i64; shape.len()];
         for dimension in (1..shape.len()).rev() {
@@ -154,11 +158,11 @@ impl<B: BufferMut<Element: Element>> Keeper<B> {
         }))
     }
 
-    /// Puts the buffer where it stays, and describes it as a tensor at the address that `place` gives.
+    /// Puts the buffer at its final address, and describes it as a tensor at the address that `place` returns.
     fn settle(self: Box<Self>, device: DLDevice, place: impl FnOnce(&mut B) -> *mut c_void) -> (DLTensor, *mut Self) {
         let keeper = Box::into_raw(self);
-        // SAFETY: a box that was just taken apart, which nobody else knows. Each field is borrowed for itself, so that the address of a
-        // buffer that lies inside the box (an array) stays good.
+        // SAFETY: a box that was just taken apart, to which no other code has a pointer. Each field is borrowed
+        // separately, so that the address of a buffer inside the box (an array) stays valid.
         unsafe {
             let data = if (*keeper).buffer.memory().is_empty() { std::ptr::null_mut() } else { place(&mut (*keeper).buffer) };
             let (shape, strides) = (&mut (*keeper).shape, &mut (*keeper).strides);
@@ -202,7 +206,8 @@ where
             let reason = format!("it lies on device {}, and the stream belongs to device {ordinal}", memory.inner.context().ordinal());
             return Err(refused(reason));
         }
-        // The guard is dropped at once: the consumer's work is ordered before the end of the buffer when that comes.
+        // The guard is dropped at once: the consumer's work is ordered before the end of the buffer when the buffer is
+        // dropped.
         MemoryMut::Device(memory) => memory.inner.write(stream).0,
     };
     let refusal = |DriverError(code): DriverError| Error::Cuda {

@@ -1,4 +1,4 @@
-//! Tensors that come in.
+//! Imported tensors.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -9,45 +9,48 @@ use super::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_REA
 use crate::call::element::{DType, Element};
 use crate::error::Result;
 
-/// What the deleter is called with.
+/// The structure to call the deleter with.
 enum Managed {
     Legacy(NonNull<DLManagedTensor>),
     Versioned(NonNull<DLManagedTensorVersioned>),
 }
 
-/// A tensor of another library's, which it lends until this is dropped.
+/// A tensor that another library lends until this is dropped.
 ///
-/// All of it has been looked at: the type is one of this crate's, the elements lie side by side, row by row, and are aligned.
+/// It has been checked: the type is one of this crate's, and the elements are contiguous, in row-major order and
+/// aligned.
 pub struct Tensor {
     managed: Managed,
-    /// What its `data` was, so that slices are made of the pointer that its library gave.
+    /// The `data` pointer that its library gave, from which slices are made.
     data: *mut u8,
     pub(super) layout: TensorLayout,
     read_only: bool,
-    /// Where it lies on a GPU, once it was said whose order its uses follow.
+    /// Its memory on a GPU, once the stream that orders its uses is known.
     #[cfg(feature = "cuda")]
     pub(super) on_gpu: Option<OnGpu>,
 }
 
-// SAFETY: elements are plain data, and whoever made the tensor promised that its deleter may be called on any thread; of a stream of one thread
-// alone, whoever named it promised to stay there (`Tensor::order_by`).
+// SAFETY: elements are plain data, and the caller who imported the tensor promised that its deleter may be called on
+// any thread. For a stream of one thread alone, the caller who named it promised to stay there (`Tensor::order_by`).
 unsafe impl Send for Tensor {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
-    /// Takes a tensor of DLPack 1.x, as a Python capsule named `dltensor_versioned` holds it.
+    /// Takes a tensor of DLPack 1.x, as in a Python capsule named `dltensor_versioned`.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` that says what cannot be understood: another major version, a null pointer, elements that are no type of this
-    /// crate's or do not lie row by row, another kind of device. The tensor then still is the caller's: nothing was called.
+    /// `InvalidArgument`, naming the cause: another major version, a null pointer, elements that are not of a type of
+    /// this crate or not in row-major order, or another kind of device. The tensor then still belongs to the caller:
+    /// nothing was called.
     ///
     /// # Safety
     ///
-    /// `managed` is null or points at a tensor that obeys dlpack.h and that nobody else takes. Until the value is dropped: its memory
-    /// stays; nobody else writes to it, nor reads what is written through this value; its deleter may be called on any thread. Truth
-    /// values hold 0 or 1 (they are looked at when a slice is made, and must not change).
+    /// `managed` is null or points to a tensor that obeys dlpack.h and that no other code takes. Until the value is
+    /// dropped: its memory stays valid; no other code writes to it, or reads what is written through this value; its
+    /// deleter may be called on any thread. Truth values hold 0 or 1 (they are checked when a slice is made, and must
+    /// not change).
     pub unsafe fn from_versioned(managed: *mut DLManagedTensorVersioned) -> Result<Self> {
         let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
         if !managed.is_aligned() {
@@ -60,22 +63,24 @@ impl Tensor {
                 format!("it has the layout of DLPack {}.{}, and {}.x can be understood", version.major, version.minor, VERSION.major);
             return Err(refused(reason));
         }
-        // SAFETY: a tensor that obeys dlpack.h (the caller's promise), and its major version, whose layout this is, was looked at.
+        // SAFETY: a tensor that obeys dlpack.h (the caller's promise), and its major version, which has this layout,
+        // was checked.
         let (tensor, flags) = unsafe { ((*managed.as_ptr()).dl_tensor, (*managed.as_ptr()).flags) };
-        // SAFETY: what `new` asks is what this function asks of its caller: the tensor obeys dlpack.h, and stays until the value is dropped.
+        // SAFETY: what `new` requires is what this function requires of its caller: the tensor obeys dlpack.h, and
+        // stays valid until the value is dropped.
         unsafe { Self::new(Managed::Versioned(managed), &tensor, flags & DLPACK_FLAG_READ_ONLY != 0) }
     }
 
-    /// Takes a tensor as it was before DLPack 1.0, as a Python capsule named `dltensor` holds it. Such tensors do not say whether they
-    /// may be written: by convention they may.
+    /// Takes a tensor from before DLPack 1.0, as in a Python capsule named `dltensor`. Such tensors do not state
+    /// whether they may be written: by convention they may.
     ///
     /// # Errors
     ///
-    /// As for [`Tensor::from_versioned`].
+    /// Those of [`Tensor::from_versioned`].
     ///
     /// # Safety
     ///
-    /// As for [`Tensor::from_versioned`].
+    /// The conditions of [`Tensor::from_versioned`] hold.
     pub unsafe fn from_legacy(managed: *mut DLManagedTensor) -> Result<Self> {
         let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
         if !managed.is_aligned() {
@@ -83,13 +88,17 @@ impl Tensor {
         }
         // SAFETY: a tensor (the caller's promise).
         let tensor = unsafe { (*managed.as_ptr()).dl_tensor };
-        // SAFETY: what `new` asks is what this function asks of its caller: the tensor obeys dlpack.h, and stays until the value is dropped.
+        // SAFETY: what `new` requires is what this function requires of its caller: the tensor obeys dlpack.h, and
+        // stays valid until the value is dropped.
         unsafe { Self::new(Managed::Legacy(managed), &tensor, false) }
     }
 
+    /// Checks a tensor, and takes it.
+    ///
     /// # Safety
     ///
-    /// `managed` obeys dlpack.h and is taken by nobody else; `tensor` is the one in it. Its memory stays until the value is dropped.
+    /// `managed` obeys dlpack.h and is taken by no other code; `tensor` is the one in it. Its memory stays valid until
+    /// the value is dropped.
     unsafe fn new(managed: Managed, tensor: &DLTensor, read_only: bool) -> Result<Self> {
         // SAFETY: the tensor obeys dlpack.h: its arrays are as long as it has dimensions.
         let layout = unsafe { TensorLayout::of(tensor) }?;
@@ -104,25 +113,25 @@ impl Tensor {
         })
     }
 
-    /// What its elements are.
+    /// Returns the type of its elements.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.layout.dtype
     }
 
-    /// Its lengths, the outermost first.
+    /// Returns its lengths, the outermost first.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.layout.shape
     }
 
-    /// How many elements it has.
+    /// Returns its number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.layout.elements
     }
 
-    /// Where it lies.
+    /// Returns the device that it is on.
     #[must_use]
     pub fn device(&self) -> DLDevice {
         self.layout.device
@@ -134,39 +143,41 @@ impl Tensor {
         self.read_only
     }
 
-    /// Its elements, where they are of type `T` and lie in host memory (pinned or not).
+    /// Returns its elements, if they are of type `T` and in host memory (pinned or not).
     ///
     /// # Errors
     ///
     /// `InvalidArgument` for another type, memory of a device, or a truth value that is neither 0 nor 1.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         let first = self.host::<T>()?;
-        // SAFETY: - as many elements, of this type (checked), aligned (checked), in memory that stays until the tensor is dropped and
-        //   that nobody else writes (promised when it was taken);
-        // - every pattern is a value of the type: truth values were looked at.
+        // SAFETY: - this many elements, of this type (checked), aligned (checked), in memory that stays valid until
+        //   the tensor is dropped and that no other code writes (promised when it was taken);
+        // - every pattern is a value of the type: truth values were checked.
         Ok(unsafe { std::slice::from_raw_parts(first, self.layout.elements) })
     }
 
-    /// Its elements, to be written.
+    /// Returns its elements, for writing.
     ///
     /// # Errors
     ///
-    /// As for [`Tensor::as_slice`], and for one that is read-only.
+    /// Those of [`Tensor::as_slice`], and `InvalidArgument` for a read-only tensor.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.writable()?;
         let first = self.host::<T>()?;
-        // SAFETY: - as many elements, of this type (checked), aligned (checked), in memory that stays until the tensor is dropped, that may
-        //   be written (checked), and that nobody else writes, or reads meanwhile (promised when it was taken); the borrow is exclusive;
-        // - every pattern is a value of the type: truth values were looked at just now, and only values are written through the slice.
+        // SAFETY: - this many elements, of this type (checked), aligned (checked), in memory that stays valid until
+        //   the tensor is dropped, that may be written (checked), and that no other code writes, or reads meanwhile
+        //   (promised when it was taken); the borrow is exclusive;
+        // - every pattern is a value of the type: truth values were checked just now, and only values are written
+        //   through the slice.
         Ok(unsafe { std::slice::from_raw_parts_mut(first, self.layout.elements) })
     }
 
-    /// Refuses one that may not be written.
+    /// Refuses a tensor that may not be written.
     pub(super) fn writable(&self) -> Result<()> {
         if self.read_only { Err(refused("its library forbids writing to it")) } else { Ok(()) }
     }
 
-    /// Refuses another type than `T`.
+    /// Refuses element types other than `T`.
     pub(super) fn has_type<T: Element>(&self) -> Result<()> {
         match (T::ELEMENT_TYPE, self.layout.dtype) {
             (asked, found) if asked == found => Ok(()),
@@ -174,7 +185,7 @@ impl Tensor {
         }
     }
 
-    /// The first element, where the processor can reach it and it is a `T`.
+    /// Returns the first element, if the CPU can access it and it is a `T`.
     fn host<T: Element>(&self) -> Result<*mut T> {
         self.has_type::<T>()?;
         let first = self.host_bytes().ok_or_else(|| {
@@ -185,7 +196,8 @@ impl Tensor {
             return Ok(NonNull::dangling().as_ptr());
         }
         if self.layout.dtype == DType::Bool {
-            // SAFETY: as many bytes as elements, which stay and are not written (promised when it was taken); any byte is a `u8`.
+            // SAFETY: as many bytes as elements, which stay valid and are not written (promised when it was taken);
+            // any byte is a `u8`.
             let bytes = unsafe { std::slice::from_raw_parts(self.data, self.layout.elements) };
             if let Some(at) = bytes.iter().position(|byte| *byte > 1) {
                 return Err(refused(format!("its truth value {at} is {:#04x}, which is neither 0 nor 1", bytes[at])));
@@ -194,7 +206,7 @@ impl Tensor {
         Ok(first.cast())
     }
 
-    /// Where its bytes begin, where the processor can reach them: never null.
+    /// Returns the address of its first byte, if the CPU can access it. Never null.
     pub(super) fn host_bytes(&self) -> Option<*mut u8> {
         match (self.layout.is_on_host(), self.layout.elements) {
             (false, _) => None,
@@ -212,7 +224,8 @@ impl fmt::Debug for Tensor {
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        // SAFETY: a tensor that was taken by this value alone, which is going: its deleter, if it has one, is called once.
+        // SAFETY: a tensor that only this value took, which is being dropped: its deleter, if it has one, is called
+        // once.
         unsafe {
             match self.managed {
                 Managed::Legacy(managed) => (*managed.as_ptr()).deleter.into_iter().for_each(|delete| delete(managed.as_ptr())),

@@ -1,9 +1,9 @@
-//! Tensors handed between libraries in one process, as DLPack defines it: in and out, in the structures of before 1.0
-//! ([`DLManagedTensor`]) and of 1.x ([`DLManagedTensorVersioned`]).
+//! Tensors that libraries exchange in one process, as DLPack defines it. They are imported and exported in the
+//! structures from before 1.0 ([`DLManagedTensor`]) and those of 1.x ([`DLManagedTensorVersioned`]).
 //!
-//! What comes in is a [`Tensor`]: a buffer for any call, whatever its type ([`Tensor::as_buffer_mut`]); or, where the type is known, slices of
-//! host memory, and views of a GPU's. What goes out is any
-//! buffer that can be owned: [`export()`] and [`export_legacy`].
+//! An imported tensor is a [`Tensor`]. It is a buffer for any call, whatever its type ([`Tensor::as_buffer_mut`]). If
+//! you know the type, you also get slices of host memory and views of GPU memory. You can export any buffer that can
+//! be owned: [`export()`] and [`export_legacy`].
 //!
 //! ```
 //! use collectives::{Communicator, ReduceOp, interop::dlpack};
@@ -44,12 +44,12 @@ pub use export::{export, export_legacy};
 pub use export::{export_legacy_on, export_on};
 pub use import::Tensor;
 
-/// The version of DLPack that is written, and whose major number is read.
+/// The version of DLPack that exports use, and whose major number imports accept.
 pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
 
-/// The tensor may not be written.
+/// Marks a tensor that may not be written.
 pub const DLPACK_FLAG_READ_ONLY: u64 = 1;
-/// The tensor is a copy that its producer made, and the consumer's alone.
+/// Marks a tensor that its producer copied, and that only the consumer uses.
 pub const DLPACK_FLAG_IS_COPIED: u64 = 1 << 1;
 
 /// Ordinary memory (`kDLCPU`).
@@ -65,19 +65,19 @@ pub const K_DL_CUDA_MANAGED: i32 = 13;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DLPackVersion {
-    /// Changes with the layout of the structures.
+    /// Changes when the layout of the structures changes.
     pub major: u32,
-    /// Changes with the codes.
+    /// Changes when codes are added.
     pub minor: u32,
 }
 
-/// Where a tensor lies.
+/// The device of a tensor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DLDevice {
     /// A `DLDeviceType`.
     pub device_type: i32,
-    /// Which of that type.
+    /// The device's number among those of that type.
     pub device_id: i32,
 }
 
@@ -93,47 +93,47 @@ pub struct DLDataType {
     pub lanes: u16,
 }
 
-/// A tensor that somebody else owns.
+/// A tensor that other code owns.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct DLTensor {
     /// The address that `byte_offset` counts from.
     pub data: *mut c_void,
-    /// Where it lies.
+    /// The device that it is on.
     pub device: DLDevice,
-    /// How many dimensions it has.
+    /// The number of dimensions.
     pub ndim: i32,
-    /// What its elements are.
+    /// The type of its elements.
     pub dtype: DLDataType,
     /// `ndim` lengths.
     pub shape: *mut i64,
-    /// `ndim` steps in elements; null means row by row.
+    /// `ndim` steps in elements; null means row-major order.
     pub strides: *mut i64,
-    /// Where its first element is, in bytes from `data`.
+    /// The offset of its first element from `data`, in bytes.
     pub byte_offset: u64,
 }
 
-/// A tensor with its owner's deleter, as it was before DLPack 1.0.
+/// A tensor with its owner's deleter, as defined before DLPack 1.0.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensor {
     /// The tensor.
     pub dl_tensor: DLTensor,
-    /// The owner's.
+    /// The owner's own data.
     pub manager_ctx: *mut c_void,
-    /// Called once, by whoever takes the tensor, when it is done.
+    /// Called once, when the consumer of the tensor no longer needs it.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
 }
 
-/// A tensor with its owner's deleter, as it is since DLPack 1.0.
+/// A tensor with its owner's deleter, as defined since DLPack 1.0.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensorVersioned {
-    /// The layout that the rest has.
+    /// The version that defines the layout of the other fields.
     pub version: DLPackVersion,
-    /// The owner's.
+    /// The owner's own data.
     pub manager_ctx: *mut c_void,
-    /// Called once, by whoever takes the tensor, when it is done.
+    /// Called once, when the consumer of the tensor no longer needs it.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
     /// `DLPACK_FLAG_*`.
     pub flags: u64,
@@ -160,19 +160,19 @@ impl From<DType> for DLDataType {
 }
 
 impl DLDataType {
-    /// The element type, where it is one of this crate's.
+    /// Returns the element type, if it is one of this crate's.
     fn known(self) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| Self::from(*dtype) == self)
     }
 }
 
-/// The most dimensions that any library makes.
+/// The most dimensions that are accepted; no library makes more.
 const MOST_DIMENSIONS: i32 = 1024;
 
-/// A tensor of a known type, all of whose elements lie side by side, row by row.
+/// A tensor of a known type with contiguous elements in row-major order.
 #[derive(Debug)]
 struct TensorLayout {
-    /// Of the first element, aligned; never used where there are none.
+    /// The address of the first element, aligned; not used if there are none.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what lies on the host has a pointer"))]
     address: u64,
     elements: usize,
@@ -181,17 +181,17 @@ struct TensorLayout {
     device: DLDevice,
 }
 
-/// A tensor that cannot be used.
+/// Returns the error for a tensor that cannot be used.
 fn refused(reason: impl Into<String>) -> Error {
     Error::argument("DLPack import", reason)
 }
 
 impl TensorLayout {
-    /// What `tensor` says, where all of it holds.
+    /// Checks `tensor` and returns its layout.
     ///
     /// # Safety
     ///
-    /// `shape` and `strides` are null, or point at `ndim` numbers.
+    /// `shape` and `strides` are null, or point to `ndim` numbers.
     unsafe fn of(tensor: &DLTensor) -> Result<Self> {
         let (dtype, device) = (element_type(tensor)?, known_device(tensor.device)?);
         if !(0..=MOST_DIMENSIONS).contains(&tensor.ndim) {
@@ -212,12 +212,12 @@ impl TensorLayout {
         Ok(Self { address, elements, shape, dtype, device })
     }
 
-    /// Whether the processor can reach it.
+    /// Whether the CPU can access it.
     fn is_on_host(&self) -> bool {
         matches!(self.device.device_type, K_DL_CPU | K_DL_CUDA_HOST)
     }
 
-    /// The number of the CUDA device that can reach it.
+    /// Returns the number of the CUDA device that can access it.
     #[cfg(feature = "cuda")]
     fn cuda_device(&self) -> Option<usize> {
         let is_cuda = matches!(self.device.device_type, K_DL_CUDA | K_DL_CUDA_MANAGED);
@@ -243,11 +243,11 @@ fn known_device(device: DLDevice) -> Result<DLDevice> {
     }
 }
 
-/// `count` numbers; `None` where there should be some and the pointer is null.
+/// Returns `count` numbers; `None` if there should be some and the pointer is null.
 ///
 /// # Safety
 ///
-/// `first` is null or points at as many.
+/// `first` is null or points to that many numbers.
 unsafe fn numbers<'a>(first: *const i64, count: i32) -> Option<&'a [i64]> {
     match usize::try_from(count) {
         Ok(0) => Some(&[]),
@@ -262,7 +262,7 @@ fn lengths(shape: &[i64]) -> Result<Vec<usize>> {
     lengths.map_err(|_| refused(format!("its shape {shape:?} has a negative length")))
 }
 
-/// How many elements a shape has, if so many fit into an address space.
+/// Returns the number of elements of a shape, if that many fit into an address space.
 fn count(shape: &[usize], element_bytes: usize) -> Result<usize> {
     if shape.contains(&0) {
         return Ok(0);
@@ -272,7 +272,8 @@ fn count(shape: &[usize], element_bytes: usize) -> Result<usize> {
     elements.filter(fits).ok_or_else(|| refused(format!("its shape {shape:?} has more elements than an address space holds")))
 }
 
-/// Whether the last index moves by one, and each other by as much as the ones behind it have. Dimensions of one element never move.
+/// Whether the last index has stride 1, and each other the number of elements of the dimensions behind it. Strides of
+/// dimensions of length 1 do not matter.
 fn is_row_major(shape: &[usize], strides: &[i64]) -> bool {
     let mut expected = 1_usize;
     shape.iter().zip(strides).rev().filter(|(length, _)| **length != 1).all(|(length, stride)| {
@@ -282,7 +283,7 @@ fn is_row_major(shape: &[usize], strides: &[i64]) -> bool {
     })
 }
 
-/// Where the first element is.
+/// Returns the address of the first element.
 fn address(tensor: &DLTensor, elements: usize, dtype: DType) -> Result<u64> {
     let (base, offset, bytes) = (tensor.data.addr() as u64, tensor.byte_offset, (elements * dtype.size_bytes()) as u64);
     if elements == 0 {

@@ -1,4 +1,4 @@
-//! The bytes of a tensor on a GPU, once it was said whose order its uses follow.
+//! The bytes of a tensor on a GPU, once the stream that orders its uses is known.
 
 use std::ffi::c_void;
 
@@ -7,7 +7,7 @@ use crate::interop::{AsDevicePtr, AsDevicePtrMut, ForeignBuffer};
 /// A tensor's bytes on a GPU, as a buffer.
 pub(super) type OnGpu = ForeignBuffer<Bytes>;
 
-/// Where a tensor's bytes lie on a GPU.
+/// The location of a tensor's bytes on a GPU.
 #[derive(Debug)]
 pub(super) struct Bytes {
     pub(super) address: u64,
@@ -15,7 +15,7 @@ pub(super) struct Bytes {
     pub(super) at: Place,
 }
 
-// SAFETY: - so many bytes lie there as long as the tensor lives, which owns this;
+// SAFETY: - this many bytes are there as long as the tensor lives, which owns this;
 // - the stream lives as long, and the tensor's uses follow it (promised to `Tensor::order_by`).
 unsafe impl AsDevicePtr for Bytes {
     type Element = u8;
@@ -37,7 +37,7 @@ unsafe impl AsDevicePtr for Bytes {
     }
 }
 
-// SAFETY: it is lent to be written by tensors alone that may be written and are borrowed mutably.
+// SAFETY: it is lent for writing only by tensors that may be written and are borrowed mutably.
 unsafe impl AsDevicePtrMut for Bytes {}
 
 /// The device, and the stream whose order the tensor's uses follow.

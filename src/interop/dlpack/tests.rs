@@ -1,4 +1,4 @@
-//! Tensors from structures made by hand, as a C library would make them, and everything that can be wrong with those.
+//! Tensors from structures made by hand, as a C library would make them, and all malformations of those.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,13 +14,13 @@ use crate::call::op::ReduceOp;
 use crate::error::Error;
 use half::{bf16, f16};
 
-/// A tensor as its library keeps it, with how often its deleter was called.
+/// A tensor as its library keeps it, with the number of deleter calls.
 struct Producer {
     deleted: Arc<AtomicUsize>,
     data: Vec<u64>,
     shape: Vec<i64>,
     strides: Option<Vec<i64>>,
-    /// What the test changes about the tensor that would otherwise be right.
+    /// The fields from here on are what a test changes about an otherwise correct tensor.
     dtype: DLDataType,
     device: DLDevice,
     byte_offset: u64,
@@ -31,7 +31,7 @@ struct Producer {
 const F32: DLDataType = DLDataType { code: 2, bits: 32, lanes: 1 };
 
 impl Producer {
-    /// 24 zeros of 4 bytes, or as many bytes of something else.
+    /// Makes 24 zeros of 4 bytes, or as many bytes of another type.
     fn new(shape: &[i64]) -> Self {
         Self {
             deleted: Arc::default(),
@@ -63,10 +63,11 @@ impl Producer {
         }
     }
 
-    /// The tensor as its library would hand it over, and the count of its deletions.
+    /// Returns the tensor as its library would pass it, and the count of its deletions.
     fn versioned(mut self) -> (*mut DLManagedTensorVersioned, Arc<AtomicUsize>) {
         unsafe extern "C" fn delete(this: *mut DLManagedTensorVersioned) {
-            // SAFETY: both were boxed below, and a deleter is called once; twice would be found by the count, or by the allocator.
+            // SAFETY: both were boxed below, and a deleter is called once; a second call would be found by the count,
+            // or by the allocator.
             let (producer, managed) = unsafe { (Box::from_raw((*this).manager_ctx.cast::<Producer>()), Box::from_raw(this)) };
             producer.deleted.fetch_add(1, Ordering::SeqCst);
             drop(managed);
@@ -80,7 +81,8 @@ impl Producer {
 
     fn legacy(mut self) -> (*mut DLManagedTensor, Arc<AtomicUsize>) {
         unsafe extern "C" fn delete(this: *mut DLManagedTensor) {
-            // SAFETY: both were boxed below, and a deleter is called once; twice would be found by the count, or by the allocator.
+            // SAFETY: both were boxed below, and a deleter is called once; a second call would be found by the count,
+            // or by the allocator.
             let (producer, managed) = unsafe { (Box::from_raw((*this).manager_ctx.cast::<Producer>()), Box::from_raw(this)) };
             producer.deleted.fetch_add(1, Ordering::SeqCst);
             drop(managed);
@@ -92,10 +94,10 @@ impl Producer {
     }
 }
 
-/// Takes a tensor in its newer form.
+/// Imports a tensor of DLPack 1.x.
 fn take(producer: Producer) -> (crate::error::Result<Tensor>, *mut DLManagedTensorVersioned, Arc<AtomicUsize>) {
     let (managed, deleted) = producer.versioned();
-    // SAFETY: made by hand above, and used by nobody else.
+    // SAFETY: made by hand above, and used by no other code.
     (unsafe { Tensor::from_versioned(managed) }, managed, deleted)
 }
 
@@ -128,7 +130,7 @@ fn a_tensor_is_read_written_and_given_back_once() {
     assert_eq!(deleted.load(Ordering::SeqCst), 1);
 
     let (managed, deleted) = Producer::new(&[24]).legacy();
-    // SAFETY: made by hand, and used by nobody else.
+    // SAFETY: made by hand, and used by no other code.
     let mut tensor = unsafe { Tensor::from_legacy(managed) }.unwrap();
     tensor.as_mut_slice::<f32>().unwrap().fill(1.0);
     std::thread::spawn(move || drop(tensor)).join().unwrap();
@@ -155,7 +157,7 @@ fn every_element_type_goes_out_and_comes_back() {
         // SAFETY: just exported.
         let dtype = unsafe { (*handed_over).dl_tensor.dtype };
         assert_eq!(dtype, DLDataType { code, bits: 8 * size_of::<T>() as u8, lanes: 1 });
-        // SAFETY: just exported, and used by nobody else.
+        // SAFETY: just exported, and used by no other code.
         let tensor = unsafe { Tensor::from_versioned(handed_over) }.unwrap();
         assert_eq!((tensor.dtype(), tensor.as_slice::<T>().unwrap()), (T::ELEMENT_TYPE, &[value; 6][..]));
         let other = if T::ELEMENT_TYPE == DType::U8 { tensor.as_slice::<i8>().map(|_| ()) } else { tensor.as_slice::<u8>().map(|_| ()) };
@@ -186,21 +188,21 @@ fn exported_buffers_are_dropped_by_the_deleter_and_say_their_layout() {
     // SAFETY: arrays of three.
     let (shape, strides) = unsafe { (std::slice::from_raw_parts(tensor.shape, 3), std::slice::from_raw_parts(tensor.strides, 3)) };
     assert_eq!((shape, strides, tensor.device.device_type), (&[2, 1, 2][..], &[2, 2, 1][..], 1));
-    // SAFETY: just exported, and used by nobody else.
+    // SAFETY: just exported, and used by no other code.
     let taken = unsafe { Tensor::from_legacy(handed_over) }.unwrap();
     assert_eq!(taken.as_slice::<u16>().unwrap(), [1, 2, 3, 4]);
 
-    // An array lies inside what is kept; a scalar has no dimensions; nothing has no address.
+    // An array is stored inside the keeper; a scalar has no dimensions; an empty buffer has no address.
     // SAFETY: just exported.
     let array = unsafe { Tensor::from_versioned(export([1.0f64, 2.0], &[2]).unwrap()) }.unwrap();
     assert_eq!(array.as_slice::<f64>().unwrap(), [1.0, 2.0]);
-    // SAFETY: just exported, and used by nobody else.
+    // SAFETY: just exported, and used by no other code.
     let scalar = unsafe { Tensor::from_versioned(export(5i64, &[]).unwrap()) }.unwrap();
     assert_eq!((scalar.shape().len(), scalar.as_slice::<i64>().unwrap()), (0, &[5][..]));
     let nothing = export(Vec::<f32>::new(), &[3, 0]).unwrap();
     // SAFETY: just exported, and not taken yet.
     assert!(unsafe { (*nothing).dl_tensor.data }.is_null());
-    // SAFETY: just exported, and used by nobody else.
+    // SAFETY: just exported, and used by no other code.
     assert!(unsafe { Tensor::from_versioned(nothing) }.unwrap().as_slice::<f32>().unwrap().is_empty());
 
     let error = export(vec![0u8; 5], &[2, 3]).unwrap_err().to_string();
@@ -226,7 +228,7 @@ fn strides_must_be_those_of_rows_and_are_free_where_nothing_moves() {
 #[test]
 fn malformed_tensors_are_refused_in_words() {
     let base = || Producer::new(&[24]);
-    // SAFETY: null is an answer of its own.
+    // SAFETY: null is refused without being read.
     let nulls = unsafe { (Tensor::from_versioned(null_mut()).unwrap_err(), Tensor::from_legacy(null_mut()).unwrap_err()) };
     assert!(nulls.0.to_string().contains("null") && nulls.1.to_string().contains("null"));
     refuses(base().with(|p| p.version.major = 2), "DLPack 2.0");
@@ -250,7 +252,7 @@ fn malformed_tensors_are_refused_in_words() {
         let (managed, _) = base().versioned();
         // SAFETY: made by hand.
         unsafe { ((*managed).dl_tensor.ndim, (*managed).dl_tensor.shape) = (ndim, null_mut()) };
-        // SAFETY: made by hand, and used by nobody else; no field that it reads points anywhere that is gone.
+        // SAFETY: made by hand, and used by no other code; no field that it reads is a dangling pointer.
         let error = unsafe { Tensor::from_versioned(managed) }.unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         delete(managed);
@@ -258,7 +260,7 @@ fn malformed_tensors_are_refused_in_words() {
     let (managed, _) = base().versioned();
     // SAFETY: made by hand.
     unsafe { (*managed).dl_tensor.data = null_mut() };
-    // SAFETY: made by hand, and used by nobody else; a null pointer is an answer of its own.
+    // SAFETY: made by hand, and used by no other code; a null pointer is refused without being read.
     assert!(unsafe { Tensor::from_versioned(managed) }.unwrap_err().to_string().contains("no data"));
     delete(managed);
 }
@@ -279,7 +281,7 @@ fn a_tensor_is_a_buffer_whatever_its_type() {
         let owned = comm.start_all_reduce(tensor.into_buffer().unwrap(), ReduceOp::Min).unwrap().wait().unwrap().into_inner();
         assert_eq!((owned.dtype(), owned.shape()), (dtype, &[2, 2][..]));
     }
-    // Each goes back to its library once, also the ones that calls owned or shared.
+    // Each is returned to its library once, even those that calls owned or shared.
     let (tensor, _, deleted) = take(Producer::new(&[24]));
     let source = tensor.unwrap().into_source().unwrap();
     let works = [1, 2].map(|tag| comm.start_send(source.clone(), crate::communicator::Envelope::rank(0).tag(tag)).unwrap());

@@ -1,7 +1,7 @@
-//! The file itself: records at its end under a lock, and a memory of those read so far.
+//! The store file: records appended under a lock, and an in-memory copy of those read so far.
 //!
-//! A record is a key and a value, each a 32-bit length and that many bytes. The last record of a key counts; a record whose key
-//! begins with `-` deletes the key behind it.
+//! A record is a key and a value, each a 32-bit length and that many bytes. The last record of a key is valid. A
+//! record whose key begins with `-` deletes the key that follows the `-`.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -20,28 +20,28 @@ use crate::rendezvous::limits::TABLE_BYTES;
 use crate::rendezvous::store;
 use crate::rendezvous::tcp::Backoff;
 
-/// What the file is opened for.
+/// The access for which the file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::rendezvous) enum Access {
     /// Reading, under a shared lock.
     Read,
-    /// Writing, under an exclusive lock; the file is created where it is absent.
+    /// Writing, under an exclusive lock. Creates the file if it is absent.
     Write,
-    /// Writing, under an exclusive lock, if the file is there.
+    /// Writing, under an exclusive lock, only if the file exists.
     Existing,
 }
 
 /// The outcome of opening the file.
 #[derive(Debug)]
 pub(in crate::rendezvous) enum Opened {
-    /// It is there. Where it was opened for writing, it is locked until this is dropped.
+    /// The file exists. If it was opened for writing, it stays locked until this is dropped.
     File(File),
-    /// It is not there.
+    /// The file does not exist.
     Absent,
 }
 
 impl Opened {
-    /// The file, which must be there.
+    /// Returns the file, or an error if it is absent.
     pub(in crate::rendezvous) fn present(self, path: &Path) -> Result<File> {
         match self {
             Self::File(file) => Ok(file),
@@ -50,7 +50,7 @@ impl Opened {
     }
 }
 
-/// The content of the file as far as it has been read.
+/// The file's content as far as it has been read.
 #[derive(Debug, Default)]
 pub(in crate::rendezvous) struct Log {
     position: u64,
@@ -58,20 +58,20 @@ pub(in crate::rendezvous) struct Log {
 }
 
 impl Log {
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(in crate::rendezvous) fn value(&self, key: &[u8]) -> Option<&[u8]> {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    /// All keys.
+    /// Returns all keys.
     pub(in crate::rendezvous) fn keys(&self) -> impl Iterator<Item = &[u8]> {
         self.values.keys().map(Vec::as_slice)
     }
 
-    /// Opens and locks the file, and reads what is new in it.
+    /// Opens and locks the file, and reads its new records.
     pub(in crate::rendezvous) fn open(&mut self, path: &Path, access: Access, deadline: &Deadline) -> Result<Opened> {
         let write = access != Access::Read;
-        // What ranks say in it is for this user alone.
+        // Only this user may read what ranks write there.
         let mut options = OpenOptions::new();
         options.mode(0o600).read(true).write(write).create(access == Access::Write).truncate(false);
         let mut file = match regular_file::opened(path, &mut options) {
@@ -79,7 +79,7 @@ impl Log {
             Err(error) if error.kind() == ErrorKind::NotFound && access != Access::Write => return Ok(Opened::Absent),
             Err(error) => return Err(Error::io(format!("opening the store file {path:?}"), error)),
         };
-        // Nothing new and nothing to write: the lock is not needed to know that.
+        // If there is nothing new and nothing to write, no lock is needed.
         if !write && self.length(&file, path)? == self.position {
             return Ok(Opened::File(file));
         }
@@ -88,7 +88,7 @@ impl Log {
         Ok(Opened::File(file))
     }
 
-    /// How long the file is.
+    /// Returns the length of the file.
     fn length(&self, file: &File, path: &Path) -> Result<u64> {
         let length = file.metadata().map_err(|error| Error::io(format!("reading the store file {path:?}"), error))?.len();
         if length < self.position {
@@ -98,7 +98,7 @@ impl Log {
         Ok(length)
     }
 
-    /// Reads the records that have been added.
+    /// Reads the records added since the last time.
     fn refresh(&mut self, file: &mut File, path: &Path) -> Result<()> {
         let length = self.length(file, path)?;
         let more = length - self.position;
@@ -125,11 +125,11 @@ impl Log {
         Ok(())
     }
 
-    /// Puts records at the end of a file that was opened for writing.
+    /// Appends records to a file that was opened for writing.
     pub(in crate::rendezvous) fn append(&mut self, file: &mut File, path: &Path, records: &[(&[u8], &[u8])]) -> Result<()> {
         let mut bytes = Vec::new();
         for part in records.iter().flat_map(|(key, value)| [*key, *value]) {
-            // Keys and values were held to limits far below 32 bits.
+            // The lengths of keys and values were checked against limits far below 32 bits.
             let length = u32::try_from(part.len()).map_err(|_| malformed(path, format!("a value of {} bytes", part.len())))?;
             bytes.extend(length.to_le_bytes());
             bytes.extend_from_slice(part);
@@ -139,7 +139,7 @@ impl Log {
         }
         let written = file.seek(SeekFrom::Start(self.position)).and_then(|_| file.write_all(&bytes));
         if let Err(error) = written {
-            // Half a record would break the file for everyone.
+            // Half a record would make the file unusable for all ranks.
             let undone = file.set_len(self.position);
             let doing = format!("writing to the store file {path:?}{}", if undone.is_err() { ", which is now broken" } else { "" });
             return Err(Error::io(doing, error));
@@ -148,14 +148,14 @@ impl Log {
     }
 }
 
-/// Splits a length and its bytes off.
+/// Splits off a length and its bytes.
 fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
-/// Locks the file until it is closed. Asks again and again instead of sleeping in the lock: a process that is stopped while it
-/// holds the lock must not stop the others for ever.
+/// Locks the file until it is closed. Polls instead of blocking, so that a process stopped while it holds the lock
+/// cannot block the others forever.
 fn lock(file: &File, path: &Path, exclusive: bool, deadline: &Deadline) -> Result<()> {
     let operation = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
     let mut backoff = Backoff::new(LOCK_PAUSES.0, LOCK_PAUSES.1);
@@ -172,7 +172,7 @@ fn lock(file: &File, path: &Path, exclusive: bool, deadline: &Deadline) -> Resul
     }
 }
 
-/// A file that cannot be understood.
+/// Makes the error for a file that is not a valid store.
 fn malformed(path: &Path, reason: String) -> Error {
     Error::Protocol { with: format!("the store file {path:?}"), reason }
 }

@@ -19,22 +19,24 @@ use crate::base::event;
 use crate::base::tuning::file_store::{CLOSING, KEY_PAUSES};
 use crate::error::{Error, Result};
 
-/// Before the keys of users.
+/// The prefix of users' keys.
 const USER: &str = "/";
-/// Counts the stores that are open on the file.
+/// The key that counts the stores open on the file.
 const OPENED: &[u8] = b"refcount/";
-/// Counts the stores that have been closed.
+/// The key that counts the stores that have been closed.
 const CLOSED: &[u8] = b"cleanup/";
 
 /// A store in a file that all ranks can reach, in the format of PyTorch's `FileStore`.
 ///
-/// The file is a log: every change is put at its end under a lock (`flock`), so the file system must support that. Waiting is
-/// polling, with pauses up to 20 ms. Opened with a world size, the last of so many stores to be dropped removes the file. A run that
-/// crashes leaves its file behind; remove it before the next run with the same path, or use a new path for each.
+/// The file is a log. Every change is appended under a lock (`flock`), so the file system must support that. Waiting
+/// is polling, with pauses of up to 20 ms.
 ///
-/// There are no queues: they need a [`TcpStore`](crate::store::TcpStore) or a [`MemoryStore`](crate::store::MemoryStore).
-/// [`num_keys`](Store::num_keys) counts also the keys by which the store knows when to remove the file. Clones share one place among
-/// the stores that are counted.
+/// With a world size, the last of that many stores to be dropped removes the file. A run that crashes leaves its file
+/// behind. Remove it before the next run with the same path, or use a new path for each run.
+///
+/// There are no queues: they need a [`TcpStore`](crate::store::TcpStore) or a
+/// [`MemoryStore`](crate::store::MemoryStore). [`num_keys`](Store::num_keys) also counts the keys by which the store
+/// knows when to remove the file. Clones count as one store.
 ///
 /// # Examples
 ///
@@ -58,10 +60,10 @@ pub struct FileStore {
     shared: Arc<Shared>,
 }
 
-/// Keys and values to be put at the end of the file.
+/// Keys and values to append to the file.
 type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What clones share.
+/// State shared by clones.
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
@@ -71,16 +73,17 @@ struct Shared {
 }
 
 impl FileStore {
-    /// Opens the file at `path`, creating it where it is absent.
+    /// Opens the file at `path`, and creates it if it is absent.
     ///
-    /// `world_size` is how many stores will be opened on it in all; the last to be dropped removes the file. With `None` it stays.
-    /// `timeout` is how long to wait for the file's lock.
+    /// `world_size` is the total number of stores that will be opened on the file. The last of them to be dropped
+    /// removes it. With `None` the file is kept. `timeout` limits the wait for the file's lock.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] where an earlier run has left the file behind (more stores than `world_size` have been opened on it, or some have
-    /// been closed), [`Error::Protocol`] where it is no store, [`Error::Io`] and [`Error::Timeout`] where it cannot be opened or
-    /// locked.
+    /// - [`Error::Config`]: an earlier run left the file behind. More than `world_size` stores have been opened on
+    ///   it, or some have been closed.
+    /// - [`Error::Protocol`]: the file is not a store.
+    /// - [`Error::Io`], [`Error::Timeout`]: the file cannot be opened or locked.
     pub fn open(path: impl Into<PathBuf>, world_size: Option<usize>, timeout: Duration) -> Result<Self> {
         let path = path.into();
         let mut log = Log::default();
@@ -104,12 +107,12 @@ impl FileStore {
 }
 
 impl Shared {
-    /// What is known of the file. Nothing that holds it panics half way through a change.
+    /// Locks the content known so far. No code that holds the lock panics in the middle of a change.
     fn log(&self) -> event::Locked<'_, Log> {
         event::lock(&self.log)
     }
 
-    /// Lets `change` look at the file's content under the exclusive lock and say what to write.
+    /// Runs `change` on the file's content under the exclusive lock, and appends the records that it returns.
     fn change<T>(&self, change: impl FnOnce(&Log) -> Result<(T, Records)>) -> Result<T> {
         let mut log = self.log();
         let mut file = log.open(&self.path, Access::Write, &Deadline::after(self.timeout))?.present(&self.path)?;
@@ -119,7 +122,7 @@ impl Shared {
         Ok(result)
     }
 
-    /// Lets `look` see the file's content as it is now. A file that is gone reads as empty.
+    /// Runs `look` on the file's current content. A missing file counts as empty.
     fn look<T>(&self, look: impl FnOnce(&Log) -> T) -> Result<T> {
         let mut log = self.log();
         match log.open(&self.path, Access::Read, &Deadline::after(self.timeout))? {
@@ -128,7 +131,7 @@ impl Shared {
         }
     }
 
-    /// Looks again and again until `ready` finds what it wants; `None` once the deadline has passed.
+    /// Polls until `ready` returns something. Returns `None` once the deadline has passed.
     fn poll<T>(&self, deadline: &Deadline, ready: impl Fn(&Log) -> Option<T>) -> Result<Option<T>> {
         let mut backoff = Backoff::new(KEY_PAUSES.0, KEY_PAUSES.1);
         loop {
@@ -140,13 +143,13 @@ impl Shared {
         }
     }
 
-    /// The error for keys that did not come in time.
+    /// Makes the error for keys that did not come in time.
     fn missing(&self, keys: &[&str], deadline: &Deadline) -> Error {
         let missing: Result<Vec<&str>> = self.look(|log| keys.iter().copied().filter(|key| log.value(&user(key)).is_none()).collect());
         missing.map_or_else(|error| error, |missing| store::wait_timeout(&missing, keys.len(), deadline))
     }
 
-    /// Counts this store out, and removes the file if it was the last.
+    /// Counts this store as closed, and removes the file if it was the last.
     fn leave(&self) -> Result<()> {
         let mut log = self.log();
         let Opened::File(mut file) = log.open(&self.path, Access::Existing, &Deadline::after(CLOSING))? else { return Ok(()) };
@@ -170,23 +173,23 @@ impl Drop for Shared {
     }
 }
 
-/// A user's key as it stands in the file.
+/// Returns a user's key as it is written in the file.
 fn user(key: &str) -> Vec<u8> {
     [USER.as_bytes(), key.as_bytes()].concat()
 }
 
-/// A counter; absent or empty reads as 0.
+/// Returns the value of a counter; 0 if it is absent or empty.
 fn counter(log: &Log, key: &[u8]) -> std::result::Result<i64, Refusal> {
     let value = log.value(key).filter(|value| !value.is_empty());
     value.map_or(Ok(0), |value| parse_number(key, value))
 }
 
-/// A counter that the store keeps for itself.
+/// Returns a counter of the store itself.
 fn own_counter(log: &Log, key: &[u8], path: &Path) -> Result<i64> {
     counter(log, key).map_err(|Refusal(reason)| Error::Protocol { with: format!("the store file {path:?}"), reason })
 }
 
-/// What a file store cannot do.
+/// Makes the error for queue calls.
 fn no_queues(what: &str, path: &Path) -> Error {
     Error::Unsupported {
         what: format!("{what} on the store file {path:?}"),

@@ -1,4 +1,4 @@
-//! The file's format, its rules, and several users at once.
+//! Tests of the file's format, its rules, and several users at once.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn open(path: &Path, world_size: Option<usize>) -> FileStore {
     FileStore::open(path, world_size, LONG).unwrap()
 }
 
-/// One record as PyTorch writes it.
+/// Encodes one record as PyTorch writes it.
 fn record(key: &str, value: &str) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
     [text(key), text(value)].concat()
@@ -100,12 +100,12 @@ fn several_threads_share_a_file() {
 fn a_file_of_an_earlier_run_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
-    // A run of two that crashed: both opened, neither closed.
+    // A run of two that crashed: both opened the file, neither closed it.
     let left = [record("refcount/", "1"), record("refcount/", "2"), record("/key", "stale")].concat();
     std::fs::write(&path, &left).unwrap();
     let error = FileStore::open(&path, Some(2), LONG).unwrap_err();
     assert!(matches!(error, Error::Config { .. }) && error.to_string().contains("earlier run"), "{error}");
-    // One of which one rank ended in order.
+    // A run in which one rank ended in order.
     std::fs::write(&path, [left, record("cleanup/", "1"), record("refcount/", "1")].concat()).unwrap();
     assert!(matches!(FileStore::open(&path, Some(2), LONG), Err(Error::Config { .. })));
 }

@@ -1,24 +1,28 @@
-//! What launchers tell the processes they start, in environment variables.
+//! What launchers pass to the processes they start, in environment variables.
 //!
-//! The first of these whose rank and size are both set is believed:
+//! The first launcher in this table whose rank and size are both set is used:
 //!
 //! | launcher | rank, size | local rank, local size | address and port |
 //! | --- | --- | --- | --- |
 //! | torchrun, collrun, by hand | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
-//! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `…_LOCAL_RANK`, `…_LOCAL_SIZE` | loopback where all ranks are local |
-//! | Hydra (MPICH, Intel MPI) | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | loopback where all ranks are local |
+//! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `…_LOCAL_RANK`, `…_LOCAL_SIZE` | loopback if all ranks are local |
+//! | Hydra (MPICH, Intel MPI) | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | loopback if all ranks are local |
 //! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | `SLURM_LOCALID` | the first host of the step |
-//! | another PMI | `PMI_RANK`, `PMI_SIZE` | | loopback where there is one rank |
+//! | another PMI | `PMI_RANK`, `PMI_SIZE` | | loopback if there is one rank |
 //! | a Kubernetes indexed job | `JOB_COMPLETION_INDEX`, `WORLD_SIZE` | | `MASTER_ADDR` |
 //!
-//! Slurm comes after the MPI launchers, because inside an allocation their processes inherit Slurm's variables, which then speak of
-//! the batch script or of the launcher's own helpers. Hydra is told from another PMI by `MPI_LOCALRANKID`: `srun` may set `PMI_RANK`
-//! too, and then Slurm's own variables say more.
+//! Slurm comes after the MPI launchers: inside an allocation, their processes inherit Slurm's variables. Those then
+//! describe the batch script or the launcher's own helpers. `MPI_LOCALRANKID` distinguishes Hydra from another PMI.
+//! `srun` may set `PMI_RANK` too, and then Slurm's own variables give more information.
 //!
-//! `MASTER_ADDR` and `MASTER_PORT` are believed whoever the launcher is. Without `MASTER_PORT` the port is 29500, or, where the
-//! launcher names the job (`PMIX_NAMESPACE`, `PMI_JOBID`, Slurm's job and step), one from 20000 to 32000 made from that name, so that two
-//! jobs on one host rarely meet. Where it does not, and all ranks are on one host, the port is made from the process id of their
-//! parent, the launcher: so a wrapper script must `exec` the program, or `MASTER_PORT` must be set.
+//! `MASTER_ADDR` and `MASTER_PORT` apply to every launcher. Without `MASTER_PORT` the port is chosen as follows:
+//!
+//! - If the launcher names the job (`PMIX_NAMESPACE`, `PMI_JOBID`, Slurm's job and step), the port is derived from
+//!   that name, from 20000 to 32000. Two jobs on one host then rarely collide.
+//! - If it does not, and Open MPI or a PMI launcher runs all ranks on one host, the port is derived from their parent's
+//!   process id. The parent must be the launcher, so a wrapper script must `exec` the program, or `MASTER_PORT` must be
+//!   set.
+//! - Otherwise it is 29500.
 
 #[cfg(test)]
 mod tests;
@@ -26,27 +30,27 @@ mod tests;
 use super::url::{self, DEFAULT_PORT};
 use crate::error::{Error, Result};
 
-/// The first port that is made from a job's name.
+/// The first port that is derived from a job's name.
 const FIRST_PORT: u64 = 20_000;
-/// The last one; below the range from which systems take ports for outgoing connections.
+/// The last such port, below the range from which systems take ports for outgoing connections.
 const LAST_PORT: u64 = 32_000;
-/// Where ranks of one host meet.
+/// The address at which ranks of one host meet.
 const LOOPBACK: &str = "127.0.0.1";
-/// Before all keys of this crate, so that they do not meet those of PyTorch in the store of an elastic agent.
+/// The prefix of all keys of this crate, so that they do not collide with PyTorch's in the store of an elastic agent.
 const PREFIX: &str = "collectives";
 
-/// What a launcher has told this process.
+/// The variables that a launcher set for this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launch {
     /// This process's rank.
     pub(crate) rank: usize,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(crate) world_size: usize,
-    /// Its rank among those of its host.
+    /// This process's rank among those of its host.
     pub(crate) local_rank: Option<usize>,
-    /// How many ranks its host has.
+    /// The number of ranks on its host.
     pub(crate) local_world_size: Option<usize>,
-    /// Whether the ranks are known to be on several hosts, where the launcher says it otherwise than by the numbers above.
+    /// Whether the ranks are on several hosts, if the launcher specifies it by other means than the numbers above.
     pub(crate) several_hosts: Option<bool>,
     /// The host of rank 0: a name or an address, IPv6 without brackets.
     pub(crate) address: String,
@@ -54,13 +58,13 @@ pub(crate) struct Launch {
     pub(crate) port: u16,
     /// Whether the launcher serves the store, so that rank 0 must not.
     pub(crate) agent_store: bool,
-    /// What comes before all keys.
+    /// The prefix of all keys.
     pub(crate) prefix: String,
-    /// Who the launcher is.
+    /// The launcher's name.
     pub(crate) launcher: &'static str,
 }
 
-/// How many hosts the ranks of a job are on.
+/// The number of hosts that a job's ranks are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hosts {
     One,
@@ -69,7 +73,7 @@ pub(crate) enum Hosts {
 }
 
 impl Launch {
-    /// As far as the launcher says it.
+    /// Returns the number of hosts, as far as the launcher specifies it.
     pub(crate) fn hosts(&self) -> Hosts {
         match (self.local_world_size, self.several_hosts) {
             _ if self.world_size == 1 => Hosts::One,
@@ -81,7 +85,7 @@ impl Launch {
     }
 }
 
-/// The rank and the size as the environment says them, with the names under which it does.
+/// The names of the variables with the rank and the size.
 type Pair = (&'static str, &'static [&'static str]);
 
 const PLAIN: Pair = ("RANK", &["WORLD_SIZE"]);
@@ -90,7 +94,7 @@ const PMI: Pair = ("PMI_RANK", &["PMI_SIZE"]);
 const SLURM: Pair = ("SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"]);
 const KUBERNETES: Pair = ("JOB_COMPLETION_INDEX", &["WORLD_SIZE"]);
 
-/// The variables that errors mention where they are set.
+/// The variables that errors show if they are set.
 const MENTIONED: &[&str] = &[
     "RANK",
     "WORLD_SIZE",
@@ -114,8 +118,8 @@ const MENTIONED: &[&str] = &[
     "JOB_COMPLETION_INDEX",
 ];
 
-/// Finds out from the variables that `read` returns what this process is. `parent_process` is the id of the process that started
-/// this one.
+/// Finds this process's launcher and rank from the variables that `read` returns. `parent_process` is the id of the
+/// process that started this one.
 pub(crate) fn detect(read: &dyn Fn(&str) -> Option<String>, parent_process: u32) -> Result<Launch> {
     let variables = Variables { read };
     let launch = if variables.has(PLAIN) {
@@ -137,7 +141,7 @@ pub(crate) fn detect(read: &dyn Fn(&str) -> Option<String>, parent_process: u32)
     Ok(Launch { several_hosts: variables.several_hosts(launch.launcher)?, ..launch })
 }
 
-/// torchrun and all who set the same variables.
+/// Reads the variables of torchrun and of all launchers that set the same ones.
 fn plain(variables: &Variables<'_>) -> Result<Launch> {
     let local_rank = variables.number("LOCAL_RANK")?;
     let local_world_size = variables.number("LOCAL_WORLD_SIZE")?;
@@ -145,7 +149,8 @@ fn plain(variables: &Variables<'_>) -> Result<Launch> {
     variables.launch(launcher, PLAIN, (local_rank, local_world_size), |_| Ok(None), |_| Ok(DEFAULT_PORT))
 }
 
-/// Open MPI's mpirun. The addresses that it exports are those of its own helpers, not of rank 0, so they are of no use here.
+/// Reads the variables of Open MPI's mpirun. The addresses it exports belong to its own helpers, not to rank 0, so
+/// they cannot be used.
 fn open_mpi(variables: &Variables<'_>, parent: u32) -> Result<Launch> {
     let local_rank = variables.number("OMPI_COMM_WORLD_LOCAL_RANK")?;
     let local_world_size = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")?;
@@ -153,7 +158,7 @@ fn open_mpi(variables: &Variables<'_>, parent: u32) -> Result<Launch> {
     variables.launch("Open MPI", OPEN_MPI, (local_rank, local_world_size), |_| Ok(None), port)
 }
 
-/// A PMI launcher.
+/// Reads the variables of a PMI launcher.
 fn pmi(variables: &Variables<'_>, launcher: &'static str, parent: u32) -> Result<Launch> {
     let local_rank = variables.number("MPI_LOCALRANKID")?;
     let local_world_size = variables.number("MPI_LOCALNRANKS")?;
@@ -161,12 +166,12 @@ fn pmi(variables: &Variables<'_>, launcher: &'static str, parent: u32) -> Result
     variables.launch(launcher, PMI, (local_rank, local_world_size), |_| Ok(None), port)
 }
 
-/// A Kubernetes job with completion mode Indexed.
+/// Reads the variables of a Kubernetes job with completion mode Indexed.
 fn kubernetes(variables: &Variables<'_>) -> Result<Launch> {
     variables.launch("Kubernetes", KUBERNETES, (None, None), |_| Ok(None), |_| Ok(DEFAULT_PORT))
 }
 
-/// What `srun` has told this process.
+/// Reads the variables of `srun`.
 fn slurm(variables: &Variables<'_>) -> Result<Launch> {
     let world_size = variables.first_number(SLURM.1)?;
     let in_step = ["SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST"].iter().any(|name| variables.text(name).is_some());
@@ -179,7 +184,7 @@ fn slurm(variables: &Variables<'_>) -> Result<Launch> {
     variables.launch("Slurm", SLURM, local, |local| slurm_address(variables, local), |_| Ok(slurm_port(variables)))
 }
 
-/// The first host of the step; loopback where it is the only one.
+/// Returns the first host of the step; loopback if it is the only one.
 fn slurm_address(variables: &Variables<'_>, local: bool) -> Result<Option<String>> {
     if local {
         return Ok(Some(LOOPBACK.to_owned()));
@@ -194,7 +199,7 @@ fn slurm_address(variables: &Variables<'_>, local: bool) -> Result<Option<String
     Ok(None)
 }
 
-/// A port made from the job and the step, so that two steps on one host do not meet.
+/// Derives a port from the job and the step, so that two steps on one host do not collide.
 fn slurm_port(variables: &Variables<'_>) -> u16 {
     let text = |names: [&str; 2]| names.iter().find_map(|name| variables.text(name));
     let job = text(["SLURM_JOB_ID", "SLURM_JOBID"]);
@@ -202,7 +207,8 @@ fn slurm_port(variables: &Variables<'_>) -> u16 {
     job.map_or(DEFAULT_PORT, |job| port_of(&format!("{job}.{step}")))
 }
 
-/// How many tasks this host has, where Slurm says it: `2(x3),1` are three hosts with two and one with one.
+/// Returns the number of tasks on this host, if Slurm gives it: `2(x3),1` is three hosts with two tasks and one with
+/// one.
 fn slurm_local_world_size(variables: &Variables<'_>) -> Result<Option<usize>> {
     let (Some(list), Some(node)) = (variables.text("SLURM_STEP_TASKS_PER_NODE"), variables.number("SLURM_NODEID")?) else {
         return Ok(None);
@@ -224,8 +230,8 @@ fn slurm_local_world_size(variables: &Variables<'_>) -> Result<Option<usize>> {
     Ok(None)
 }
 
-/// The first host of a list such as `node[01-03,7],login`, and whether it is the only one. Only the first is written out: a short
-/// list can name more hosts than there is memory for.
+/// Returns the first host of a list such as `node[01-03,7],login`, and whether it is the only one. Only the first is
+/// expanded: a short list can name more hosts than fit into memory.
 fn first_host(list: &str) -> std::result::Result<(String, bool), String> {
     let mut host = String::new();
     let mut only = true;
@@ -259,10 +265,10 @@ fn first_host(list: &str) -> std::result::Result<(String, bool), String> {
     if host.is_empty() { Err("the first host has no name".to_owned()) } else { Ok((host, only)) }
 }
 
-/// Checks what the variables say together.
+/// Checks the variables against each other.
 fn check(launch: &Launch, variables: &Variables<'_>) -> Result<()> {
     let wrong = |reason: String| Err(variables.wrong(launch.launcher, &reason));
-    // A rank outside the world is refused where the others can be told: see `rendezvous`.
+    // A rank outside the world is refused later, when the others can be notified: see `rendezvous`.
     if launch.world_size == 0 {
         return wrong("the world size 0 leaves no room for a rank".to_owned());
     }
@@ -289,24 +295,25 @@ pub(crate) fn serves_store(read: &dyn Fn(&str) -> Option<String>, address: &str,
     asked && same_port && variables.address().is_some_and(|value| value == address)
 }
 
-/// What comes before all keys. Each restart by an elastic agent gets its own, so that it does not read the keys of the last.
+/// Returns the prefix of all keys. Each restart by an elastic agent gets a new one, so that it does not read the
+/// previous keys.
 pub(crate) fn prefix(read: &dyn Fn(&str) -> Option<String>) -> Result<String> {
     let restarts = Variables { read }.number("TORCHELASTIC_RESTART_COUNT")?;
     Ok(restarts.map_or_else(|| PREFIX.to_owned(), |restarts| format!("{PREFIX}/attempt_{restarts}")))
 }
 
-/// The environment.
+/// Access to the environment variables.
 struct Variables<'a> {
     read: &'a dyn Fn(&str) -> Option<String>,
 }
 
 impl Variables<'_> {
-    /// A variable; one that is set to nothing counts as not set.
+    /// Returns a variable; an empty one counts as not set.
     fn text(&self, name: &str) -> Option<String> {
         (self.read)(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
     }
 
-    /// A variable that is a number, if it is set.
+    /// Returns a variable that is a number, if it is set.
     fn number(&self, name: &str) -> Result<Option<usize>> {
         let Some(value) = self.text(name) else { return Ok(None) };
         let number = url::digits(&value).and_then(|digits| digits.parse().ok());
@@ -318,7 +325,7 @@ impl Variables<'_> {
         self.text(rank).is_some() && sizes.iter().any(|size| self.text(size).is_some())
     }
 
-    /// The first of `names` that is set, as a number; all of them missing is an error that names the first.
+    /// Returns the first of `names` that is set, as a number. If none is set, the error names the first.
     fn first_number(&self, names: &[&'static str]) -> Result<usize> {
         for name in names {
             if let Some(number) = self.number(name)? {
@@ -328,15 +335,15 @@ impl Variables<'_> {
         Err(self.wrong(names.first().copied().unwrap_or_default(), "not set"))
     }
 
-    /// `MASTER_ADDR`, without brackets around IPv6.
+    /// Returns `MASTER_ADDR`, without brackets around IPv6.
     fn address(&self) -> Option<String> {
         let address = self.text("MASTER_ADDR")?;
         let bare = address.strip_prefix('[').and_then(|address| address.strip_suffix(']'));
         Some(bare.map_or(address.clone(), str::to_owned))
     }
 
-    /// Puts together what a launcher says. `address` and `port` say where to meet where `MASTER_ADDR` and `MASTER_PORT` do not; both are
-    /// told whether all ranks are on this host.
+    /// Combines what a launcher specifies. `address` and `port` apply if `MASTER_ADDR` and `MASTER_PORT` are not set.
+    /// Their argument is whether all ranks are on this host.
     fn launch(
         &self,
         launcher: &'static str,
@@ -366,7 +373,7 @@ impl Variables<'_> {
         Ok(Launch { rank, world_size, local_rank, local_world_size, several_hosts: None, address, port, agent_store, prefix, launcher })
     }
 
-    /// Whether the ranks are on several hosts, where that is said by their number.
+    /// Whether the ranks are on several hosts, if a variable gives the number of hosts.
     fn several_hosts(&self, launcher: &str) -> Result<Option<bool>> {
         let names: &[&str] = match launcher {
             "Slurm" => &["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"],
@@ -381,7 +388,8 @@ impl Variables<'_> {
         Ok(None)
     }
 
-    /// A port made from the job's name in `variable`; else, for ranks of one host, from the launcher's process id.
+    /// Derives a port from the job's name in `variable`; without it, and if all ranks are on one host, from the
+    /// launcher's process id.
     fn job_port(&self, variable: &str, local: bool, parent: u32) -> u16 {
         match self.text(variable) {
             Some(job) => port_of(&job),
@@ -390,18 +398,18 @@ impl Variables<'_> {
         }
     }
 
-    /// The error for a variable, with those that were found.
+    /// Makes the error for a variable, including the variables that were found.
     fn wrong(&self, what: &str, reason: &str) -> Error {
         Error::config(what, format!("{reason} (found: {})", self.found()))
     }
 
-    /// The error where no launcher is recognised.
+    /// Makes the error for an unrecognised launcher.
     fn none(&self) -> Error {
         for (rank, sizes) in [PLAIN, OPEN_MPI, PMI, SLURM, KUBERNETES] {
             let size = sizes[0];
             match (self.text(rank).is_some(), sizes.iter().any(|size| self.text(size).is_some())) {
                 (true, false) => return self.wrong(size, &format!("not set, although {rank} is")),
-                // A Kubernetes job's size is also the plain one, so that both ranks are named.
+                // A Kubernetes job's size variable is also the plain one, so the error names both rank variables.
                 (false, true) if rank == "RANK" => {
                     return self.wrong(rank, &format!("not set (nor JOB_COMPLETION_INDEX), although {size} is"));
                 }
@@ -412,7 +420,7 @@ impl Variables<'_> {
         self.wrong("RANK", "not set, nor is the rank of any launcher known here; start with torchrun, collrun, srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
     }
 
-    /// The variables that are set, in words.
+    /// Lists the variables that are set.
     fn found(&self) -> String {
         let found: Vec<String> =
             MENTIONED.iter().filter_map(|name| (self.read)(name).map(|value| format!("{name}={:?}", shortened(&value)))).collect();
@@ -420,14 +428,14 @@ impl Variables<'_> {
     }
 }
 
-/// The beginning of a long text.
+/// Returns the first 80 characters of a text.
 fn shortened(value: &str) -> String {
     value.chars().take(80).collect()
 }
 
-/// A port from 20000 to 32000 made from a job's name: FNV-1a, so that it is the same in every build.
+/// Derives a port from 20000 to 32000 from a job's name, by FNV-1a, so that it is the same in every build.
 fn port_of(job: &str) -> u16 {
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    // At most 32000, so it fits.
+    // The sum is at most 32000, so it fits.
     (FIRST_PORT + hash % (LAST_PORT - FIRST_PORT + 1)) as u16
 }

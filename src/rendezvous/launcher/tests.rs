@@ -1,11 +1,11 @@
-//! Variables as real launchers set them.
+//! Tests with variables as real launchers set them.
 
 use super::*;
 use crate::error::Error;
 
 const PARENT: u32 = 4711;
 
-/// Detects from lines of `NAME=value`, as `env` prints them.
+/// Detects the launcher from lines of `NAME=value`, as `env` prints them.
 fn run(recording: &str) -> Result<Launch> {
     detect(&reader(recording), PARENT)
 }
@@ -151,7 +151,7 @@ fn plain_variables_need_little() {
     let launch = run("RANK=1\nWORLD_SIZE=2\nLOCAL_WORLD_SIZE=2\nLOCAL_RANK=1").unwrap();
     assert_eq!(launch.address, "127.0.0.1");
     assert_eq!(run("RANK=1\nWORLD_SIZE=2\nMASTER_ADDR=[fe80::1%eth0]").unwrap().address, "fe80::1%eth0");
-    // Set to nothing is not set.
+    // An empty variable counts as not set.
     assert_eq!(run("RANK=0\nWORLD_SIZE=1\nMASTER_ADDR=\nMASTER_PORT=\nLOCAL_RANK=").unwrap().local_rank, None);
 }
 
@@ -190,9 +190,9 @@ fn open_mpi_4_and_5_on_one_host() {
         assert_eq!((launch.rank, launch.world_size, launch.local_rank, launch.local_world_size), (rank, size, Some(rank), Some(size)));
         assert_eq!((launch.address.as_str(), launch.launcher), ("127.0.0.1", "Open MPI"));
         assert!((20_000..=32_000).contains(&launch.port));
-        // The job's name decides, so a wrapper script between launcher and program does no harm.
+        // The port depends on the job's name, so a wrapper script between launcher and program does no harm.
         assert_eq!(detect(&reader(recording), 1).unwrap().port, launch.port);
-        // Two jobs at once.
+        // Two jobs at the same time.
         assert_ne!(run(&format!("{recording}\nPMIX_NAMESPACE=prterun-box-90211@1")).unwrap().port, launch.port);
     }
 }
@@ -205,7 +205,7 @@ fn mpi_on_several_hosts_needs_an_address() {
     assert_eq!(run(&format!("{several}\nMASTER_ADDR=head")).unwrap().address, "head");
     let launch = run(INTEL_MPI).unwrap();
     assert_eq!((launch.rank, launch.world_size, launch.local_rank, launch.local_world_size), (5, 8, Some(1), Some(4)));
-    // Nothing that all hosts know names the job, so the port is the usual one.
+    // The job has no name that all hosts know, so the port is the default.
     assert_eq!((launch.address.as_str(), launch.port), ("cn001", 29500));
 }
 

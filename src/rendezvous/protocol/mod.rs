@@ -1,8 +1,8 @@
-//! PyTorch's TCPStore protocol as values: requests and replies to bytes and back. No sockets.
+//! PyTorch's TCPStore protocol as values: converts requests and replies to bytes and back. No sockets.
 //!
-//! A request is one byte that says which query it is, then its fields; a reply is its fields alone. Integers are little-endian,
-//! lengths and counts 64 bits wide; text and bytes are a length and then that many bytes. There are no frames: where a message ends
-//! is known only by reading its fields, which [`scan`] does as the bytes come in.
+//! A request is one byte that identifies the query, then its fields. A reply is its fields alone. Integers are
+//! little-endian; lengths and counts have 64 bits. Text and bytes are a length and then that many bytes. There are no
+//! frames. The end of a message is known only by reading its fields, which [`scan`] does as bytes arrive.
 
 mod scan;
 #[cfg(test)]
@@ -11,15 +11,15 @@ mod tests;
 pub(super) use scan::Malformed;
 use scan::{Field, Fields, Repeat, Scan, Shape};
 
-/// What the first request of a connection carries.
+/// The number in the first request of a connection.
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
-/// The answer to WAIT and BARRIER: what was waited for is there.
+/// The answer to WAIT and BARRIER: the wait has succeeded.
 pub(super) const STOP_WAITING: u8 = 0;
 /// The answer to CANCEL_WAIT.
 pub(super) const WAIT_CANCELED: u8 = 1;
-/// The answer to CHECK where every key is there.
+/// The answer to CHECK if every key exists.
 pub(super) const READY: u8 = 0;
-/// The answer to CHECK where one is not.
+/// The answer to CHECK if a key is missing.
 pub(super) const NOT_READY: u8 = 1;
 
 /// The byte that begins each request.
@@ -69,7 +69,7 @@ pub(super) enum StoreRequest {
     Barrier { key: Vec<u8>, world_size: i64 },
 }
 
-/// The fields of a query.
+/// Returns the fields of a query.
 fn shape(code: u8) -> Result<Shape, Malformed> {
     use Field::{Fixed, Key, Value};
     Ok(match code {
@@ -85,7 +85,7 @@ fn shape(code: u8) -> Result<Shape, Malformed> {
     })
 }
 
-/// Turns a complete message into a request.
+/// Parses a complete message as a request.
 fn parse(message: &[u8]) -> Result<StoreRequest, Malformed> {
     let mut fields = Fields::new(message);
     let request = match fields.byte()? {
@@ -120,41 +120,41 @@ fn parse(message: &[u8]) -> Result<StoreRequest, Malformed> {
     Ok(request)
 }
 
-/// A count and so many keys.
+/// Reads a count and that many keys.
 fn keys(fields: &mut Fields<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
     let count = fields.number()?;
     (0..count).map(|_| fields.bytes()).collect()
 }
 
-/// Gathers bytes as they come and hands out requests as they are complete.
+/// Collects bytes as they arrive and returns requests as they are complete.
 #[derive(Debug, Default)]
 pub(super) struct RequestDecoder {
     buffer: Vec<u8>,
-    /// How many bytes at the front belong to requests already handed out.
+    /// Bytes at the front that belong to requests already returned.
     taken: usize,
-    /// The request that is being gathered.
+    /// The state of the request that is incomplete.
     scan: Option<Scan>,
 }
 
 impl RequestDecoder {
-    /// Takes in what has come.
+    /// Takes in bytes that have arrived.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.taken);
         self.taken = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// How many bytes wait here.
+    /// Returns the number of bytes not yet returned as requests.
     pub(super) fn waiting(&self) -> usize {
         self.buffer.len() - self.taken
     }
 
-    /// Whether the next request is of the kind `code`; `None` where not even its first byte has come.
+    /// Whether the next request is of the kind `code`; `None` if its first byte has not arrived.
     pub(super) fn next_is(&self, code: u8) -> Option<bool> {
         self.buffer.get(self.taken).map(|&first| first == code)
     }
 
-    /// The next request, if all of it has come.
+    /// Returns the next request, if all of it has arrived.
     pub(super) fn next(&mut self) -> Result<Option<StoreRequest>, Malformed> {
         let bytes = &self.buffer[self.taken..];
         let Some(&code) = bytes.first() else { return Ok(None) };
@@ -177,7 +177,7 @@ impl RequestDecoder {
     }
 }
 
-/// A request whose fields come once: its code, keys and values, and a number at its end.
+/// Encodes a request whose fields come once: its code, keys and values, and a number at its end.
 pub(super) fn encode(code: u8, texts: &[&[u8]], number: Option<i64>) -> Vec<u8> {
     let length = texts.iter().map(|text| 8 + text.len()).sum::<usize>();
     let mut message = Vec::with_capacity(1 + length + 8);
@@ -187,7 +187,7 @@ pub(super) fn encode(code: u8, texts: &[&[u8]], number: Option<i64>) -> Vec<u8> 
     message
 }
 
-/// A request with a count, and the texts of so many groups.
+/// Encodes a request with a count, and the texts of that many groups.
 pub(super) fn encode_keys<'a>(code: u8, count: usize, texts: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut message = vec![code];
     message.extend((count as u64).to_le_bytes());
@@ -198,17 +198,17 @@ pub(super) fn encode_keys<'a>(code: u8, count: usize, texts: impl Iterator<Item 
 /// The kind of answer that a client expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
-    /// One byte: STOP_WAITING, READY and their kin.
+    /// One byte, such as STOP_WAITING or READY.
     Flag,
     /// The nonce of a PING.
     Nonce,
     /// A number.
     Number,
-    /// So many values.
+    /// This many values.
     Values(usize),
-    /// The number of values that a queue held, and its first if there was one.
+    /// The number of values that the queue held, and the first value if there was one.
     Popped,
-    /// A number of keys, and so many keys.
+    /// A number of keys, and that many keys.
     Keys,
 }
 
@@ -224,7 +224,7 @@ pub(super) enum Reply {
 }
 
 impl Expect {
-    /// The fields of the answer.
+    /// Returns the fields of the answer.
     fn shape(self) -> Shape {
         match self {
             Self::Flag => Shape::once(&[Field::Fixed(1)]),
@@ -236,7 +236,7 @@ impl Expect {
         }
     }
 
-    /// Turns a complete message into an answer.
+    /// Parses a complete message as an answer.
     fn parse(self, message: &[u8]) -> Result<Reply, Malformed> {
         let mut fields = Fields::new(message);
         Ok(match self {
@@ -253,7 +253,7 @@ impl Expect {
     }
 }
 
-/// Gathers the bytes of one answer.
+/// Collects the bytes of one answer.
 #[derive(Debug)]
 pub(super) struct ReplyDecoder {
     expect: Expect,
@@ -262,12 +262,12 @@ pub(super) struct ReplyDecoder {
 }
 
 impl ReplyDecoder {
-    /// Expects an answer of the kind `expect`.
+    /// Creates a decoder for an answer of the kind `expect`.
     pub(super) fn new(expect: Expect) -> Self {
         Self { expect, buffer: Vec::new(), scan: Scan::new(expect.shape(), 0) }
     }
 
-    /// Takes in what has come; hands out the answer once it is complete, with the bytes that came behind it.
+    /// Takes in bytes that have arrived. Returns the answer once it is complete, with the bytes after it.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<Option<(Reply, Vec<u8>)>, Malformed> {
         self.buffer.extend_from_slice(bytes);
         let Some(end) = self.scan.advance(&self.buffer)? else { return Ok(None) };
@@ -276,7 +276,7 @@ impl ReplyDecoder {
     }
 }
 
-/// A length and its bytes.
+/// Appends a length and its bytes.
 pub(super) fn push_bytes(message: &mut Vec<u8>, bytes: &[u8]) {
     message.extend((bytes.len() as u64).to_le_bytes());
     message.extend_from_slice(bytes);

@@ -1,32 +1,32 @@
-//! Finds where a message ends while its bytes are still coming in, checking each length before anything is kept for it.
+//! Finds the end of a message while its bytes arrive, and checks each length before memory is used for it.
 
 use crate::rendezvous::limits::{KEY_BYTES, KEYS, MESSAGE_BYTES, VALUE_BYTES};
 
-/// Bytes that are not the protocol, in words.
+/// Why bytes do not follow the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::rendezvous) struct Malformed(pub(in crate::rendezvous) String);
 
 /// One field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Field {
-    /// So many bytes.
+    /// This many bytes.
     Fixed(usize),
     /// A length of at most [`KEY_BYTES`] and that many bytes.
     Key,
     /// A length of at most [`VALUE_BYTES`] and that many bytes.
     Value,
-    /// A length within the message limit: what a server without a limit of its own may hold.
+    /// A length within the message limit, and that many bytes: a server without smaller limits may hold such values.
     Reply,
 }
 
-/// How often the second group of fields comes.
+/// How often the second group of fields repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// As often as known beforehand.
+    /// A number of times known beforehand.
     Times(usize),
-    /// As often as a count before it says, at most [`KEYS`] times.
+    /// As often as the count before it, at most [`KEYS`] times.
     Counted,
-    /// As often as a count before it says, bounded by the message limit alone.
+    /// As often as the count before it, limited only by the message size.
     Listed,
     /// Once if the number before it is positive, else never.
     IfPositive,
@@ -35,45 +35,45 @@ pub(super) enum Repeat {
 /// The fields of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Fields that come once.
+    /// The first group: fields that come once.
     pub(super) once: &'static [Field],
-    /// How often the others come.
+    /// How often the second group repeats.
     pub(super) repeat: Repeat,
-    /// The others.
+    /// The second group.
     pub(super) each: &'static [Field],
 }
 
 impl Shape {
-    /// A message whose fields come once.
+    /// Describes a message whose fields come once.
     pub(super) const fn once(once: &'static [Field]) -> Self {
         Self { once, repeat: Repeat::Times(0), each: &[] }
     }
 
-    /// A message that is a count and then so many groups of fields.
+    /// Describes a message that is a count and then that many groups of fields.
     pub(super) const fn counted(each: &'static [Field]) -> Self {
         Self { once: &[], repeat: Repeat::Counted, each }
     }
 }
 
-/// How far into a message the scan has come. Each field is looked at once, however the bytes are split.
+/// The progress of a scan. It looks at each field once, however the bytes are split.
 #[derive(Debug)]
 pub(super) struct Scan {
     shape: Shape,
-    /// Where the next field begins.
+    /// The offset of the next field.
     offset: usize,
-    /// How many fields of the first group are behind.
+    /// The number of fields of the first group already passed.
     passed: usize,
-    /// How many fields of the second group are still to come; `None` before the count was read.
+    /// The number of fields of the second group still to come; `None` before the count was read.
     remaining: Option<u64>,
 }
 
 impl Scan {
-    /// A scan that begins at `offset`.
+    /// Creates a scan that begins at `offset`.
     pub(super) fn new(shape: Shape, offset: usize) -> Self {
         Self { shape, offset, passed: 0, remaining: None }
     }
 
-    /// Goes on through what has come; says where the message ends once it is complete.
+    /// Continues through the bytes that have arrived. Returns the end of the message once it is complete.
     pub(super) fn advance(&mut self, bytes: &[u8]) -> Result<Option<usize>, Malformed> {
         while let Some(&field) = self.shape.once.get(self.passed) {
             if !self.pass(field, bytes)? {
@@ -111,7 +111,7 @@ impl Scan {
         Ok(self.remaining)
     }
 
-    /// How often the second group comes by the number before it.
+    /// Returns how often the second group repeats, given the number before it.
     fn times(&self, number: u64) -> Result<u64, Malformed> {
         let limit = match self.shape.repeat {
             Repeat::IfPositive => return Ok(u64::from(number.cast_signed() > 0)),
@@ -124,7 +124,7 @@ impl Scan {
         Ok(number)
     }
 
-    /// Passes one field if all of it is there.
+    /// Passes one field if all of it has arrived, and returns whether it did.
     fn pass(&mut self, field: Field, bytes: &[u8]) -> Result<bool, Malformed> {
         let limit = match field {
             Field::Fixed(width) => {
@@ -152,45 +152,45 @@ impl Scan {
     }
 }
 
-/// The 64-bit number at `offset`, if all of it is there.
+/// Returns the 64-bit number at `offset`, if all of it is there.
 pub(super) fn word(bytes: &[u8], offset: usize) -> Option<u64> {
     bytes.get(offset..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
 }
 
-/// Takes fields out of a message that a scan has found complete.
+/// Reads the fields of a message that a scan has found complete.
 pub(super) struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of `message`.
+    /// Creates a reader of the fields of `message`.
     pub(super) fn new(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
 
-    /// The next `N` bytes.
+    /// Returns the next `N` bytes.
     fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (bytes, rest) = self.rest.split_first_chunk().ok_or_else(|| Malformed("a message that ends too early".to_owned()))?;
         self.rest = rest;
         Ok(*bytes)
     }
 
-    /// The next byte.
+    /// Returns the next byte.
     pub(super) fn byte(&mut self) -> Result<u8, Malformed> {
         self.fixed::<1>().map(|[byte]| byte)
     }
 
-    /// The next 32-bit number.
+    /// Returns the next 32-bit number.
     pub(super) fn number32(&mut self) -> Result<u32, Malformed> {
         self.fixed().map(u32::from_le_bytes)
     }
 
-    /// The next 64-bit number.
+    /// Returns the next 64-bit number.
     pub(super) fn number(&mut self) -> Result<i64, Malformed> {
         self.fixed().map(i64::from_le_bytes)
     }
 
-    /// The next length and its bytes.
+    /// Returns the bytes after the next length.
     pub(super) fn bytes(&mut self) -> Result<Vec<u8>, Malformed> {
         let length = u64::from_le_bytes(self.fixed()?);
         let split = usize::try_from(length).ok().and_then(|length| self.rest.split_at_checked(length));
@@ -199,7 +199,7 @@ impl<'a> Fields<'a> {
         Ok(bytes.to_vec())
     }
 
-    /// Whether nothing is left.
+    /// Whether no bytes are left.
     pub(super) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }

@@ -1,20 +1,20 @@
-//! Bytes written out by hand, split everywhere, and bytes made at random.
+//! Tests with bytes written out by hand and split everywhere, and with random bytes.
 
 use super::*;
 use crate::base::random::Random;
 use crate::rendezvous::limits::{KEY_BYTES, KEYS, MESSAGE_BYTES, VALUE_BYTES};
 
-/// A length or count as eight bytes.
+/// Encodes a length or count as eight bytes.
 fn word(number: u64) -> Vec<u8> {
     number.to_le_bytes().to_vec()
 }
 
-/// A text with its length.
+/// Encodes a text with its length.
 fn text(text: &str) -> Vec<u8> {
     [word(text.len() as u64), text.as_bytes().to_vec()].concat()
 }
 
-/// Every query with the bytes that PyTorch sends for it.
+/// Returns every query with the bytes that PyTorch sends for it.
 fn requests() -> Vec<(StoreRequest, Vec<u8>)> {
     let key = || b"/k".to_vec();
     let keys = || vec![b"/a".to_vec(), b"".to_vec()];
@@ -48,7 +48,7 @@ fn requests() -> Vec<(StoreRequest, Vec<u8>)> {
     ]
 }
 
-/// All requests that come out of `bytes`, pushed in pieces of `step`.
+/// Returns all requests decoded from `bytes`, pushed in pieces of `step`.
 fn decode(bytes: &[u8], step: usize) -> Result<Vec<StoreRequest>, Malformed> {
     let mut decoder = RequestDecoder::default();
     let mut found = Vec::new();
@@ -68,7 +68,7 @@ fn every_request_is_read_however_it_is_split() {
         for step in 1..=bytes.len() {
             assert_eq!(decode(&bytes, step), Ok(vec![request.clone()]), "{bytes:?} by {step}");
         }
-        // Nothing comes out before the last byte.
+        // No request is complete before the last byte.
         assert_eq!(decode(&bytes[..bytes.len() - 1], bytes.len()), Ok(Vec::new()));
     }
 }
@@ -132,7 +132,7 @@ fn random_bytes_never_panic() {
         let mut random = Random(seed);
         let mut bytes = match seed % 3 {
             0 => (0..random.below(80)).map(|_| random.next() as u8).collect(),
-            // Small numbers make lengths and codes that go further.
+            // Small numbers make lengths and codes that get further.
             1 => (0..random.below(80)).map(|_| if random.below(3) == 0 { random.below(20) as u8 } else { 0 }).collect(),
             _ => (0..3).flat_map(|_| valid[random.below(valid.len())].clone()).collect::<Vec<u8>>(),
         };
@@ -153,7 +153,7 @@ fn random_bytes_never_panic() {
             let same = match (&whole, &outcome) {
                 (Ok(Some((reply, _))), Some(Ok(Some((other, _))))) => reply == other,
                 (Ok(None), None) => true,
-                // An answer of no values is complete before its first byte.
+                // An answer without values is complete before its first byte.
                 (Ok(Some(_)), None) => bytes.is_empty(),
                 (whole, outcome) => outcome.as_ref() == Some(whole),
             };

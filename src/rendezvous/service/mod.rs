@@ -1,4 +1,5 @@
-//! What a store's server does with its clients' bytes: it reads requests, answers them, and keeps waits until they end. No sockets, no clock.
+//! The logic of a store's server: reads requests from clients' bytes, answers them, and keeps waits until they end.
+//! No sockets, no clock.
 
 #[cfg(test)]
 mod tests;
@@ -14,13 +15,13 @@ use crate::authentication::record::Records;
 use crate::authentication::{self, AuthenticationError, Purpose, Reason, Responder, Secret};
 use crate::base::tuning::service::{SEALED_BYTES, UNREAD_BYTES, UNSENT_BYTES};
 
-/// Tells clients apart.
+/// A number that identifies a client.
 pub(super) type ClientId = u64;
 
 /// What a client waits for.
 #[derive(Debug)]
 enum Parked {
-    /// These keys, which were not there when it asked and have not been since.
+    /// Keys that did not exist when it asked, and have not been set since.
     Keys(HashSet<Key>),
     /// A barrier.
     Barrier(Key),
@@ -29,35 +30,35 @@ enum Parked {
 /// One client.
 #[derive(Debug, Default)]
 struct Session {
-    /// The proof that comes before everything else, while there is none.
+    /// The proof that must come first, while it is incomplete.
     proving: Option<Responder>,
-    /// What its bytes are encrypted with, where they are.
+    /// Encrypts the client's bytes, if the connection is encrypted.
     records: Option<Records>,
     requests: RequestDecoder,
     answers: Vec<u8>,
-    /// What goes out before the answers: records of earlier ones, and replies of a proof.
+    /// Bytes to send before the answers: records of earlier answers, and replies of a proof.
     sealed: Vec<u8>,
     validated: bool,
     parked: Option<Parked>,
-    /// The queue for whose sake a wait ended: its value is this client's to take.
+    /// The queue whose value ended this client's wait. That value is this client's to take.
     woken: Option<Key>,
     /// Why nothing more is read from this client.
     refused: Option<String>,
 }
 
 impl Session {
-    /// Reads nothing more, and tells the client why.
+    /// Stops reading from the client, and sends it the reason.
     fn refuse_unauthenticated(&mut self, error: &AuthenticationError) {
         self.sealed.extend(error.to_reply());
         self.refused = Some(format!("no proof of the job's secret: {error}"));
     }
 
-    /// How much it has not been sent.
+    /// Returns the number of unsent bytes.
     fn owed(&self) -> usize {
         self.answers.len() + self.sealed.len()
     }
 
-    /// Takes in requests, decrypted where they are not plain.
+    /// Takes in requests, and decrypts them if the connection is encrypted.
     fn take_in(&mut self, bytes: &[u8]) {
         let Some(records) = &mut self.records else { return self.requests.push(bytes) };
         let mut plain = Vec::new();
@@ -68,7 +69,7 @@ impl Session {
         }
     }
 
-    /// Encrypts some of the answers, where nothing else is to be sent before.
+    /// Encrypts some of the answers, unless other bytes must be sent first.
     fn seal(&mut self) {
         let Some(records) = self.records.as_mut().filter(|_| self.sealed.is_empty() && !self.answers.is_empty()) else { return };
         let count = self.answers.len().min(SEALED_BYTES);
@@ -83,46 +84,46 @@ impl Session {
 /// A store and its clients.
 #[derive(Debug, Default)]
 pub(super) struct Service {
-    /// What clients have to know.
+    /// The secret that clients must know.
     secret: Option<Secret>,
     table: Table,
     sessions: HashMap<ClientId, Session>,
-    /// Who waits for a key, the longest first.
+    /// The clients that wait for a key, the longest waiting first.
     waiting: HashMap<Key, Vec<ClientId>>,
-    /// Who waits at a barrier.
+    /// The clients that wait at a barrier.
     barriers: HashMap<Key, Vec<ClientId>>,
-    /// Whose wait has ended, so that requests behind it can be read.
+    /// Clients whose wait has ended, so that their next requests can be read.
     resumed: Vec<ClientId>,
-    /// Who has been answered since this was last asked.
+    /// Clients that have received answers since the last [`Service::take_answered`].
     answered: Vec<ClientId>,
-    /// How many requests have been carried out, greetings among them.
+    /// The number of requests served, greetings included.
     served: Arc<AtomicU64>,
 }
 
 impl Service {
-    /// Counts the requests that have been carried out, greetings among them; a request counts before it is answered.
+    /// Returns the counter of requests served, greetings included. A request counts before it is answered.
     pub(super) fn served(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.served)
     }
 
-    /// An empty store, for those who know the secret where there is one.
+    /// Creates an empty store. With a secret, clients must prove that they know it.
     pub(super) fn new(secret: Option<Secret>) -> Self {
         Self { secret, ..Self::default() }
     }
 
-    /// Whether one client is connected, and nobody waits for anything.
+    /// Whether exactly one client is connected, and no client waits.
     #[cfg(feature = "__internals")]
     pub(super) fn serves_one_that_waits_for_nothing(&self) -> bool {
         self.waiting.is_empty() && self.barriers.is_empty() && self.resumed.is_empty() && self.sessions.len() == 1
     }
 
-    /// A client has come.
+    /// Adds a client that has connected.
     pub(super) fn connect(&mut self, id: ClientId) {
         let proving = self.secret.as_ref().map(|secret| Responder::new(secret, Purpose::Store, 0));
         self.sessions.insert(id, Session { proving, ..Session::default() });
     }
 
-    /// Bytes have come from a client.
+    /// Takes in bytes from a client.
     pub(super) fn receive(&mut self, id: ClientId, bytes: &[u8]) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         match &mut session.proving {
@@ -148,14 +149,14 @@ impl Service {
         }
     }
 
-    /// Tells a client that others are more urgent, if it could understand.
+    /// Sends a client that has not finished its proof the refusal `Busy`; other clients would not understand it.
     pub(super) fn turn_away(&mut self, id: ClientId) {
         if let Some(session) = self.sessions.get_mut(&id).filter(|session| session.proving.is_some()) {
             session.sealed.extend(Reason::Busy.to_reply());
         }
     }
 
-    /// A client is gone.
+    /// Removes a client that has disconnected.
     pub(super) fn disconnect(&mut self, id: ClientId) {
         self.unpark(id);
         let woken = self.sessions.remove(&id).and_then(|session| session.woken);
@@ -163,19 +164,20 @@ impl Service {
         self.proceed_resumed();
     }
 
-    /// Who has been answered since this was last asked.
+    /// Returns the clients that have received answers since the last call.
     pub(super) fn take_answered(&mut self) -> Vec<ClientId> {
         std::mem::take(&mut self.answered)
     }
 
-    /// What a client has not been sent, or the beginning of it.
+    /// Returns the bytes that a client has not been sent, or the first of them.
     pub(super) fn unsent(&mut self, id: ClientId) -> &[u8] {
         let Some(session) = self.sessions.get_mut(&id) else { return &[] };
         session.seal();
         if session.sealed.is_empty() { &session.answers } else { &session.sealed }
     }
 
-    /// So many bytes of [`Service::unsent`] have been sent; goes on with requests that waited for that.
+    /// Removes `bytes` bytes of [`Service::unsent`] that have been sent, and continues with requests that waited for
+    /// that.
     pub(super) fn sent(&mut self, id: ClientId, bytes: usize) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let unsent = if session.sealed.is_empty() { &mut session.answers } else { &mut session.sealed };
@@ -199,35 +201,35 @@ impl Service {
         self.sessions.get(&id).is_some_and(|session| session.validated)
     }
 
-    /// Why a client is to be dropped, if it is.
+    /// Returns why a client is to be dropped, if it is.
     pub(super) fn refusal(&self, id: ClientId) -> Option<&str> {
         self.sessions.get(&id)?.refused.as_deref()
     }
 
-    /// Reads on, here and where a wait has ended by it.
+    /// Reads on from this client, and from clients whose wait ends as a result.
     fn proceed(&mut self, id: ClientId) {
         self.read_requests(id);
         self.proceed_resumed();
     }
 
-    /// Reads on where a wait has ended.
+    /// Reads on from clients whose wait has ended.
     fn proceed_resumed(&mut self) {
         while let Some(id) = self.resumed.pop() {
             self.read_requests(id);
         }
     }
 
-    /// Carries out a client's complete requests, as far as it may go.
+    /// Serves a client's complete requests, as far as limits and waits allow.
     fn read_requests(&mut self, id: ClientId) {
         while let Some(session) = self.sessions.get_mut(&id) {
             if session.refused.is_some() || session.owed() > UNSENT_BYTES {
                 return;
             }
-            // Answers come in the order of requests, so only the end of a wait may overtake it.
+            // Answers follow the order of requests, so only the cancellation of a wait may overtake it.
             if session.parked.is_some() && session.requests.next_is(query::CANCEL_WAIT) != Some(true) {
                 return;
             }
-            // Whoever does not begin so is not listened to any longer: a first request could be long.
+            // A client that begins otherwise is not read any further: a first request could be long.
             if !session.validated && session.requests.next_is(query::VALIDATE) == Some(false) {
                 session.refused = Some("no VALIDATE at the start".to_owned());
                 return;
@@ -243,7 +245,7 @@ impl Service {
         }
     }
 
-    /// Carries out one request.
+    /// Checks, counts and serves one request.
     fn carry_out(&mut self, id: ClientId, request: StoreRequest) -> Result<(), Refusal> {
         self.served.fetch_add(1, Ordering::Relaxed);
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
@@ -265,7 +267,7 @@ impl Service {
         outcome
     }
 
-    /// Does what a request asks for.
+    /// Serves a request.
     fn dispatch(&mut self, id: ClientId, request: StoreRequest) -> Result<(), Refusal> {
         match request {
             StoreRequest::Validate => {}
@@ -314,14 +316,14 @@ impl Service {
         Ok(())
     }
 
-    /// Sets a key and wakes those who wait for it.
+    /// Sets a key and wakes the clients that wait for it.
     fn set(&mut self, key: &[u8], value: Vec<u8>) -> Result<(), Refusal> {
         self.table.set(key, value)?;
         self.wake(key);
         Ok(())
     }
 
-    /// Answers with the values of keys; an absent key reads as empty.
+    /// Answers with the values of keys; an absent key counts as empty.
     fn values(&mut self, id: ClientId, keys: &[Key]) -> Result<(), Refusal> {
         let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
         let values = keys.iter().map(|key| self.table.value(key).unwrap_or_default());
@@ -341,7 +343,7 @@ impl Service {
         Ok(())
     }
 
-    /// Takes the first value of a queue, if there is one.
+    /// Answers with the first value of a queue, if there is one, and removes it.
     fn pop(&mut self, id: ClientId, key: &[u8]) {
         self.number(id, self.table.queue_len(key) as i64);
         if let Some(value) = self.table.pop(key) {
@@ -349,7 +351,7 @@ impl Service {
         }
     }
 
-    /// Answers at once where all keys are there, else parks the client.
+    /// Answers at once if all keys exist, else parks the client.
     fn wait(&mut self, id: ClientId, keys: Vec<Key>) {
         let missing: HashSet<Key> = keys.into_iter().filter(|key| !self.table.has(key)).collect();
         if missing.is_empty() {
@@ -363,7 +365,7 @@ impl Service {
         }
     }
 
-    /// Counts a client at a barrier; lets all go where it was the last, else parks it.
+    /// Counts a client at a barrier. Releases all clients if it was the last, else parks it.
     fn barrier(&mut self, id: ClientId, key: Key, world_size: i64) -> Result<(), Refusal> {
         let arrived = self.table.add(&key, 1)?;
         self.wake(&key);
@@ -381,14 +383,14 @@ impl Service {
         Ok(())
     }
 
-    /// A key is there: lets those go who have waited for nothing else.
+    /// Releases the clients whose last missing key this was.
     fn wake(&mut self, key: &[u8]) {
         for id in self.waiting.remove(key).unwrap_or_default() {
             self.arrived(id, key);
         }
     }
 
-    /// A queue has a value: lets one client go that has waited for nothing else, since only one can take it.
+    /// Releases one client whose last missing key this queue was, because only one client can take the value.
     fn wake_one(&mut self, key: &[u8]) {
         let Some(mut ids) = self.waiting.remove(key) else { return };
         let mut seen = 0;
@@ -405,7 +407,7 @@ impl Service {
         }
     }
 
-    /// Notes that a key has come for a waiting client; says whether that was the last one.
+    /// Notes that a key exists for a waiting client. Returns whether it was the last missing one.
     fn arrived(&mut self, id: ClientId, key: &[u8]) -> bool {
         let Some(Session { parked: Some(Parked::Keys(missing)), .. }) = self.sessions.get_mut(&id) else { return false };
         missing.remove(key);
@@ -425,7 +427,7 @@ impl Service {
         }
     }
 
-    /// Forgets a client's wait.
+    /// Removes a client's wait.
     fn unpark(&mut self, id: ClientId) {
         match self.sessions.get_mut(&id).and_then(|session| session.parked.take()) {
             Some(Parked::Keys(missing)) => missing.iter().for_each(|key| forget(&mut self.waiting, key, id)),
@@ -434,14 +436,14 @@ impl Service {
         }
     }
 
-    /// Lets the next client have a queue's value that the one who was woken for it did not take.
+    /// Wakes the next client for a queue's value that the woken client did not take.
     fn hand_on(&mut self, woken: Option<Key>) {
         if let Some(key) = woken.filter(|key| self.table.queue_len(key) > 0) {
             self.wake_one(&key);
         }
     }
 
-    /// Adds to a client's answers.
+    /// Appends to a client's answers.
     fn answer(&mut self, id: ClientId, write: impl FnOnce(&mut Vec<u8>)) {
         if let Some(session) = self.sessions.get_mut(&id) {
             write(&mut session.answers);
@@ -460,7 +462,7 @@ impl Service {
     }
 }
 
-/// Takes a client off a list of those who wait.
+/// Removes a client from a list of waiting clients.
 fn forget(waiting: &mut HashMap<Key, Vec<ClientId>>, key: &[u8], id: ClientId) {
     let Some(ids) = waiting.get_mut(key) else { return };
     ids.retain(|&other| other != id);

@@ -1,9 +1,9 @@
-//! A server without sockets: bytes of several clients in, answers out.
+//! Tests of a server without sockets: bytes of several clients in, answers out.
 
 use super::*;
 use crate::rendezvous::protocol::{MAGIC, encode, encode_keys};
 
-/// A service with clients 0 to `clients`, all validated.
+/// Creates a service with clients 0 to `clients`, all validated.
 fn service(clients: u64) -> Service {
     let mut service = Service::default();
     for id in 0..clients {
@@ -14,7 +14,7 @@ fn service(clients: u64) -> Service {
     service
 }
 
-/// Takes what a client has been answered.
+/// Takes the answers that a client has received.
 fn answers(service: &mut Service, id: ClientId) -> Vec<u8> {
     let answers = service.unsent(id).to_vec();
     service.sent(id, answers.len());
@@ -48,7 +48,7 @@ fn nothing_is_done_for_a_client_that_does_not_validate() {
         service.connect(id);
         service.receive(id, &bytes);
         assert!(service.refusal(id).is_some() && service.unsent(id).is_empty() && !service.wants_input(id), "{id}");
-        // Nor after that.
+        // Later requests are not served either.
         service.receive(id, &[&[query::VALIDATE][..], &MAGIC.to_le_bytes(), &[query::NUM_KEYS]].concat());
         assert!(service.unsent(id).is_empty());
     }
@@ -87,7 +87,7 @@ fn a_cancelled_wait_is_forgotten() {
     assert_eq!(answers(&mut service, 0), [WAIT_CANCELED]);
     service.receive(1, &set("k", b"v"));
     assert!(service.unsent(0).is_empty() && service.waiting.is_empty());
-    // Too late: the wait has ended, and both are answered, in this order.
+    // Too late: the wait has ended, and both requests are answered, in this order.
     service.receive(0, &[wait(&["k"]), vec![query::CANCEL_WAIT]].concat());
     assert_eq!(answers(&mut service, 0), [STOP_WAITING, WAIT_CANCELED]);
 }
@@ -102,7 +102,7 @@ fn a_barrier_lets_all_go_at_once() {
     service.receive(2, &barrier);
     assert!((0..3).all(|id| answers(&mut service, id) == [STOP_WAITING]));
     assert_eq!(service.table.value(b"here"), Some(&b"3"[..]));
-    // It is never set back.
+    // The counter is never reset.
     service.receive(0, &barrier);
     assert_eq!(answers(&mut service, 0), [STOP_WAITING]);
     assert!(service.barriers.is_empty());
@@ -170,7 +170,7 @@ fn a_client_that_does_not_read_is_not_answered_without_end() {
     let unsent = service.unsent(0).len();
     assert!(unsent > UNSENT_BYTES && unsent < UNSENT_BYTES + (601 << 10), "{unsent}");
     assert!(!service.wants_input(0));
-    // Reading goes on as answers are sent, and none is lost.
+    // Reading continues as answers are sent, and none is lost.
     let mut total = 0;
     while !service.unsent(0).is_empty() {
         total += answers(&mut service, 0).len();

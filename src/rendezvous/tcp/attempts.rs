@@ -1,4 +1,4 @@
-//! What became of attempts to connect, counted, so that a wrong port, a firewall and a name without an address can be told apart.
+//! Counts failed attempts to connect by cause, to tell apart a wrong port, a firewall and a name without an address.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -6,17 +6,17 @@ use std::io::ErrorKind;
 /// Attempts that failed.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
-    /// The host answered that nobody listens on the port.
+    /// The host answered that no process listens on the port.
     refused: u64,
-    /// Nothing came back.
+    /// No reply came.
     unanswered: u64,
     others: u64,
-    /// What the last of the others said.
+    /// The message of the last of the others.
     last: String,
 }
 
 impl Attempts {
-    /// Counts one that ended with this error of the system, where it was one.
+    /// Counts an attempt that failed, with the kind of the system's error if there was one.
     pub(super) fn add(&mut self, kind: Option<ErrorKind>, problem: &str) {
         match kind {
             Some(ErrorKind::ConnectionRefused) => self.refused += 1,
@@ -29,7 +29,7 @@ impl Attempts {
     }
 
     fn advice(&self) -> &'static str {
-        // The last attempt may have been cut short by the deadline: it counts as unanswered, and says little.
+        // The deadline may have cut the last attempt short. It then counts as unanswered, and means little.
         match (self.refused, self.unanswered) {
             (0, 0) => "is rank 0 running there?",
             (refused, unanswered) if refused >= unanswered => {

@@ -1,4 +1,4 @@
-//! Growing pauses between attempts, with random lengths so that many ranks do not ask at the same moment.
+//! Growing pauses between attempts. Their lengths are random, so that many ranks do not ask at the same moment.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -15,12 +15,12 @@ pub(in crate::rendezvous) struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses that grow by half from `first` to `longest`.
+    /// Creates pauses that grow by half from `first` to `longest`.
     pub(in crate::rendezvous) fn new(first: Duration, longest: Duration) -> Self {
         Self { next: first, longest, chance: RandomState::new(), attempts: 0 }
     }
 
-    /// The next pause: between half and one and a half times its nominal length.
+    /// Returns the next pause: between half and one and a half times its nominal length.
     fn step(&mut self) -> Duration {
         self.attempts += 1;
         // The hasher's keys come from the system's random numbers; a better source is not needed to spread pauses.
@@ -30,7 +30,7 @@ impl Backoff {
         pause
     }
 
-    /// Pauses, but not beyond the deadline.
+    /// Pauses, but not past the deadline.
     pub(in crate::rendezvous) fn pause(&mut self, deadline: &Deadline) {
         std::thread::sleep(self.step().min(deadline.remaining()));
     }

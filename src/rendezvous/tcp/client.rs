@@ -1,4 +1,4 @@
-//! The client's side: each call of a store as a request and its answer.
+//! The client's side: each store call is a request and its answer.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,16 +15,17 @@ use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
 use crate::rendezvous::store::{self, Store};
 
-/// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer), or of PyTorch's `TCPStore`: 2.6 and later for most calls, 2.8 for queues,
-/// 2.15 for [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier), which an older server answers by closing the connection.
+/// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer) or of PyTorch's `TCPStore`. PyTorch 2.6 and later
+/// serves most calls, 2.8 queues, 2.15 [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier). An older
+/// server closes the connection on a call that it does not know.
 ///
-/// Every key gets a slash before it on the wire, as PyTorch does it.
+/// Every key gets a slash as prefix on the wire, as in PyTorch.
 ///
-/// One handle is one connection, and a connection carries one request at a time: while a thread waits in
-/// [`get`](Store::get), [`wait`](Store::wait) or the like, other threads that use the same handle wait for it to end. A thread that
-/// waits for a key that another thread is to set needs a handle of its own.
+/// One handle is one connection, and a connection carries one request at a time. While a thread waits in
+/// [`get`](Store::get), [`wait`](Store::wait) or a similar call, other threads that use the same handle wait for it
+/// to end. A thread that waits for a key that another thread sets needs its own handle.
 ///
-/// Where the connection is lost it stays lost, and every later call fails with [`Error::Io`].
+/// A lost connection is not restored: every later call fails with [`Error::Io`].
 pub struct TcpStore {
     server: String,
     patience: Patience,
@@ -32,25 +33,25 @@ pub struct TcpStore {
     local: IpAddr,
 }
 
-/// The connection, and how it was lost, if it was.
+/// The connection, and the reason why it was lost, if it was.
 struct Link {
     connection: Connection,
     lost: Option<String>,
-    /// Whether a wait was cancelled, and the server has not said so yet.
+    /// Whether a wait was cancelled and the server has not confirmed that yet.
     cancelling: bool,
 }
 
-/// How long requests may take that have no limit of their own.
+/// The time limit of requests that take no timeout.
 #[derive(Debug)]
 enum Patience {
-    /// So long each.
+    /// A limit for each request.
     Each(Duration),
-    /// All of them until this.
+    /// One deadline for all of them.
     Until(Deadline),
 }
 
 impl Patience {
-    /// Of a request that begins now.
+    /// Returns the deadline of a request that begins now.
     fn deadline(&self) -> Deadline {
         Deadline::after(match self {
             Self::Each(timeout) => *timeout,
@@ -62,49 +63,52 @@ impl Patience {
 /// How a WAIT or a BARRIER ended that the server parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parked {
-    /// With what it was for.
+    /// The server reported success.
     Ended,
-    /// By its deadline.
+    /// The deadline passed.
     Late,
-    /// By its deadline, and the server does not answer.
+    /// The deadline passed, and the server does not answer.
     Unanswered,
 }
 
 impl TcpStore {
-    /// Connects to the server on `host` (a name or an address; IPv6 without brackets), trying until `timeout` has passed. The handle is
-    /// shared from the start, as [`Builder::with_store`](crate::Builder::with_store) and [`PrefixStore`](crate::store::PrefixStore) take it.
+    /// Connects to the server on `host` (a name or an address; IPv6 without brackets), and retries until `timeout`
+    /// has passed. The handle comes in an `Arc`, as [`Builder::with_store`](crate::Builder::with_store) and
+    /// [`PrefixStore`](crate::store::PrefixStore) take it.
     ///
-    /// The same `timeout` bounds later calls that take none of their own, such as [`set`](Store::set).
+    /// The same `timeout` limits later calls that take no timeout, such as [`set`](Store::set).
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] where nobody answers in time, [`Error::Protocol`] where something else than a store listens there,
-    /// [`Error::Unauthorized`] where the server wants a secret.
+    /// - [`Error::Timeout`]: no server answers in time.
+    /// - [`Error::Protocol`]: something other than a store listens there.
+    /// - [`Error::Unauthorized`]: the server requires a secret.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Arc<Self>> {
         Self::open(host, port, timeout, None).map(Arc::new)
     }
 
-    /// As [`connect`](Self::connect), to a server that proves to know `secret`, and to which this client proves the same. PyTorch's
-    /// servers cannot.
+    /// Connects like [`connect`](Self::connect), and both ends prove to each other that they know `secret`. PyTorch's
+    /// servers cannot do that.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect), and [`Error::Unauthorized`] where the server has no secret or another one.
+    /// As for [`connect`](Self::connect), and [`Error::Unauthorized`] if the server has no secret or a different one.
     pub fn connect_with_secret(host: &str, port: u16, timeout: Duration, secret: &Secret) -> Result<Arc<Self>> {
         Self::open(host, port, timeout, Some(secret)).map(Arc::new)
     }
 
-    /// With a secret or without.
+    /// Connects with or without a secret.
     fn open(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>) -> Result<Self> {
         Self::of(Connection::open(host, port, secret, &Deadline::after(timeout))?, host, port, Patience::Each(timeout))
     }
 
-    /// Connects until `deadline`, for requests that go on no longer than `grace` behind it.
+    /// Connects until `deadline`; requests may continue for at most `grace` after it.
     pub(crate) fn until(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline, grace: Duration) -> Result<Self> {
         Self::of(Connection::open(host, port, secret, deadline)?, host, port, Patience::Until(deadline.later(grace)))
     }
 
-    /// Connects to a server that was there before, and that `served` says something of for errors. Where it is gone, that is said at once.
+    /// Connects to a server that answered before, and fails at once if it is gone. Errors include `served`, which
+    /// describes the server.
     pub(crate) fn open_again(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>, served: &str) -> Result<Self> {
         let connection = Connection::open_again(host, port, secret, &Deadline::after(timeout)).map_err(|error| match error {
             Error::Io { doing, error } => Error::Io { doing: format!("{doing}, {served}"), error },
@@ -115,7 +119,7 @@ impl TcpStore {
         Ok(store)
     }
 
-    /// Of a connection that was opened.
+    /// Makes a store of an open connection.
     fn of(connection: Connection, host: &str, port: u16, patience: Patience) -> Result<Self> {
         let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let local = connection.local_addr().map_err(|error| Error::io(format!("connecting to the store at {server}"), error))?.ip();
@@ -123,29 +127,30 @@ impl TcpStore {
         Ok(Self { server, patience, link, local })
     }
 
-    /// The address by which this host reached the server.
+    /// Returns the address by which this host reached the server.
     pub(crate) fn local_address(&self) -> IpAddr {
         self.local
     }
 
-    /// Counts this process among the workers, as PyTorch does it: a Python rank that serves the store waits for them all before it goes
-    /// on, unless it was told not to (`wait_for_workers=False`). To be called once by each process of a job that Python ranks are part of.
-    /// Communicators do it themselves.
+    /// Counts this process among the workers, as PyTorch does. A Python rank that serves the store waits for all
+    /// workers before it continues, unless it was started with `wait_for_workers=False`. Call this once in each
+    /// process of a job that includes Python ranks. Communicators call it themselves.
     ///
     /// # Errors
     ///
-    /// As said at [`Store`].
+    /// See [`Store`].
     pub fn join(&self) -> Result<()> {
         let message = encode(query::ADD, &[b"init/"], Some(1));
         self.number("joining", &message).map(drop)
     }
 
-    /// The connection. A panic with the lock leaves it lost or idle, and the next call notices either.
+    /// Locks the connection. A panic under the lock leaves the connection lost or idle, and the next call detects
+    /// either.
     fn link(&self) -> event::Locked<'_, Link> {
         event::lock(&self.link)
     }
 
-    /// Turns a failure into an error. The connection is lost from then on.
+    /// Turns a failure into an error and marks the connection as lost.
     fn lose(&self, link: &mut Link, doing: &str, failure: Failure, deadline: &Deadline) -> Error {
         let doing = format!("{doing} at the store {}", self.server);
         let error = match failure {
@@ -161,7 +166,7 @@ impl TcpStore {
         error
     }
 
-    /// Refuses to use a lost connection.
+    /// Fails if the connection is lost.
     fn alive(&self, link: &Link, doing: &str) -> Result<()> {
         link.lost.as_ref().map_or(Ok(()), |lost| {
             let source = std::io::Error::new(std::io::ErrorKind::NotConnected, format!("the connection was lost earlier: {lost}"));
@@ -188,12 +193,12 @@ impl TcpStore {
         outcome.map_err(|failure| self.lose(link, doing, failure, &deadline))
     }
 
-    /// A request that has no answer.
+    /// Sends a request that has no answer.
     fn tell(&self, doing: &str, message: &[u8]) -> Result<()> {
         self.exchange(&mut self.link(), doing, message, None).map(drop)
     }
 
-    /// A request that is answered with a number.
+    /// Sends a request whose answer is a number.
     fn number(&self, doing: &str, message: &[u8]) -> Result<i64> {
         match self.exchange(&mut self.link(), doing, message, Some(Expect::Number))? {
             Some(Reply::Number(number)) => Ok(number),
@@ -201,7 +206,7 @@ impl TcpStore {
         }
     }
 
-    /// A request that is answered with values.
+    /// Sends a request whose answer is a list of values.
     fn values(&self, link: &mut Link, doing: &str, message: &[u8], count: usize) -> Result<Vec<Vec<u8>>> {
         match self.exchange(link, doing, message, Some(Expect::Values(count)))? {
             Some(Reply::Values(values)) => Ok(values),
@@ -209,12 +214,12 @@ impl TcpStore {
         }
     }
 
-    /// An answer of the right length that makes no sense.
+    /// Makes the error for an answer of the right length that makes no sense.
     fn unexpected(&self, doing: &str, reply: &dyn fmt::Debug) -> Error {
         Error::Protocol { with: format!("the store server {}", self.server), reason: format!("{reply:?} in answer to {doing}") }
     }
 
-    /// Sends a WAIT or a BARRIER and says how it ended. One that was late has been cancelled.
+    /// Sends a WAIT or a BARRIER and returns how it ended. One that passed its deadline is cancelled.
     fn park(&self, link: &mut Link, doing: &str, message: &[u8], deadline: &Deadline) -> Result<Parked> {
         self.alive(link, doing)?;
         if !self.is_settled(link, doing, deadline)? {
@@ -230,8 +235,8 @@ impl TcpStore {
         }
     }
 
-    /// Cancels a wait. It may have ended at the same moment: then its answer comes first, and it has not failed. A server that is held up
-    /// does not keep the caller: its answer is heard later.
+    /// Cancels a wait. If the wait ended at the same moment, its answer comes first, and it has not failed. A blocked
+    /// server does not hold up the caller: its answer is read later.
     fn cancel(&self, link: &mut Link, doing: &str, deadline: &Deadline) -> Result<Parked> {
         let limit = Deadline::after(CANCEL);
         link.connection.send(&[query::CANCEL_WAIT], &limit).map_err(|failure| self.lose(link, doing, failure, deadline))?;
@@ -239,7 +244,8 @@ impl TcpStore {
         self.hear_cancelled(link, doing, &limit)
     }
 
-    /// Waits for the answer to a cancelled wait: how that ended. Where it does not come in time, the next request waits for it first.
+    /// Waits for the answer to a cancelled wait and returns how the wait ended. If the answer is late, the next
+    /// request waits for it first.
     fn hear_cancelled(&self, link: &mut Link, doing: &str, limit: &Deadline) -> Result<Parked> {
         let mut parked = Parked::Late;
         loop {
@@ -256,7 +262,7 @@ impl TcpStore {
         }
     }
 
-    /// Whether the server has answered everything that it was asked before; waits for that.
+    /// Waits until the server has answered all earlier requests, and returns whether it has.
     fn is_settled(&self, link: &mut Link, doing: &str, deadline: &Deadline) -> Result<bool> {
         Ok(!link.cancelling || self.hear_cancelled(link, doing, deadline)? != Parked::Unanswered)
     }
@@ -284,7 +290,7 @@ impl TcpStore {
         }
     }
 
-    /// Asks whether keys are there.
+    /// Asks whether keys exist.
     fn is_there(&self, link: &mut Link, keys: &[&str]) -> Result<bool> {
         let message = encode_wire_keys(query::CHECK, keys);
         match self.exchange(link, "checking keys", &message, Some(Expect::Flag))? {
@@ -300,12 +306,12 @@ impl fmt::Debug for TcpStore {
     }
 }
 
-/// A key as it goes over the wire.
+/// Returns a key as it is sent.
 fn wire(key: &str) -> Vec<u8> {
     [b"/", key.as_bytes()].concat()
 }
 
-/// A request of several keys.
+/// Encodes a request with several keys.
 fn encode_wire_keys(code: u8, keys: &[&str]) -> Vec<u8> {
     let keys: Vec<Vec<u8>> = keys.iter().map(|key| wire(key)).collect();
     encode_keys(code, keys.len(), keys.iter().map(Vec::as_slice))
@@ -397,7 +403,7 @@ impl Store for TcpStore {
             let message = encode(query::QUEUE_POP, &[&wire(key)], None);
             match self.exchange(&mut link, &doing, &message, Some(Expect::Popped))? {
                 Some(Reply::Popped(Some(value))) => return Ok(value),
-                // Another client was quicker, or `key` is a value and no queue.
+                // Another client was faster, or `key` is a value and no queue.
                 Some(Reply::Popped(None)) if deadline.has_passed() => return Err(store::wait_timeout(&[key], 1, &deadline)),
                 Some(Reply::Popped(None)) => std::thread::sleep(Duration::from_millis(1).min(deadline.remaining())),
                 other => return Err(self.unexpected(&doing, &other)),
@@ -412,7 +418,7 @@ impl Store for TcpStore {
 
     fn list_keys(&self) -> Result<Vec<String>> {
         match self.exchange(&mut self.link(), "listing keys", &[query::LIST_KEYS], Some(Expect::Keys))? {
-            // Keys without the slash are those that stores keep for themselves.
+            // Keys without the slash belong to stores, not to users.
             Some(Reply::Keys(keys)) => {
                 Ok(keys.iter().filter_map(|key| key.strip_prefix(b"/")).map(|key| String::from_utf8_lossy(key).into_owned()).collect())
             }

@@ -1,4 +1,5 @@
-//! One connection of a client to a server: name lookup, attempts until a deadline, requests and answers. Every wait has a deadline.
+//! One connection of a client to a server: name lookup, attempts until a deadline, requests and answers. Every wait
+//! has a deadline.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -17,30 +18,32 @@ use crate::error::{Error, Result};
 use crate::rendezvous::protocol::{Expect, MAGIC, Reply, ReplyDecoder, query};
 use crate::rendezvous::store;
 
-/// Why bytes do not move.
+/// Why a transfer failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The deadline passed.
     Late,
-    /// The system or the server ended it.
+    /// The system or the server ended the connection.
     Broken(io::Error),
     /// The server does not speak the protocol.
     Malformed(String),
-    /// The server closed the connection in place of a proof: it knows none, or is going down.
+    /// The server closed the connection in place of a proof: it does not know the proof protocol, or is shutting
+    /// down.
     Closed,
     /// One end has not proven to the other that it knows the secret.
     Unauthenticated(AuthenticationError),
-    /// This process, or the server's, lacks what one more connection needs.
+    /// This process or the server's process lacks the resources for one more connection.
     Lacking(io::Error),
 }
 
 impl Failure {
-    /// The system's kind of error, where it was the system.
+    /// Returns the kind of the system's error, if it was one.
     fn kind(&self) -> Option<ErrorKind> {
         if let Self::Broken(error) = self { Some(error.kind()) } else { None }
     }
 
-    /// What went wrong, in words, where another attempt may succeed. After [`Failure::Closed`] none may where this `is_last`.
+    /// Returns a description of the problem if another attempt may succeed, else the error. After
+    /// [`Failure::Closed`], no attempt follows if this one `is_last`.
     fn worth_another(self, host: &str, port: u16, is_last: bool) -> Result<String> {
         let with = || format!("what listens on {host}:{port}");
         match self {
@@ -61,7 +64,7 @@ impl Failure {
 
 impl From<AuthenticationError> for Failure {
     fn from(unproven: AuthenticationError) -> Self {
-        // A server that is busy is worth another try.
+        // A busy server is worth another attempt.
         match unproven {
             AuthenticationError::Refused(Reason::Busy) => Self::Broken(io::Error::other(unproven.to_string())),
             AuthenticationError::Refused(Reason::Starved) => Self::Lacking(io::Error::other(unproven.to_string())),
@@ -73,7 +76,7 @@ impl From<AuthenticationError> for Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
-            // No pause gives this process more.
+            // No pause frees descriptors in this process.
             Some(libc::EMFILE | libc::ENFILE) => Self::Lacking(error),
             None if error.get_ref().is_some_and(|inner| inner.is::<NoThread>()) => Self::Lacking(error),
             _ => Self::Broken(error),
@@ -85,14 +88,14 @@ impl From<io::Error> for Failure {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
-    /// Bytes that came behind the last answer.
+    /// Bytes that followed the last answer.
     rest: Vec<u8>,
-    /// What everything is encrypted with after the proof, where it is.
+    /// Encrypts everything after the proof, if the connection is encrypted.
     records: Option<Records>,
 }
 
 impl Connection {
-    /// Connects to the server at `host` and `port`, and asks until the deadline whether it is there.
+    /// Connects to the server at `host` and `port`, and retries until the deadline.
     pub(super) fn open(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> Result<Self> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut report_after = REPORT_AFTER;
@@ -100,7 +103,7 @@ impl Connection {
         loop {
             let failure = match Self::attempt(host, port, secret, deadline) {
                 Ok(connection) => return Ok(connection),
-                // What the deadline cut short says nothing new of a server that has closed every connection so far.
+                // A timeout adds no information about a server that has closed every connection so far.
                 Err(Failure::Late) if closing_since.is_some() && deadline.has_passed() => Failure::Closed,
                 Err(failure) => failure,
             };
@@ -124,7 +127,7 @@ impl Connection {
         }
     }
 
-    /// Connects to a server that was there before: where it does not answer at once, it is gone.
+    /// Connects to a server that answered before. If it does not answer at once, it is gone.
     pub(super) fn open_again(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> Result<Self> {
         Self::attempt(host, port, secret, deadline).or_else(|failure| {
             let problem = failure.worth_another(host, port, true)?;
@@ -135,7 +138,7 @@ impl Connection {
     /// Tries each address of the host once.
     fn attempt(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> std::result::Result<Self, Failure> {
         let mut last = Failure::Late;
-        // Each time: a host that starts late may have no address yet, or get another.
+        // Resolves each time: a host that starts late may have no address yet, or get a different one.
         for address in resolve(host, port, deadline)? {
             match Self::connect(address, secret, deadline) {
                 Ok(connection) => return Ok(connection),
@@ -146,13 +149,13 @@ impl Connection {
         Err(last)
     }
 
-    /// Connects to one address and asks whether a store answers there.
+    /// Connects to one address and checks that a store answers there.
     fn connect(address: SocketAddr, secret: Option<&Secret>, deadline: &Deadline) -> std::result::Result<Self, Failure> {
-        // The system refuses an attempt that has no time at all.
+        // The system refuses an attempt with no time at all.
         let limit = Deadline::after(ATTEMPT.min(deadline.remaining()).max(Duration::from_millis(1)));
         let stream = TcpStream::connect_timeout(&address, limit.remaining().max(Duration::from_millis(1)))?;
         if stream.local_addr()? == stream.peer_addr()? {
-            // The system can connect a socket to itself where nobody listens on a port of its own range.
+            // The system can connect a socket to itself if no server listens on a port of the ephemeral range.
             return Err(io::Error::new(ErrorKind::ConnectionRefused, "nobody listens there").into());
         }
         stream.set_nodelay(true)?;
@@ -165,7 +168,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Proves to the server that this end knows the secret, and has it prove the same.
+    /// Proves to the server that this end knows the secret, and verifies the server's proof.
     fn prove(&mut self, secret: &Secret, deadline: &Deadline) -> std::result::Result<(), Failure> {
         let mut initiator = Initiator::new(secret, Purpose::Store, &[])?;
         self.send(&initiator.opening(), deadline)?;
@@ -194,7 +197,7 @@ impl Connection {
         }
     }
 
-    /// Names the protocol and asks for an answer, both in one write: PyTorch's server drops a client whose first five bytes come in pieces.
+    /// Sends VALIDATE and PING in one write: PyTorch's server drops a client whose first five bytes arrive in pieces.
     fn greet(&mut self, deadline: &Deadline) -> std::result::Result<(), Failure> {
         let nonce = std::process::id();
         let mut greeting = vec![query::VALIDATE];
@@ -212,7 +215,7 @@ impl Connection {
         }
     }
 
-    /// The address by which this host reached the server.
+    /// Returns the local address of the connection.
     pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
         self.stream.local_addr()
     }
@@ -265,7 +268,7 @@ impl Connection {
         }
     }
 
-    /// Waits until bytes can move.
+    /// Waits until bytes can be transferred.
     fn ready(&self, flags: PollFlags, deadline: &Deadline) -> std::result::Result<(), Failure> {
         loop {
             if deadline.has_passed() {
@@ -281,8 +284,8 @@ impl Connection {
     }
 }
 
-/// The addresses of a host, of which there is at least one. The system's resolver knows no deadline. So it is asked on a thread of its own,
-/// which is left behind where no answer comes in time, and ends with the answer.
+/// Returns the addresses of a host, at least one. The system's resolver knows no deadline, so it runs on a thread of
+/// its own. If no answer comes in time, that thread is left behind and ends with the answer.
 pub(in crate::rendezvous) fn resolve(host: &str, port: u16, deadline: &Deadline) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
@@ -295,7 +298,7 @@ pub(in crate::rendezvous) fn resolve(host: &str, port: u16, deadline: &Deadline)
     Ok(addresses)
 }
 
-/// That the system gives no thread for looking up a name: no pause gives this process more.
+/// The error that no thread can be started for looking up a name. No pause frees one.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no thread can be started to look the name up: {0}; raise the limit on processes and threads (RLIMIT_NPROC, pids.max), or give an address"

@@ -1,4 +1,4 @@
-//! The server's thread: moves bytes between sockets and the service.
+//! The server's thread, which moves bytes between sockets and the service.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,30 +18,31 @@ use crate::base::tuning::store::{EVENTS, FAILED_WAIT_PAUSE};
 use crate::error::Error;
 use crate::rendezvous::service::{ClientId, Service};
 
-/// What the wake-up event counts when the server is to end once its clients have left, for which it waits so long at most.
+/// Returns the value of the wake-up event that ends the server once its clients have left, after `linger` at the
+/// latest.
 pub(super) fn last_word(linger: Duration) -> u64 {
     u64::try_from(linger.as_millis()).unwrap_or(u64::MAX).min(u64::MAX - 2) + 1
 }
 
-/// The reverse.
+/// Reverses [`last_word`].
 fn linger(last_word: u64) -> Duration {
     Duration::from_millis(last_word.saturating_sub(1))
 }
 
-/// The wake-up event and the listener, among the numbers of clients, which never get so large.
+/// The ids of the wake-up event and the listener. Client ids never get so large.
 const WAKE_UP: ClientId = ClientId::MAX;
 const LISTENER: ClientId = ClientId::MAX - 1;
 
 /// One connection.
 struct Client {
     stream: TcpStream,
-    /// What is waited for on it.
+    /// The events to wait for on it.
     interest: EventFlags,
-    /// It has sent its last byte; what it is owed is still sent.
+    /// The client has sent its last byte. Unsent answers are still sent.
     finished: bool,
 }
 
-/// The thread's state. What one request costs does not depend on how many clients there are.
+/// The thread's state. The cost of a request does not depend on the number of clients.
 pub(super) struct Daemon {
     epoll: OwnedFd,
     listener: TcpListener,
@@ -50,24 +51,25 @@ pub(super) struct Daemon {
     shutdown: Option<Deadline>,
     service: Service,
     clients: HashMap<ClientId, Client>,
-    /// Clients that have not shown that they speak the protocol. Those that have, or are gone, are taken out in their turn.
+    /// Clients that have not yet spoken the protocol. Those that have, or have disconnected, are removed later.
     fresh: Admission<ClientId>,
-    /// For telling clients that there is no other descriptor.
+    /// A spare descriptor, for refusing clients when no other is left.
     spare: Spare,
-    /// Why clients cannot be let in, where that is for a lack of this process.
+    /// Why clients cannot be accepted, if this process lacks resources.
     lack: Arc<OnceLock<String>>,
     next: ClientId,
     scratch: Vec<u8>,
 }
 
-/// Tells a client that it cannot be let in for a lack of this process, in words of a proof: others have no room for any.
+/// Refuses a client because this process lacks resources. The reply has the form of a proof's refusal: the store
+/// protocol has no refusals.
 fn refuse_for_lack(mut stream: TcpStream) {
-    // What is left unread when it is closed would take the words with it.
+    // Bytes left unread at the close would discard the reply.
     let _ = stream.set_nonblocking(true).and_then(|()| stream.read(&mut [0; 256]));
     let _ = stream.write(&Reason::Starved.to_reply());
 }
 
-/// What a wait has found.
+/// The result of a wait.
 #[derive(Default)]
 struct Found {
     wake_up: bool,
@@ -76,7 +78,7 @@ struct Found {
 }
 
 impl Daemon {
-    /// For a listener that does not block.
+    /// Creates the state for a nonblocking listener.
     pub(super) fn new(listener: TcpListener, wake_up: Arc<OwnedFd>, secret: Option<Secret>) -> io::Result<Self> {
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let share = descriptors.map_or(STORE.most, |most| usize::try_from(most / 4).unwrap_or(STORE.most));
@@ -98,12 +100,12 @@ impl Daemon {
         })
     }
 
-    /// Counts the requests that have been carried out.
+    /// Returns the counter of requests served.
     pub(super) fn served(&self) -> Arc<AtomicU64> {
         self.service.served()
     }
 
-    /// Where it says why clients cannot be let in, should that be for a lack of this process.
+    /// Returns the place for the reason why clients cannot be accepted, if this process lacks resources.
     pub(super) fn lack(&self) -> Arc<OnceLock<String>> {
         Arc::clone(&self.lack)
     }
@@ -117,10 +119,10 @@ impl Daemon {
                 let mut word = [0; 8];
                 let linger = rustix::io::read(&*self.wake_up, &mut word).map_or(Duration::ZERO, |_| linger(u64::from_ne_bytes(word)));
                 self.shutdown = Some(Deadline::after(linger));
-                // It has been seen, and would end every wait at once.
+                // It has been seen, and would end every later wait at once.
                 let _ = epoll::delete(&self.epoll, &*self.wake_up);
             }
-            // Before others are accepted: a client that has just spoken need not make room.
+            // Runs before new clients are accepted: a client that has just sent its first request need not make room.
             for (id, flags) in &found.clients {
                 self.attend(*id, *flags);
             }
@@ -148,7 +150,7 @@ impl Daemon {
         let mut found = Found::default();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), self.patience().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // Memory is short for the moment, and there is nobody to tell.
+            // Memory is short at the moment, and there is no caller to report it to.
             Err(_) => std::thread::sleep(FAILED_WAIT_PAUSE),
         }
         for Event { flags, data, .. } in events.iter().copied() {
@@ -161,14 +163,14 @@ impl Daemon {
         found
     }
 
-    /// How long a wait may take.
+    /// Returns how long a wait may take.
     fn patience(&self) -> Option<Timespec> {
         let shutdown = self.shutdown.as_ref().map(|shutdown| if self.has_guests() { shutdown.remaining() } else { Duration::ZERO });
         let shortest = [shutdown, self.fresh.patience(Instant::now())].into_iter().flatten().min()?;
         Timespec::try_from(shortest).ok()
     }
 
-    /// Accepts the clients that have come, as far as there is room.
+    /// Accepts new clients as far as there is room.
     fn accept(&mut self, now: Instant) {
         self.fresh.retain(|id| self.clients.contains_key(id) && !self.service.is_validated(*id));
         for id in self.fresh.make_room(now) {
@@ -201,7 +203,7 @@ impl Daemon {
 
     /// Takes in a new connection.
     fn admit(&mut self, stream: TcpStream, now: Instant) {
-        // It fails where the peer is gone already.
+        // This fails if the peer is already gone.
         if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
             return;
         }
@@ -216,7 +218,7 @@ impl Daemon {
         self.clients.insert(id, Client { stream, interest, finished: false });
     }
 
-    /// Reads from a connection, or drops it where it is gone.
+    /// Reads from a connection, or drops it if it is closed.
     fn attend(&mut self, id: ClientId, flags: EventFlags) {
         let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
         if flags.contains(EventFlags::IN) {
@@ -240,7 +242,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Sends what clients have been answered since the last time.
+    /// Sends the answers that clients have received since the last call.
     fn send_answers(&mut self) {
         loop {
             let answered = self.service.take_answered();
@@ -251,7 +253,8 @@ impl Daemon {
         }
     }
 
-    /// Sends what fits of a client's answers; drops it once it is owed nothing and has gone, or has been refused.
+    /// Sends as much of a client's answers as fits. Drops the client if it was refused, or if it has finished and all
+    /// is sent.
     fn send(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         while !self.service.unsent(id).is_empty() {
@@ -276,7 +279,8 @@ impl Daemon {
         }
     }
 
-    /// Watches a client for what is now waited for, which changes where bytes came from it or answers went to it: [`Daemon::send`] follows both.
+    /// Updates the events watched for a client. They change when bytes came from it or went to it, and
+    /// [`Daemon::send`] follows both.
     fn watch(&mut self, id: ClientId, owed: bool) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut interest = EventFlags::empty();
@@ -291,16 +295,16 @@ impl Daemon {
         }
     }
 
-    /// Forgets a client and its waits.
+    /// Removes a client and its waits.
     fn drop_client(&mut self, id: ClientId) {
         if let Some(client) = self.clients.remove(&id) {
-            // Closing alone is not enough where the process is being forked at this moment.
+            // Closing alone is not enough if the process is being forked at this moment.
             let _ = epoll::delete(&self.epoll, &client.stream);
         }
         self.service.disconnect(id);
     }
 
-    /// Drops clients that have not shown in time that they speak the protocol.
+    /// Drops clients that have not spoken the protocol in time.
     fn drop_overdue(&mut self, now: Instant) {
         for id in self.fresh.overdue(now) {
             if !self.service.is_validated(id) {
@@ -309,10 +313,10 @@ impl Daemon {
         }
     }
 
-    /// Ends the connections that are left in order: what was written still arrives.
+    /// Shuts down the remaining connections in order: bytes already written still arrive.
     fn shut_down(self) {
         for client in self.clients.values() {
-            // A client that is gone already needs no last word.
+            // Ignores errors: a client that is gone needs no shutdown.
             drop(client.stream.shutdown(Shutdown::Write));
         }
     }

@@ -19,17 +19,21 @@ use crate::base::tuning::own_thread::LAST;
 use crate::base::tuning::store::{BACKLOG, LINGER};
 use crate::error::{Error, Result};
 
-/// A server for [`TcpStore`](crate::store::TcpStore) and PyTorch's `TCPStore`, in one thread of this process.
+/// A server for [`TcpStore`](crate::store::TcpStore) and PyTorch's `TCPStore`, on one thread of this process.
 ///
-/// It listens on the one address that it is told, never on all interfaces unless told so. PyTorch's protocol has no authentication:
-/// whoever can reach the address can read and write every key, so give it an address of a trusted network, or of the loopback
-/// interface, or have every client prove first that it knows a secret ([`bind_with_secret`](Self::bind_with_secret)), which PyTorch's
-/// clients cannot. A client that sends nonsense, or more than the limits allow (8 KiB a key, 8 MiB a value, 64 MiB a request, 1 GiB of keys
-/// and values in all), is disconnected without harm to the others. Each client costs one file descriptor; with thousands of ranks, raise the limit on
-/// open files (`ulimit -n`). What a request costs does not depend on how many clients there are.
+/// It listens on exactly the address it is given, and on all interfaces only if that address asks for it. PyTorch's
+/// protocol has no authentication: a peer that can reach the address can read and write every key. So use an address
+/// of a trusted network or of the loopback interface. Or require clients to prove that they know a secret
+/// ([`bind_with_secret`](Self::bind_with_secret)), which PyTorch's clients cannot do.
 ///
-/// When it is dropped it goes on serving until its last client has disconnected, so that none loses an answer, but for no
-/// longer than the bound given at the start (5 s by default). Drop the stores of the same process first.
+/// A client is disconnected, without effect on the others, if it sends nonsense or exceeds the limits: 8 KiB per key,
+/// 8 MiB per value, 64 MiB per request, 1 GiB of keys and values in all.
+///
+/// Each client costs one file descriptor; with thousands of ranks, raise the limit on open files (`ulimit -n`). The
+/// cost of a request does not depend on the number of clients.
+///
+/// When it is dropped, it keeps serving until its last client has disconnected, so that no client loses an answer. It
+/// waits no longer than the limit given at the start (5 s by default). Drop the stores of the same process first.
 ///
 /// # Examples
 ///
@@ -47,47 +51,48 @@ use crate::error::{Error, Result};
 /// ```
 pub struct TcpStoreServer {
     address: SocketAddr,
-    /// Tells the thread to end.
+    /// Wakes the thread to end it.
     wake_up: Arc<OwnedFd>,
     served: Arc<AtomicU64>,
     lack: Arc<OnceLock<String>>,
     thread: OwnThread,
-    /// How long it waits at its end for its clients to leave.
+    /// How long it waits for its clients to leave when it ends.
     linger: Duration,
     process: Process,
 }
 
 impl TcpStoreServer {
-    /// Starts a server on the first address of `address` that belongs to this host. Port 0 lets the system choose one.
+    /// Starts a server on the first address of `address` that belongs to this host. With port 0 the system chooses a
+    /// port.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] where the address is in use or is none of this host's, [`Error::Io`] where it cannot be resolved or the
-    /// system refuses otherwise.
+    /// - [`Error::Config`]: the address is in use or does not belong to this host.
+    /// - [`Error::Io`]: the address cannot be resolved, or the system refuses for another reason.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
         Self::open(address, None)
     }
 
-    /// As [`bind`](Self::bind), for clients that prove to know `secret`
+    /// Starts a server like [`bind`](Self::bind), for clients that prove that they know `secret`
     /// ([`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret)).
     ///
     /// # Errors
     ///
-    /// As [`bind`](Self::bind).
+    /// As for [`bind`](Self::bind).
     pub fn bind_with_secret(address: impl ToSocketAddrs, secret: &Secret) -> Result<Self> {
         Self::open(address, Some(secret))
     }
 
-    /// With a secret or without.
+    /// Starts a server with or without a secret.
     pub(crate) fn open(address: impl ToSocketAddrs, secret: Option<&Secret>) -> Result<Self> {
         Self::start(address, LINGER, secret)
     }
 
-    /// As [`bind`](Self::bind), and when dropped waits up to `linger` for clients to leave.
+    /// Starts a server like [`bind`](Self::bind) that waits up to `linger` for clients to leave when it is dropped.
     ///
     /// # Errors
     ///
-    /// As [`bind`](Self::bind).
+    /// As for [`bind`](Self::bind).
     pub fn bind_with_linger(address: impl ToSocketAddrs, linger: Duration) -> Result<Self> {
         Self::start(address, linger, None)
     }
@@ -98,7 +103,7 @@ impl TcpStoreServer {
         Self::serve(listen_on_first(&resolved.collect::<Vec<_>>())?, linger, secret)
     }
 
-    /// Starts a server, for those who know the secret where there is one, on a listener that does not block.
+    /// Starts a server on a nonblocking listener. With a secret, clients must prove that they know it.
     pub(crate) fn serve(listener: std::net::TcpListener, linger: Duration, secret: Option<&Secret>) -> Result<Self> {
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
@@ -116,23 +121,25 @@ impl TcpStoreServer {
         Ok(Self { address, wake_up, served, lack, thread, linger, process: Process::this() })
     }
 
-    /// Ends it, waiting no longer than this for clients to leave: then their connections are closed.
+    /// Ends the server. It waits at most `linger` for clients to leave, then closes their connections.
     pub(crate) fn end_within(mut self, linger: Duration) {
         self.linger = self.linger.min(linger);
     }
 
-    /// Where it says why clients cannot be let in, should that be for a lack of this process: nobody else would tell.
+    /// Returns the place for the reason why clients cannot be accepted, if this process lacks resources. Nothing else
+    /// reports it.
     pub(crate) fn lack(&self) -> Arc<OnceLock<String>> {
         Arc::clone(&self.lack)
     }
 
-    /// How many requests it has carried out so far, greetings among them. A communicator of `n` ranks costs about 22 `n` to start.
+    /// Returns the number of requests served so far, greetings included. Starting a communicator of `n` ranks takes
+    /// about 22 `n`.
     #[must_use]
     pub fn requests_served(&self) -> u64 {
         self.served.load(Ordering::Relaxed)
     }
 
-    /// The address on which it listens, with the port that was chosen where 0 was asked for.
+    /// Returns the address on which the server listens, with the chosen port if 0 was requested.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
@@ -148,7 +155,7 @@ impl fmt::Debug for TcpStoreServer {
 impl Drop for TcpStoreServer {
     fn drop(&mut self) {
         if self.process.is_foreign() {
-            // The thread is the parent's, and goes on serving.
+            // The thread belongs to the parent and keeps serving.
             return;
         }
         // Adding to a fresh counter cannot fail.
@@ -156,7 +163,7 @@ impl Drop for TcpStoreServer {
             event::warn!(address = %self.address, %error, "the store server could not be told to end");
             return;
         }
-        // A subscriber of `tracing` runs there, and may drop this.
+        // A subscriber of `tracing` runs on that thread and may drop this value.
         if !self.thread.wait(self.linger.saturating_add(LAST)) && !is_own() {
             event::warn!(address = %self.address, "the store server's thread does not end: it is left behind");
         }
@@ -165,7 +172,8 @@ impl Drop for TcpStoreServer {
 
 /// Listens on the first of `addresses` that belongs to this host.
 ///
-/// An address in use is final: a client that tried the same list would reach the other server there, not the one that moved on.
+/// An address in use ends the search. A client that tried the same list would reach the other server there, not this
+/// one on a later address.
 fn listen_on_first(addresses: &[SocketAddr]) -> Result<std::net::TcpListener> {
     for &address in addresses {
         match listen(address) {
@@ -186,7 +194,7 @@ fn listen_on_first(addresses: &[SocketAddr]) -> Result<std::net::TcpListener> {
     ))
 }
 
-/// Whether an address cannot be listened on because it is not this host's, or of a family that this host has not.
+/// Whether listening failed because the address is not this host's, or of an address family that this host lacks.
 fn is_foreign(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }
@@ -194,7 +202,7 @@ fn is_foreign(error: &io::Error) -> bool {
 /// Listens on one address.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // Connections of an earlier server that are still dying down must not keep the next one from the port.
+    // Closing connections of an earlier server must not block the port.
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(BACKLOG)?;

@@ -1,4 +1,4 @@
-//! Servers and clients over the loopback interface.
+//! Tests of servers and clients over the loopback interface.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -15,7 +15,7 @@ use crate::rendezvous::protocol::{MAGIC, encode, encode_keys, query};
 
 /// Longer than anything here takes, unless it hangs.
 const LONG: Duration = Duration::from_secs(20);
-/// A wait that is meant to run out.
+/// The length of a wait that is meant to time out.
 const SHORT: Duration = Duration::from_millis(30);
 
 fn server() -> TcpStoreServer {
@@ -26,7 +26,7 @@ fn client(server: &TcpStoreServer) -> Arc<TcpStore> {
     TcpStore::connect("127.0.0.1", server.local_addr().port(), LONG).unwrap()
 }
 
-/// A client of bare bytes, validated.
+/// A validated client that sends raw bytes.
 fn raw(server: &TcpStoreServer) -> TcpStream {
     let mut stream = TcpStream::connect(server.local_addr()).unwrap();
     stream.set_nodelay(true).unwrap();
@@ -90,7 +90,7 @@ fn the_server_against_bytes_one_at_a_time() {
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     let send = |stream: &mut TcpStream, bytes: &[u8]| bytes.iter().for_each(|byte| stream.write_all(&[*byte]).unwrap());
-    // PyTorch's server would drop this client, since its first request comes in pieces.
+    // PyTorch's server would drop this client, because its first request arrives in pieces.
     send(&mut stream, &[0, 0xce, 0xf7, 0x85, 0x3c]);
     send(&mut stream, &[13, 0xef, 0xbe, 0xad, 0xde]);
     assert_eq!(read(&mut stream), [0xef, 0xbe, 0xad, 0xde]);
@@ -120,11 +120,11 @@ fn a_malformed_client_harms_no_other() {
     huge.write_all(&[&[query::GET][..], &u64::MAX.to_le_bytes()].concat()).unwrap();
     for mut stream in [nonsense, huge] {
         stream.set_read_timeout(Some(LONG)).unwrap();
-        // Closed, in order or with a reset where bytes of it were left unread.
+        // The connection is closed, or reset if bytes of it were left unread.
         assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)));
     }
     assert_eq!(store.get("k", LONG).unwrap(), b"v");
-    // One that is half way through a request and goes.
+    // A client that disconnects in the middle of a request.
     raw(&server).write_all(&[query::SET, 9]).unwrap();
     assert_eq!(store.num_keys().unwrap(), 1);
 }
@@ -141,7 +141,7 @@ fn a_wait_that_runs_out_names_what_is_missing_and_leaves_the_store_usable() {
     assert!(store.get("not here", Duration::ZERO).unwrap_err().is_timeout());
     assert_eq!(store.get("here", Duration::ZERO).unwrap(), b"");
     assert!(store.queue_pop("q", SHORT).unwrap_err().is_timeout());
-    // A value is no queue.
+    // A value is not a queue.
     assert!(store.queue_pop("here", SHORT).unwrap_err().is_timeout());
     let error = store.barrier("b", 3, SHORT).unwrap_err();
     assert!(error.is_timeout() && error.to_string().contains("1 of 3"), "{error}");
@@ -220,7 +220,7 @@ fn a_dropped_server_serves_until_its_clients_have_left() {
     let waiter = std::thread::spawn(move || waiting.get("late", LONG));
     setting.add("n", 1).unwrap();
     assert!(!dropper.is_finished());
-    // The last request has no answer: it must count although its client leaves at once.
+    // The last request has no answer. It must count although its client disconnects at once.
     setting.set("late", b"in time").unwrap();
     drop(setting);
     assert_eq!(waiter.join().unwrap().unwrap(), b"in time");
@@ -285,7 +285,7 @@ fn an_address_that_cannot_be_had_is_explained() {
     let first = server();
     let error = TcpStoreServer::bind(first.local_addr()).unwrap_err();
     assert!(matches!(error, Error::Config { .. }) && error.to_string().contains("MASTER_PORT"), "{error}");
-    // An address for documentation, which is nobody's.
+    // An address reserved for documentation, which no host has.
     let error = TcpStoreServer::bind("192.0.2.1:0").unwrap_err();
     assert!(matches!(error, Error::Config { .. }) && error.to_string().contains("rank 0 must run on the host"), "{error}");
     // The port is free again at once.
@@ -324,7 +324,7 @@ fn something_else_on_the_port_is_an_error_at_once() {
     other.join().unwrap();
 }
 
-/// A server that answers as one to the greeting, and to nothing else; ends with its client.
+/// A server that answers the greeting and nothing else. It ends with its client.
 fn mute() -> (u16, std::thread::JoinHandle<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -346,7 +346,7 @@ fn waits_at_a_server_that_hangs_end_in_time_and_do_not_lose_it() {
         let Error::Timeout { elapsed, .. } = &error else { panic!("{error}") };
         assert!(*elapsed < Duration::from_secs(4) && error.to_string().contains("does not answer"), "{error}");
     }
-    // A request that wants an answer waits for as long as the handle waits for any.
+    // A request with an answer waits up to the timeout of the handle.
     let error = store.set("k", b"").unwrap_err();
     assert!(error.is_timeout(), "{error}");
     assert!(store.set("k", b"").unwrap_err().to_string().contains("lost earlier"));
@@ -362,7 +362,7 @@ fn a_server_that_was_held_up_serves_on() {
         assert!(store.wait(&[key], SHORT).unwrap_err().is_timeout());
     }
     go_on.send(()).unwrap();
-    // What was cancelled is heard first, and then the answers come in the order of the questions.
+    // The answer to the cancelled wait is read first. Then the answers follow the order of the requests.
     store.set("a", b"1").unwrap();
     assert_eq!(store.get("a", LONG).unwrap(), b"1");
     assert!(store.wait(&["b"], SHORT).unwrap_err().to_string().contains("\"b\""));
@@ -383,7 +383,7 @@ fn a_wait_that_ended_while_its_server_was_held_up_is_not_heard_for_another() {
     held_up.join().unwrap();
 }
 
-/// A server that answers the greeting, and then carries nothing on, either way, before it is told to.
+/// A server that answers the greeting, and then forwards nothing in either direction until `go_on`.
 fn held_up() -> (u16, std::thread::JoinHandle<()>, std::sync::mpsc::Sender<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -419,7 +419,7 @@ fn secret(seed: u8) -> Secret {
     Secret::new(vec![seed; 32]).unwrap()
 }
 
-/// A server that wants a secret.
+/// A server that requires a secret.
 fn guarded() -> TcpStoreServer {
     TcpStoreServer::bind_with_secret("127.0.0.1:0", &secret(1)).unwrap()
 }
@@ -448,7 +448,7 @@ fn a_client_with_the_secret_is_let_in_and_no_other() {
 #[test]
 fn nothing_is_acted_upon_before_the_proof() {
     let server = guarded();
-    // A client that speaks the protocol at once, and one that does so behind an opening.
+    // A client that speaks the protocol at once, and one that does so after an opening.
     let opening = Initiator::new(&secret(1), Purpose::Store, &[]).unwrap().opening();
     let set = [&[query::VALIDATE][..], &MAGIC.to_le_bytes(), &encode(query::SET, &[b"/k", b"v"], None)].concat();
     for words in [set.clone(), [opening, set].concat()] {
@@ -456,7 +456,7 @@ fn nothing_is_acted_upon_before_the_proof() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream.write_all(&words).unwrap();
         let mut answer = Vec::new();
-        // The words of the refusal, and then the end, in order or by force.
+        // The reply with the refusal, and then the end of the stream, in order or by a reset.
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty() || answer.starts_with(b"colproof\x01\x03"), "{}", answer.escape_ascii());
     }
@@ -466,7 +466,7 @@ fn nothing_is_acted_upon_before_the_proof() {
 
 #[test]
 fn a_server_that_closes_instead_of_a_proof_is_told_apart_from_one_that_is_not_there() {
-    // As PyTorch's server does with a first byte that it does not know.
+    // PyTorch's server does this at a first byte that it does not know.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let closing = std::thread::spawn(move || while listener.accept().unwrap().0.read(&mut [0; 64]).unwrap() > 1 {});

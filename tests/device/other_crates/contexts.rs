@@ -1,5 +1,5 @@
-//! Memory and streams of a `CudaContext` of the caller's: another than the communicator's, for the same context of the driver's, and
-//! without a second stream, so that cudarc orders nothing there by events.
+//! Memory and streams of the caller's own `CudaContext`. It differs from the communicator's, but stands for the same
+//! driver context. It has no second stream, so cudarc orders nothing there by events.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,11 +11,11 @@ use super::Theirs;
 use crate::common::cases::Memory;
 use crate::gpu::{assert_nothing_found, ranks};
 
-/// A device has one default stream. Two groups of ranks that queue their calls behind it, in another order on each device, would wait for
-/// each other for ever.
+/// A lock for the default stream, of which a device has one. If two jobs queued calls behind it, in different orders on
+/// each device, they would wait for each other forever.
 static DEFAULT_STREAMS: Mutex<()> = Mutex::new(());
 
-/// The default stream of a `CudaContext` made here.
+/// Returns the default stream of a `CudaContext` created here.
 fn only_stream(comm: &Communicator) -> Arc<CudaStream> {
     let context = CudaContext::new(comm.device().unwrap().ordinal()).unwrap();
     assert!(context.is_event_tracking() && !context.is_in_multi_stream_mode());
@@ -56,7 +56,7 @@ fn calls_on_a_stream_of_such_a_context_hold_memory_of_others() {
             let source = memory.put(&vec![round; 3000]);
             let mut sums = memory.put(&vec![0_u64; 3000]);
             comm.with_stream(&stream).all_reduce_into(&source, &mut sums, ReduceOp::Sum).unwrap();
-            // Another reader takes the place of the call in the source's memory.
+            // The source's memory then remembers this reader in place of the call.
             assert_eq!(third.clone_dtoh(&source).unwrap(), vec![round; 3000]);
             drop(source);
             assert_eq!(third.clone_dtoh(&sums).unwrap(), vec![2 * round; 3000]);

@@ -1,4 +1,5 @@
-//! Memory and streams of other crates on the device backend: the simulation finds any two uses of memory that nothing orders.
+//! Memory and streams of other crates on the device backend. The simulation finds any two uses of memory that nothing
+//! orders.
 
 #![expect(unsafe_code, reason = "the tests play the part of another crate, with addresses and handles of their own")]
 
@@ -16,13 +17,14 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use crate::common::cases::Memory;
 use crate::gpu::{DeviceMemory, assert_nothing_found, ranks};
 
-/// Another crate's tensor: everything that happens to it is queued on one stream.
+/// Another crate's tensor. Everything that happens to it is queued on one stream.
 struct Theirs {
     slice: CudaSlice<i32>,
     stream: Arc<CudaStream>,
 }
 
-// SAFETY: `len` integers, allocated and initialised on `stream`, where everything else that the tests do with them is queued too.
+// SAFETY: `len` integers, allocated and initialised on `stream`. All other work of the tests on them is queued there
+// too.
 unsafe impl AsDevicePtr for Theirs {
     type Element = i32;
 
@@ -43,13 +45,13 @@ unsafe impl AsDevicePtr for Theirs {
     }
 }
 
-// SAFETY: nobody else uses it while it is borrowed.
+// SAFETY: nothing else uses it while it is borrowed.
 unsafe impl AsDevicePtrMut for Theirs {}
 
 impl Theirs {
-    /// A tensor on a stream of its crate's, which has no events of cudarc's to hide behind.
+    /// Creates a tensor on its crate's own stream, without cudarc events that could hide a missing order.
     fn new(memory: &DeviceMemory, len: usize) -> Self {
-        // SAFETY: the tests order what they do by streams alone, which is what they test.
+        // SAFETY: the tests order their work only by streams, which is what they test.
         unsafe { memory.stream.context().disable_event_tracking() };
         let stream = memory.stream.context().new_stream().unwrap();
         Self { slice: stream.alloc_zeros(len).unwrap(), stream }
@@ -79,7 +81,7 @@ fn memory_of_another_crate_is_used_in_the_order_of_its_stream() {
             comm.all_reduce(&mut ForeignBuffer::new(&context(comm), &mut theirs).unwrap(), ReduceOp::Sum).unwrap();
             assert_eq!(theirs.read(), vec![2 * round + 1; 5000]);
         }
-        // Read by one call and written by the next, on the communicator's stream and on theirs.
+        // One call reads it and the next writes it, on the communicator's stream and on the tensor's.
         let mut sums = Theirs::new(memory, 5000);
         let source = ForeignBuffer::new(&context(comm), &theirs).unwrap();
         comm.all_reduce_into(&source, &mut ForeignBuffer::new(&context(comm), &mut sums).unwrap(), ReduceOp::Max).unwrap();
@@ -117,7 +119,7 @@ fn calls_are_made_in_the_order_of_a_raw_stream() {
         })
         .unwrap();
         assert_eq!(theirs.read(), vec![9; 900]);
-        // SAFETY: never used: it is refused.
+        // SAFETY: it is refused, so it is never used.
         let elsewhere = unsafe { RawStream::new(theirs.stream.as_raw_stream(), 99) };
         let error = comm.in_order_of(&elsewhere, |_| Ok(())).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("device 99"), "{error}");
@@ -130,7 +132,7 @@ fn calls_are_made_in_the_order_of_a_raw_stream() {
 #[test]
 fn memory_that_cannot_be_there_is_refused() {
     struct At(u64, usize, usize);
-    // SAFETY: never used: it is refused.
+    // SAFETY: it is refused, so it is never used.
     unsafe impl AsDevicePtr for At {
         type Element = f64;
 
@@ -172,7 +174,7 @@ fn device_tensors_are_buffers_whatever_their_type() {
         let device = comm.device().unwrap();
         let tensor = |values: &[i16]| {
             let handed_over = dlpack::export_on(memory.put(values), &[values.len()], &consumer).unwrap();
-            // SAFETY: just exported, and nobody else has it.
+            // SAFETY: it was just exported and has no other owner.
             unsafe { dlpack::Tensor::from_versioned(handed_over) }.unwrap()
         };
         let mut sum = tensor(&[comm.rank() as i16 + 1; 700]);
@@ -181,12 +183,12 @@ fn device_tensors_are_buffers_whatever_their_type() {
         // SAFETY: exported for that stream, which outlives it, and freed in its order.
         unsafe { sum.order_by(device.context(), &consumer) }.unwrap();
         comm.all_reduce(&mut sum.as_buffer_mut().unwrap(), ReduceOp::Sum).unwrap();
-        // Into memory whose type the program knows as bytes only, and beside it as a typed view.
+        // Into memory that the program knows only as bytes, with a typed view beside it.
         let mut copy = collectives::TypedBytes::new(collectives::DType::I16, memory.put(&[0_u8; 1400])).unwrap();
         comm.all_reduce_into(&sum.as_buffer().unwrap(), &mut copy, ReduceOp::Max).unwrap();
         let bytes = memory.get(copy.bytes());
         assert!(bytes.chunks(2).all(|element| element == 3_i16.to_ne_bytes()));
-        // Started: owned, and as a source that several calls share.
+        // Started calls: as an owned buffer, and as a source that several calls share.
         let work = comm.start_all_reduce(sum.into_buffer().unwrap(), ReduceOp::Prod).unwrap();
         let nine = work.wait().unwrap().into_inner().into_source().unwrap();
         let peer = 1 - comm.rank();
@@ -208,7 +210,7 @@ fn device_tensors_go_out_and_come_back_through_dlpack() {
         let consumer = memory.stream.context().new_stream().unwrap();
         let buffer = memory.put(&vec![comm.rank() as f32 + 1.0; 600]);
         let handed_over = dlpack::export_on(buffer, &[20, 30], &consumer).unwrap();
-        // SAFETY: just exported, and nobody else has it.
+        // SAFETY: it was just exported and has no other owner.
         let mut tensor = unsafe { dlpack::Tensor::from_versioned(handed_over) }.unwrap();
         assert_eq!((tensor.shape(), tensor.device().device_type), (&[20, 30][..], dlpack::K_DL_CUDA));
         assert!(tensor.as_slice::<f32>().unwrap_err().to_string().contains("host memory"));
@@ -226,13 +228,13 @@ fn device_tensors_go_out_and_come_back_through_dlpack() {
         assert_eq!(memory.get(&copy), vec![3.0; 600]);
 
         let legacy = dlpack::export_legacy_on(copy, &[600], &consumer).unwrap();
-        // SAFETY: just exported, and nobody else has it.
+        // SAFETY: it was just exported and has no other owner.
         drop(unsafe { dlpack::Tensor::from_legacy(legacy) }.unwrap());
         let error = dlpack::export_on(vec![1u8], &[1], &consumer).unwrap_err();
         assert!(error.to_string().contains("host memory"), "{error}");
         let error = dlpack::export(memory.put(&[1u8]), &[1]).unwrap_err();
         assert!(error.to_string().contains("export_on"), "{error}");
-        // Another stream where the deleter runs: nothing would order the end of the memory.
+        // If the deleter ran on another stream, nothing would order the end of the memory.
         let own = memory.stream.context().per_thread_stream();
         let error = dlpack::export_on(memory.put(&[1u8]), &[1], &own).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("per-thread"), "{error}");

@@ -1,4 +1,4 @@
-//! Reads of many ranges of a file, joined where they lie close together. Pure.
+//! Reads of many ranges of a file, joined if they are close together. Pure.
 
 use super::piece::Run;
 use crate::tuning::checkpoint::RANGES_AT_ONCE;
@@ -10,15 +10,15 @@ pub(super) struct Batch {
     /// The elements of the source that are read.
     pub(super) start: usize,
     pub(super) end: usize,
-    /// Those of them that are wanted.
+    /// The parts of them that are wanted.
     pub(super) runs: Vec<Run>,
 }
 
-/// How much is read at once, in elements.
+/// The limits of one read, in elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) most: usize,
-    /// Elements between two ranges that are read along.
+    /// Elements between two ranges that are read too.
     pub(super) gap: usize,
 }
 
@@ -27,7 +27,7 @@ impl Batch {
         Self { source: run.source, start: run.from, end: run.from + run.len, runs: vec![run] }
     }
 
-    /// Takes a range behind its own, if that is close and not too much.
+    /// Appends a range, if it is close enough and the batch does not become too large.
     fn take(&mut self, run: Run, limits: Limits) -> bool {
         let end = run.from + run.len;
         let is_close = run.from >= self.end && run.from - self.end <= limits.gap;
@@ -40,7 +40,7 @@ impl Batch {
     }
 }
 
-/// Has all runs read, each in one batch: runs of different sources may take turns.
+/// Reads all runs, each in one batch. Runs of different sources may alternate.
 pub(super) fn read_all<E>(
     runs: impl Iterator<Item = Run>,
     sources: usize,
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn ranges_that_lie_close_are_read_at_once() {
         assert_eq!(batches(&[(0, 0, 5), (0, 9, 5), (0, 19, 2)]), [(0, 0, 14), (0, 19, 21)]);
-        // Too much at once; behind what was read.
+        // Too much at once; then a range before what was read.
         assert_eq!(batches(&[(0, 0, 15), (0, 15, 6), (0, 0, 1)]), [(0, 0, 15), (0, 15, 21), (0, 0, 1)]);
         assert_eq!(batches(&[(2, 0, 2), (1, 0, 2), (2, 2, 2), (1, 2, 2)]), [(1, 0, 4), (2, 0, 4)]);
         assert_eq!(batches(&[]), []);

@@ -1,16 +1,16 @@
-//! What a checkpoint holds, wherever that was read. Pure.
+//! The contents of a checkpoint, independent of where they were read. Pure.
 
 use std::collections::BTreeMap;
 
 use super::piece::{Division, Extent, Piece, in_order};
 use collectives::DType;
 
-/// All of it.
+/// All contents.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// `None` for files of others.
+    /// `None` for other programs' files.
     pub(super) step: Option<u64>,
-    /// How many ranks wrote it.
+    /// The number of ranks that wrote it.
     pub(super) world_size: Option<usize>,
     pub(super) metadata: BTreeMap<String, String>,
     pub(super) files: Vec<FileEntry>,
@@ -22,35 +22,36 @@ pub(super) struct Contents {
 pub(super) struct FileEntry {
     /// Its name in the checkpoint's folder.
     pub(super) name: String,
-    /// How many bytes it has, and the SHA-256 of its head, where an index says so.
+    /// Its length in bytes, and the SHA-256 of its header, if an index gives them.
     pub(super) expected: Option<(u64, [u8; 32])>,
 }
 
 /// One tensor.
 #[derive(Debug)]
 pub(super) struct Tensor {
-    /// Its type; or the name of one that is no element type here.
+    /// Its type, or the name of a type that is not an element type here.
     pub(super) dtype: Result<DType, String>,
     pub(super) shape: Vec<usize>,
     /// All of its elements, each once, in order.
     pub(super) extents: Vec<Extent>,
-    /// Where each of these lies.
+    /// The place of each of these.
     pub(super) places: Vec<Place>,
 }
 
-/// Where a part of a tensor lies.
+/// The place of a part of a tensor.
 #[derive(Debug)]
 pub(super) struct Place {
     /// The number of its file.
     pub(super) file: usize,
-    /// Its name there.
+    /// Its name in that file.
     pub(super) key: String,
-    /// Its shape there.
+    /// Its shape in that file.
     pub(super) shape: Vec<usize>,
 }
 
 impl Tensor {
-    /// A tensor of parts, each with the number of its file and its name there; or what is wrong with them.
+    /// Makes a tensor from parts, each with the number of its file and its name there. Fails with what is wrong with
+    /// them.
     pub(super) fn of_parts(dtype: Result<DType, String>, shape: Vec<usize>, parts: Vec<(Piece, usize, String)>) -> Result<Self, String> {
         let total = super::piece::element_count(&shape)?;
         let mut held = Vec::new();

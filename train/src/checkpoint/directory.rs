@@ -1,8 +1,10 @@
-//! The folder of all checkpoints: what their folders are called, how one appears, and how old ones go.
+//! The folder of all checkpoints: the names of their folders, how one appears, and how old ones are removed.
 //!
-//! A checkpoint is made under another name, which begins with a dot, and appears by a rename, which replaces one of the same step. It goes the same way. So whoever is killed
-//! leaves checkpoints that are whole, and folders under other names, which the next save removes. It renames them first: a save that is under way
-//! against the rules then fails when it gives its folder the name, and no folder has a checkpoint's name while files in it are removed.
+//! A checkpoint is created under a temporary name, which begins with a dot. It appears by a rename, which replaces one
+//! of the same step. It is removed through a rename too. So after a kill, checkpoints are complete, and folders with
+//! temporary names remain, which the next save removes. It renames them first, for two reasons. A save that runs at the
+//! same time, against the rules, then fails at its rename. And no folder has a checkpoint's name while files in it are
+//! removed.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -16,53 +18,54 @@ use super::file::{failed, malformed, read_all, sync_folder, write_new};
 use super::index::{self, digits};
 use collectives::{Error, Result};
 
-/// What other ranks must see of rank 0, in the folder of an unfinished checkpoint.
+/// The file of rank 0 that other ranks must see, in the folder of an unfinished checkpoint.
 const MARKER: &str = "marker";
-/// Parts of the names of what is not finished, and of what is going.
+/// Parts of the names of unfinished folders, and of those being removed.
 const UNFINISHED: &str = ".partial-";
 const GOING: &str = ".deleted-";
-/// The same of a checkpoint that gives way to another of its step, where the file system cannot exchange two names.
+/// The same for a checkpoint that another of its step replaces, if the file system cannot exchange two names.
 const REPLACED: &str = ".replaced-";
-/// The characters of a mark.
+/// The number of characters of a mark.
 pub(super) const MARK_LENGTH: usize = 16;
 
-/// The folder that a path names: without a name, as the parent of a plain file name is, the one in which the process works.
+/// Returns the folder that a path names. An empty path, such as the parent of a plain file name, is the working
+/// directory.
 pub(super) fn named(directory: &Path) -> &Path {
     if directory.as_os_str().is_empty() { Path::new(".") } else { directory }
 }
 
-/// The name of a step's checkpoint.
+/// Returns the name of a step's checkpoint.
 pub(super) fn name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// The step of a checkpoint of this name.
+/// Returns the step of a checkpoint with this name.
 fn step(folder: &str) -> Option<u64> {
     let step = folder.strip_prefix("step-")?.parse().ok()?;
     (name(step) == folder).then_some(step)
 }
 
-/// The names in a folder; none where there is no such folder.
+/// Returns the names in a folder; none if the folder does not exist.
 fn names(directory: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed("listing", directory)(error)),
     };
-    // Names that are no text are not ours.
+    // Names that are not UTF-8 are not ours.
     let names = entries.map(|entry| entry.map(|entry| entry.file_name().into_string().ok()));
     let names: io::Result<Vec<_>> = names.collect();
     Ok(names.map_err(failed("listing", directory))?.into_iter().flatten().collect())
 }
 
-/// The steps of all checkpoints, the latest last.
+/// Returns the steps of all checkpoints, the latest last.
 pub(super) fn steps(directory: &Path) -> Result<Vec<u64>> {
     let mut steps: Vec<u64> = names(directory)?.iter().filter_map(|name| step(name)).collect();
     steps.sort_unstable();
     Ok(steps)
 }
 
-/// A checkpoint in the making: the name of its folder, and what stands in rank 0's marker.
+/// An unfinished checkpoint: the name of its folder, and the contents of rank 0's marker.
 #[derive(Debug, Clone)]
 pub(super) struct Unfinished {
     pub(super) folder: String,
@@ -70,13 +73,13 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// The checkpoint of a step, as rank 0 marked it.
+    /// Names the checkpoint of a step, as rank 0 marked it.
     pub(super) fn of(step: u64, mark: String) -> Self {
         Self { folder: format!(".{}{UNFINISHED}{mark}", name(step)), mark }
     }
 
-    /// Makes the folder of a step that comes after all others, or is the latest and is to be replaced, and removes what earlier saves have left.
-    /// For rank 0.
+    /// Creates the folder of a step that comes after all others, or is the latest and is to be replaced. Removes what
+    /// earlier saves have left. For rank 0.
     pub(super) fn begin(directory: &Path, step: u64) -> Result<Self> {
         create_all(directory)?;
         remove_leftovers(directory)?;
@@ -92,15 +95,15 @@ impl Unfinished {
         marked.inspect_err(|_| unfinished.discard(directory)).map(|()| unfinished.clone())
     }
 
-    /// Writes what other ranks must see.
+    /// Writes the file that other ranks must see.
     fn mark(&self, path: &Path) -> Result<()> {
         write_new(&path.join(MARKER), [self.mark.as_bytes()])?;
         sync_folder(path)
     }
 
-    /// Makes sure that this rank sees what rank 0 wrote.
+    /// Checks that this rank sees what rank 0 wrote.
     pub(super) fn check(&self, directory: &Path) -> Result<()> {
-        // It came from another process, and is part of a path here.
+        // It came from another process, and becomes part of a path here.
         if !self.mark.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(Error::Protocol {
                 with: "rank 0".to_owned(),
@@ -119,14 +122,14 @@ impl Unfinished {
         }
     }
 
-    /// Gives the folder its name: from then on the checkpoint is there. For rank 0, when all is written.
+    /// Gives the folder its name, which publishes the checkpoint. For rank 0, when all is written.
     pub(super) fn finish(&self, directory: &Path, step: u64) -> Result<()> {
         let (from, to) = (directory.join(&self.folder), directory.join(name(step)));
         let marker = from.join(MARKER);
         fs::remove_file(&marker).map_err(failed("removing", &marker))?;
         sync_folder(&from)?;
         let replaced = publish(directory, &self.folder, &name(step))?;
-        // What may not outlast a power failure must not be seen as saved either.
+        // A checkpoint that may not survive a power failure must not appear to be saved.
         sync_folder(directory).inspect_err(|_| take_back(&from, &to, replaced.as_ref().map(|old| directory.join(old)).as_deref()))?;
         if let Some(old) = replaced
             && let Err(error) = remove(directory, &old, &format!(".{}", name(step)))
@@ -136,7 +139,7 @@ impl Unfinished {
         Ok(())
     }
 
-    /// Removes what was written, as far as that can be done. For rank 0, after a failure.
+    /// Removes what was written, as far as possible. For rank 0, after a failure.
     pub(super) fn discard(&self, directory: &Path) {
         let path = directory.join(&self.folder);
         if let Err(error) = fs::remove_dir_all(&path)
@@ -147,7 +150,8 @@ impl Unfinished {
     }
 }
 
-/// Whether the latest checkpoint is of this step, and is one: something else that has its name is not ours to replace.
+/// Returns whether the latest checkpoint is of this step and is a checkpoint: anything else with its name is not ours
+/// to replace.
 fn is_replaceable(directory: &Path, latest: u64, step: u64) -> bool {
     let is_checkpoint = || {
         let json = read_all(&directory.join(name(step)).join(index::NAME), index::LONGEST).ok()?;
@@ -156,7 +160,7 @@ fn is_replaceable(directory: &Path, latest: u64, step: u64) -> bool {
     latest == step && is_checkpoint() == Some(step)
 }
 
-/// Gives a folder its name, and says what the checkpoint is called now that had the name.
+/// Gives a folder its name, and returns the new name of the checkpoint that had it.
 fn publish(directory: &Path, folder: &str, step: &str) -> Result<Option<String>> {
     let (from, to) = (directory.join(folder), directory.join(step));
     let naming = failed("giving its name to", &to);
@@ -179,7 +183,7 @@ fn exchange(one: &Path, other: &Path) -> rustix::io::Result<()> {
     renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
 }
 
-/// Undoes what [`publish`] did, as far as that can be done.
+/// Undoes [`publish`], as far as possible.
 fn take_back(from: &Path, to: &Path, replaced: Option<&Path>) {
     match replaced {
         Some(old) if old == from => drop(exchange(from, to)),
@@ -190,15 +194,15 @@ fn take_back(from: &Path, to: &Path, replaced: Option<&Path>) {
     }
 }
 
-/// 64 random bits in digits.
+/// Returns 64 random bits in hexadecimal digits.
 fn random() -> Result<String> {
     let mut random = [0; MARK_LENGTH / 2];
-    // The kernel gives up to 256 bytes whole.
+    // The kernel returns up to 256 bytes at once.
     getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| Error::io("asking the system for random bits", error))?;
     Ok(digits(&random))
 }
 
-/// Makes a folder and those above it, and returns when their names are on the disk.
+/// Creates a folder and its ancestors, and returns when their names are on the disk.
 fn create_all(directory: &Path) -> Result<()> {
     let absent: Vec<&Path> = directory.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
     fs::create_dir_all(directory).map_err(failed("creating", directory))?;
@@ -206,12 +210,13 @@ fn create_all(directory: &Path) -> Result<()> {
     absent.into_iter().try_for_each(|path| sync_folder(&above(path)))
 }
 
-/// Removes the folders of saves and removals that did not end. What cannot be removed is told to who listens, and harms no save.
+/// Removes the folders of unfinished saves and removals. What cannot be removed is logged, and does not make the save
+/// fail.
 fn remove_leftovers(directory: &Path) -> Result<()> {
     let left = |name: &String| [UNFINISHED, GOING, REPLACED].iter().find_map(|part| Some(name.split_once(part)?.0.to_owned()));
     for name in names(directory)?.iter().filter(|name| name.starts_with(".step-")) {
         let Some(step) = left(name) else { continue };
-        // The save that was to replace it did not end.
+        // The save that was to replace it did not finish.
         let checkpoint = directory.join(step.trim_start_matches('.'));
         if name.contains(REPLACED) && !checkpoint.exists() && fs::rename(directory.join(name), checkpoint).is_ok() {
             continue;
@@ -223,7 +228,7 @@ fn remove_leftovers(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes all but the last checkpoints. What cannot be removed is told to who listens: the new checkpoint is there all the same.
+/// Removes all but the last checkpoints. What cannot be removed is logged: the new checkpoint is saved anyway.
 pub(super) fn keep_last(directory: &Path, count: usize) {
     let told = |error: &Error| crate::event::warn!(path = %directory.display(), %error, "an old checkpoint could not be removed");
     let steps = steps(directory).inspect_err(told).unwrap_or_default();
@@ -233,8 +238,9 @@ pub(super) fn keep_last(directory: &Path, count: usize) {
     }
 }
 
-/// Removes a folder of this name. It gets another name first, which begins with `as_left`: what is left of it is no checkpoint, and who still writes to
-/// it cannot make it one. Where somebody else has renamed or removed it, it is theirs.
+/// Removes a folder of this name. It first gets another name, which begins with `as_left`. So the remains are no
+/// checkpoint, and a process that still writes to it cannot make it one. If another process has renamed or removed it,
+/// it is left alone.
 fn remove(directory: &Path, name: &str, as_left: &str) -> Result<()> {
     let (from, to): (PathBuf, PathBuf) = (directory.join(name), directory.join(format!("{as_left}{GOING}{}", random()?)));
     let unless_gone = |outcome: io::Result<()>| match outcome {
@@ -263,7 +269,7 @@ mod tests {
         }
     }
 
-    /// The names in a folder, in order.
+    /// Returns the names in a folder, in order.
     fn sorted(folder: &Path) -> Vec<String> {
         let mut seen = names(folder).unwrap();
         seen.sort();
@@ -273,7 +279,7 @@ mod tests {
     #[test]
     fn what_cannot_be_removed_loses_its_name_and_harms_no_save() {
         let folder = tempfile::tempdir().unwrap();
-        // No folders, so they cannot be removed as one, by nobody.
+        // They are not folders, so no process can remove them as folders.
         for name in [".step-00000001.partial-0", ".step-00000002.deleted-ff"] {
             fs::write(folder.path().join(name), "a file").unwrap();
         }

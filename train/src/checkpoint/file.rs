@@ -1,4 +1,4 @@
-//! Files of a checkpoint: opened without waiting, read within bounds, written so that they stay.
+//! Files of a checkpoint: opened without blocking, read within limits, and written durably.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,17 +13,17 @@ use super::header::{self, Header, LENGTH_BYTES};
 use super::{index, regular_file};
 use collectives::{Error, Result};
 
-/// A file whose bytes are not what they should be.
+/// Returns the error for a file with invalid contents.
 pub(super) fn malformed(path: &Path, reason: impl Into<String>) -> Error {
     Error::io(format!("reading {path:?}"), io::Error::new(ErrorKind::InvalidData, reason.into()))
 }
 
-/// An error of the system, with what was being done to what.
+/// Returns the error of the system, with the operation and its path.
 pub(super) fn failed(doing: &str, path: &Path) -> impl Fn(io::Error) -> Error {
     move |error| Error::io(format!("{doing} {path:?}"), error)
 }
 
-/// A folder that stays the same one when its name is given to another: a step that is saved anew replaces the folder that had its name.
+/// A handle of a folder that survives renames: saving a step again replaces the folder that had its name.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -31,50 +31,51 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Opens one.
+    /// Opens a folder.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let handle = File::open(path).map_err(failed("opening", path))?;
         Ok(Self { path: path.to_owned(), handle })
     }
 
-    /// Its name when it was opened.
+    /// Returns its name at the time it was opened.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What a file in it is called in errors.
+    /// Returns the path of a file in it, for errors.
     pub(super) fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Opens a file in it to read, and says how many bytes it has.
+    /// Opens a file in it for reading, and returns its length in bytes.
     pub(super) fn file(&self, name: &str) -> Result<(File, u64)> {
         let (file, facts) = regular_file::open_in(&self.handle, name).map_err(failed("opening", &self.join(name)))?;
         Ok((file, facts.len()))
     }
 
-    /// The bytes of a file in it that has no more than `longest`.
+    /// Returns the bytes of a file in it, which has at most `longest`.
     pub(super) fn read_all(&self, name: &str, longest: u64) -> Result<Vec<u8>> {
         let opened = regular_file::open_in(&self.handle, name);
         opened.and_then(|opened| regular_file::whole(opened, longest)).map_err(failed("reading", &self.join(name)))
     }
 }
 
-/// The bytes of a file that has no more than `longest`.
+/// Returns the bytes of a file, which has at most `longest`.
 pub(super) fn read_all(path: &Path, longest: u64) -> Result<Vec<u8>> {
     let opened = regular_file::open_in(CWD, path);
     opened.and_then(|opened| regular_file::whole(opened, longest)).map_err(failed("reading", path))
 }
 
-/// The most bytes of the heads of all files that one checkpoint keeps. A tensor takes more of the index, which has no more bytes than that.
+/// The most bytes of the headers of all files that one checkpoint keeps. A tensor takes more of the index, which has no
+/// more bytes than that.
 const HEADS_TOGETHER: u64 = index::LONGEST;
 
-/// How many bytes of heads a checkpoint has read.
+/// The number of header bytes that a checkpoint has read.
 #[derive(Debug, Default)]
 pub(super) struct HeadBytes(AtomicU64);
 
 impl HeadBytes {
-    /// Counts one more head, if there is room for it.
+    /// Counts one more header, if the limit allows it.
     fn add(&self, bytes: u64) -> std::result::Result<(), String> {
         let sum = |had: u64| had.checked_add(bytes).filter(|sum| *sum <= HEADS_TOGETHER);
         let added = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
@@ -84,7 +85,7 @@ impl HeadBytes {
     }
 }
 
-/// The head of a safetensors file, and where the data begin behind it.
+/// Returns the header of a safetensors file, and the offset of the data after it.
 pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &HeadBytes) -> Result<(u64, Header)> {
     let path = &*folder.join(&entry.name);
     let (mut file, length) = folder.file(&entry.name)?;
@@ -108,7 +109,7 @@ pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &Head
     Ok((head.len() as u64, header))
 }
 
-/// Writes a file that is not there yet, and returns when it is on the disk.
+/// Writes a new file, and returns when it is on the disk.
 pub(super) fn write_new<'a>(path: &Path, parts: impl IntoIterator<Item = &'a [u8]>) -> Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path).map_err(failed("creating", path))?;
     parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(failed("writing", path))?;

@@ -1,4 +1,4 @@
-//! Safetensors files of others: one, or several with an index of names (`model.safetensors.index.json`). Pure.
+//! Other programs' safetensors files: one, or several with an index of names (`model.safetensors.index.json`). Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use super::index::check_name;
 use super::json;
 use super::piece::Piece;
 
-/// What such files are called.
+/// The usual names of such files.
 pub(super) const FILE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// How an index's name ends.
+/// The end of an index's name.
 pub(super) const INDEX_ENDING: &str = ".index.json";
 
-/// Which file each tensor lies in.
+/// The file of each tensor.
 #[derive(Debug, Deserialize)]
 pub(super) struct WeightMap {
     #[serde(default, deserialize_with = "json::unique")]
@@ -33,7 +33,7 @@ impl WeightMap {
         Ok(map)
     }
 
-    /// The files, each once, in the order of their names.
+    /// Returns the files, each once, sorted by name.
     pub(super) fn files(&self) -> Vec<String> {
         let mut files: Vec<String> = self.weight_map.values().cloned().collect();
         files.sort_unstable();
@@ -41,24 +41,24 @@ impl WeightMap {
         files
     }
 
-    /// Words beside the tensors; numbers and the like as JSON has them.
+    /// Returns the metadata; values that are not strings are in their JSON form.
     pub(super) fn metadata(&self) -> BTreeMap<String, String> {
         let word = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         self.metadata.iter().map(|(key, value)| (key.clone(), word(value))).collect()
     }
 
-    /// Whether a tensor of a file is the one that the index means.
+    /// Returns whether the index assigns this tensor to this file.
     pub(super) fn has(&self, tensor: &str, file: &str) -> bool {
         self.weight_map.get(tensor).is_some_and(|theirs| theirs == file)
     }
 
-    /// The first tensor that was not found in its file.
+    /// Returns the first tensor that was not found in its file.
     pub(super) fn missing(&self, found: &BTreeMap<String, Tensor>) -> Option<(&str, &str)> {
         self.weight_map.iter().find(|(name, _)| !found.contains_key(*name)).map(|(name, file)| (&**name, &**file))
     }
 }
 
-/// Adds a file and its tensors, of which `wanted` says which to take.
+/// Adds a file and those of its tensors for which `wanted` returns `true`.
 pub(super) fn add(contents: &mut Contents, file: String, header: &Header, wanted: impl Fn(&str) -> bool) -> Result<(), String> {
     let number = contents.files.len();
     for (name, entry) in header.entries.iter().filter(|(name, _)| wanted(name)) {

@@ -1,4 +1,4 @@
-//! What must hold whatever stands in files: heads and indexes are refused, or say what fits together.
+//! Properties that hold for any files: headers and indexes are refused, or are consistent.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use super::piece::{Piece, runs};
 use super::plan::{Declaration, Declared, plan};
 use collectives::DType;
 
-/// Elements up to which a tensor's parts are walked through.
+/// The most elements of a tensor whose parts are walked through.
 const WALKED: usize = 1 << 12;
 
-/// Any bytes as a safetensors file: what is understood lies in the file, each byte once.
+/// Parses any bytes as a safetensors file. If they are accepted, its tensors are inside the file, each byte once.
 pub fn safetensors_headers(data: &[u8]) {
     let Some(first) = data.first_chunk::<LENGTH_BYTES>() else { return };
     let Ok(length) = header::length(*first, data.len() as u64) else { return };
@@ -32,8 +32,8 @@ pub fn safetensors_headers(data: &[u8]) {
     }
 }
 
-/// Any bytes as an index of ours and of others, and as what a rank holds: what is understood names files in its folder, and every element
-/// of every tensor once.
+/// Parses any bytes as an index of ours and of others, and as what a rank holds. If they are accepted, they name files
+/// in the folder, and every element of every tensor once.
 pub fn checkpoint_indexes(data: &[u8]) {
     if let Ok(contents) = index::parse(data) {
         check(&contents);
@@ -66,7 +66,7 @@ fn check(contents: &Contents) {
     }
 }
 
-/// Inputs to begin with: what is written where all is in order.
+/// Returns initial inputs: valid files.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let columns = |range| Piece::Along { dimension: 1, range };
     let pieces = [

@@ -1,4 +1,4 @@
-//! The head of a safetensors file: a length, then JSON that says which tensor lies where behind it. Pure.
+//! The header of a safetensors file: a length, then JSON with the places of the tensors after it. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,15 +11,15 @@ use super::json::{self, Unique};
 use super::piece::element_count;
 use collectives::DType;
 
-/// The longest head that readers of the format take.
+/// The longest header that readers of the format accept.
 pub(super) const LONGEST: u64 = 100_000_000;
-/// The bytes of a head's length.
+/// The bytes of a header's length.
 pub(super) const LENGTH_BYTES: usize = 8;
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub(super) struct Header {
-    /// Strings of whoever wrote it.
+    /// Strings from the program that wrote it.
     pub(super) metadata: BTreeMap<String, String>,
     /// Tensors by name.
     pub(super) entries: BTreeMap<String, Entry>,
@@ -28,17 +28,17 @@ pub(super) struct Header {
 /// One tensor of a file.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Its type; or the name of one that is no element type here.
+    /// Its type, or the name of a type that is not an element type here.
     pub(super) dtype: Result<DType, String>,
     pub(super) shape: Vec<usize>,
-    /// Its bytes, counted from the end of the head.
+    /// Its bytes, counted from the end of the header.
     pub(super) bytes: Range<u64>,
 }
 
-/// The name that is no tensor's.
+/// The one name that no tensor can have.
 pub(super) const METADATA: &str = "__metadata__";
 
-/// A head as it is written.
+/// A header as it is written.
 #[derive(Default)]
 struct Written {
     metadata: Option<BTreeMap<String, String>>,
@@ -59,7 +59,8 @@ impl<'de> Deserialize<'de> for Written {
     }
 }
 
-/// Takes one tensor after the other. A derived reader would first keep the whole head as values, in twenty times its bytes.
+/// Reads one tensor after the other. A derived reader would first keep the whole header as values, in twenty times its
+/// bytes.
 struct WrittenVisitor;
 
 impl<'de> Visitor<'de> for WrittenVisitor {
@@ -86,7 +87,7 @@ impl<'de> Visitor<'de> for WrittenVisitor {
     }
 }
 
-/// The name of an element type in the format.
+/// Returns the name of an element type in the format.
 pub(super) fn name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "F32",
@@ -104,28 +105,28 @@ pub(super) fn name(dtype: DType) -> &'static str {
         DType::U32 => "U32",
         DType::U64 => "U64",
         DType::Bool => "BOOL",
-        // One that came to `collectives` later.
+        // A type that was added to `collectives` later.
         other => other.name(),
     }
 }
 
-/// The element type of this name; else the name.
+/// Returns the element type of this name, or else the name.
 pub(super) fn dtype(text: &str) -> Result<DType, String> {
     DType::ALL.into_iter().find(|dtype| name(*dtype) == text).ok_or_else(|| text.to_owned())
 }
 
-/// How long the head is behind its length, in a file of so many bytes.
+/// Returns the length of the header after its length field, in a file of `file_bytes` bytes.
 pub(super) fn length(first: [u8; LENGTH_BYTES], file_bytes: u64) -> Result<usize, String> {
     let length = u64::from_le_bytes(first);
     let room = file_bytes.saturating_sub(LENGTH_BYTES as u64);
     if length > LONGEST || length > room {
         return Err(format!("its head would have {length} bytes, where {room} follow and {LONGEST} are the most"));
     }
-    // No more than the limit above.
+    // At most the limit above.
     Ok(length as usize)
 }
 
-/// Reads a head, behind which so many bytes follow: each belongs to one tensor.
+/// Reads a header, followed by `data_bytes` bytes, each of which must belong to one tensor.
 pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Header, String> {
     let written: Written = serde_json::from_slice(json).map_err(|error| format!("its head is not what it should be: {error}"))?;
     let entries = written.entries.into_iter().map(|(name, entry)| match checked(entry) {
@@ -148,13 +149,13 @@ pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Header, String> {
     Ok(Header { metadata: written.metadata.unwrap_or_default(), entries })
 }
 
-/// An entry whose bytes are as many as its shape and type say.
+/// Checks that an entry has as many bytes as its shape and type require.
 fn checked(entry: WrittenEntry) -> Result<Entry, String> {
     let WrittenEntry { dtype: text, shape, data_offsets: (start, end) } = entry;
     let dtype = dtype(&text);
     let count = element_count(&shape)?;
     let bytes = end.checked_sub(start).ok_or_else(|| format!("its bytes end at {end}, before they begin at {start}"))?;
-    // Types that are not known here may have fewer bits than a byte has.
+    // Types that are not known here may have less than one byte per element.
     if let Ok(dtype) = dtype
         && bytes != count as u64 * dtype.size_bytes() as u64
     {
@@ -163,7 +164,7 @@ fn checked(entry: WrittenEntry) -> Result<Entry, String> {
     Ok(Entry { dtype, shape, bytes: start..end })
 }
 
-/// The head, its length in front, of a file in which these tensors lie one behind the other.
+/// Returns the header, preceded by its length, of a file in which these tensors are contiguous.
 pub(super) fn encode(tensors: &[(String, DType, Vec<usize>)], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, String> {
     let mut entries = serde_json::Map::new();
     let failed = |error: serde_json::Error| format!("the head cannot be written: {error}");
@@ -176,7 +177,7 @@ pub(super) fn encode(tensors: &[(String, DType, Vec<usize>)], metadata: &BTreeMa
         reached = end;
     }
     let mut json = serde_json::to_vec(&entries).map_err(failed)?;
-    // What follows begins at a multiple of 8, as the format wants it.
+    // The data begin at a multiple of 8, as the format requires.
     json.resize(json.len().next_multiple_of(LENGTH_BYTES), b' ');
     if json.len() as u64 > LONGEST {
         return Err(format!("the head of a file with {} tensors would have {} bytes, {LONGEST} are the most", tensors.len(), json.len()));

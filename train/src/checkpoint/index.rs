@@ -1,4 +1,4 @@
-//! The index of a checkpoint: which tensor lies in which parts in which files. JSON. Pure.
+//! The index of a checkpoint: the parts of each tensor, and their files. JSON. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -14,7 +14,7 @@ use super::piece::Piece;
 pub(super) const NAME: &str = "checkpoint.json";
 /// The most bytes of an index.
 pub(super) const LONGEST: u64 = 256 << 20;
-/// What this version writes and reads.
+/// The format that this version writes and reads.
 const FORMAT: &str = "collectives checkpoint 1";
 
 /// The index as it is written.
@@ -37,7 +37,7 @@ pub(super) struct Index {
 pub(super) struct WrittenFile {
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// Of its head, the length in front: 64 digits.
+    /// SHA-256 of its header, including the length: 64 digits.
     pub(super) header_sha256: String,
 }
 
@@ -55,36 +55,36 @@ pub(super) struct WrittenTensor {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenPiece {
-    /// Which of the files.
+    /// The number of its file.
     pub(super) file: usize,
-    /// Its name there.
+    /// Its name in that file.
     pub(super) key: String,
     pub(super) piece: Piece,
 }
 
 impl Index {
-    /// An index of files without tensors yet.
+    /// Creates an index without files and tensors.
     pub(super) fn new(step: u64, world_size: usize, metadata: BTreeMap<String, String>) -> Self {
         Self { format: FORMAT.to_owned(), step, world_size, metadata, files: Vec::new(), tensors: BTreeMap::new() }
     }
 
-    /// Adds a file; its number.
+    /// Adds a file and returns its number.
     pub(super) fn add_file(&mut self, file: WrittenFile) -> usize {
         self.files.push(file);
         self.files.len() - 1
     }
 
-    /// The tensor of this name, to which parts are added.
+    /// Returns the tensor of this name, to which parts are added.
     pub(super) fn tensor(&mut self, name: &str, make: impl FnOnce() -> WrittenTensor) -> &mut WrittenTensor {
         self.tensors.entry(name.to_owned()).or_insert_with(make)
     }
 
-    /// The files, in the order of their numbers.
+    /// Returns the files, in the order of their numbers.
     pub(super) fn files(&self) -> &[WrittenFile] {
         &self.files
     }
 
-    /// The bytes of the index.
+    /// Returns the bytes of the index.
     pub(super) fn encode(&self) -> Result<Vec<u8>, String> {
         let json = serde_json::to_vec_pretty(self).map_err(|error| format!("the index cannot be written: {error}"))?;
         if json.len() as u64 > LONGEST {
@@ -144,14 +144,14 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// 64 digits as bytes.
+/// Converts 64 digits to bytes.
 fn digest(text: &str) -> Option<[u8; 32]> {
     let digits: Vec<u8> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
     let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
     bytes.try_into().ok().filter(|_| digits.len() == 64)
 }
 
-/// Bytes as digits.
+/// Converts bytes to digits.
 pub(super) fn digits(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,4 +1,4 @@
-//! JSON of files, which may say anything: no name twice, as the format of safetensors asks, and no shape without end. Pure.
+//! JSON of untrusted files: no duplicate names, as the safetensors format requires, and a limit on dimensions. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// The most dimensions of a tensor: as many as an array of NumPy has.
+/// The most dimensions of a tensor: as many as a NumPy array can have.
 pub(super) const MOST_DIMENSIONS: usize = 64;
 
-/// A map in which no name stands twice.
+/// A map without duplicate names.
 #[derive(Debug)]
 pub(super) struct Unique<V>(pub(super) BTreeMap<String, V>);
 
@@ -38,7 +38,7 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
     }
 }
 
-/// Adds what has not been there.
+/// Adds an entry, unless its name is a duplicate.
 pub(super) fn add<V, E: Error>(map: &mut BTreeMap<String, V>, name: String, value: V) -> Result<(), E> {
     if map.contains_key(&name) {
         return Err(E::custom(format_args!("{name:?} stands there twice")));
@@ -47,12 +47,12 @@ pub(super) fn add<V, E: Error>(map: &mut BTreeMap<String, V>, name: String, valu
     Ok(())
 }
 
-/// For `deserialize_with`: a map in which no name stands twice.
+/// Reads, for `deserialize_with`, a map without duplicate names.
 pub(super) fn unique<'de, V: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, V>, D::Error> {
     Unique::deserialize(from).map(|map| map.0)
 }
 
-/// For `deserialize_with`: a shape of at most [`MOST_DIMENSIONS`].
+/// Reads, for `deserialize_with`, a shape of at most [`MOST_DIMENSIONS`].
 pub(super) fn shape<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<usize>, D::Error> {
     struct ShapeVisitor;
 

@@ -1,30 +1,31 @@
-//! Which elements of a tensor a rank holds, and where the elements of one division lie in those of another. Pure.
+//! The elements of a tensor that a rank holds, and how the elements of one division map to those of another. Pure.
 
 use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// The part of a tensor that a rank has: of all its elements in row-major order. What is handed in or filled is the part alone, its
-/// elements one behind the other.
+/// The part of a tensor that a rank has, as elements in row-major order. Buffers passed for it hold only the part, its
+/// elements contiguous.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Piece {
     /// All of it.
     Whole,
-    /// A range of one dimension, and all of the others: rows or columns of tensor parallelism.
+    /// A range of one dimension, and all of the others: rows or columns in tensor parallelism.
     Along {
-        /// Which dimension, from 0.
+        /// The dimension, from 0.
         dimension: usize,
-        /// Which of its indices.
+        /// The indices in that dimension.
         range: Range<usize>,
     },
-    /// A range of the flattened tensor: a share of ZeRO's.
+    /// A range of the flattened tensor: a ZeRO share.
     Flat(Range<usize>),
 }
 
 impl Piece {
-    /// The part with this index of `parts` parts along a dimension of length `side`: parts differ by one at most, longer ones come first.
+    /// Returns part `index` of `parts` along a dimension of length `side`. Lengths differ by at most one, longer ones
+    /// first.
     ///
     /// ```
     /// # use collectives_train::checkpoint::Piece;
@@ -38,7 +39,7 @@ impl Piece {
         Self::Along { dimension, range: start(index)..start(index.saturating_add(1)) }
     }
 
-    /// How many elements it has in a tensor of this shape.
+    /// Returns the number of its elements in a tensor of this shape.
     ///
     /// ```
     /// # use collectives_train::checkpoint::Piece;
@@ -48,12 +49,13 @@ impl Piece {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where the tensor has no such part, or more elements than an address space holds.
+    /// `InvalidArgument` if the tensor has no such part, or more elements than an address space holds.
     pub fn len(&self, shape: &[usize]) -> collectives::Result<usize> {
         self.extent(shape).map(|extent| extent.len()).map_err(|reason| collectives::Error::argument("Piece::len", reason))
     }
 
-    /// The elements, in a form of which two are equal if the elements are; or why a tensor of this shape has none such.
+    /// Returns its elements in a form that is equal if the elements are, or why a tensor of this shape has no such
+    /// part.
     pub(super) fn extent(&self, shape: &[usize]) -> Result<Extent, String> {
         let total = element_count(shape)?;
         let within = |range: &Range<usize>, end: usize| range.start <= range.end && range.end <= end;
@@ -65,7 +67,7 @@ impl Piece {
                 if total == 0 || range.is_empty() {
                     return flat(0..0);
                 }
-                // Factors of a product that was formed, of which none is 0.
+                // Factors of a product that did not overflow, none of them 0.
                 let outer: usize = shape[..*dimension].iter().product();
                 let inner: usize = shape[dimension + 1..].iter().product();
                 if range.len() == shape[*dimension] {
@@ -77,7 +79,7 @@ impl Piece {
         }
     }
 
-    /// The shape of the part alone.
+    /// Returns the shape of the part alone.
     pub(super) fn shape_of(&self, shape: &[usize]) -> Vec<usize> {
         match self {
             Self::Whole => shape.to_vec(),
@@ -90,7 +92,7 @@ impl Piece {
         }
     }
 
-    /// The name of the part of a tensor in a file.
+    /// Returns the name of the tensor's part in a file.
     pub(super) fn key(&self, name: &str) -> String {
         match self {
             Self::Whole => name.to_owned(),
@@ -110,18 +112,18 @@ impl fmt::Display for Piece {
     }
 }
 
-/// How many elements a tensor of this shape has.
+/// Returns the number of elements of a tensor of this shape.
 pub(super) fn element_count(shape: &[usize]) -> Result<usize, String> {
     if shape.contains(&0) {
         return Ok(0);
     }
     let count = shape.iter().try_fold(1_usize, |count, side| count.checked_mul(*side));
-    // Elements have eight bytes at most.
+    // Elements have at most eight bytes.
     let count = count.filter(|count| *count <= isize::MAX as usize / 8);
     count.ok_or_else(|| format!("a tensor of shape {shape:?} has more elements than an address space holds"))
 }
 
-/// The elements of a part: of each of `outer` blocks of `stride` elements those from `start` to `end`.
+/// The elements of a part: those from `start` to `end` in each of `outer` blocks of `stride` elements.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Extent {
     outer: usize,
@@ -131,24 +133,25 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// A range of a tensor of so many elements.
+    /// Creates the extent of a range of a tensor of `total` elements.
     fn flat(range: Range<usize>, total: usize) -> Self {
         let Range { start, end } = if range.is_empty() { 0..0 } else { range };
         Self { outer: 1, stride: total, start, end }
     }
 
-    /// How many elements it has.
+    /// Returns its number of elements.
     pub(super) fn len(&self) -> usize {
         self.outer * (self.end - self.start)
     }
 
-    /// Where it begins in each block.
+    /// Returns where it begins in each block.
     pub(super) fn start(&self) -> usize {
         self.start
     }
 }
 
-/// Puts parts of one tensor of so many elements, none of them empty, in order; or says why they are not all of it, each element once.
+/// Returns the order of the non-empty parts of a tensor of `total` elements. Fails if they are not all of it, each
+/// element once.
 pub(super) fn in_order(extents: &[&Extent], total: usize) -> Result<Vec<usize>, Division> {
     let mut order: Vec<usize> = (0..extents.len()).collect();
     order.sort_by_key(|index| extents[*index].start);
@@ -174,10 +177,10 @@ pub(super) fn in_order(extents: &[&Extent], total: usize) -> Result<Vec<usize>, 
     }
 }
 
-/// What is wrong with the division of a tensor into parts.
+/// Why parts are not a division of a tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Division {
-    /// These two have elements in common.
+    /// These two have common elements.
     Overlap(usize, usize),
     /// These two are ranges of different dimensions.
     Dimensions(usize, usize),
@@ -193,10 +196,10 @@ fn missing(extent: &Extent, range: Range<usize>) -> String {
     }
 }
 
-/// Elements that lie side by side in a source and in the destination.
+/// Elements that are contiguous both in a source and in the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Which source.
+    /// The source.
     pub(super) source: usize,
     /// The first of them in the source.
     pub(super) from: usize,
@@ -205,8 +208,8 @@ pub(super) struct Run {
     pub(super) len: usize,
 }
 
-/// Where the elements of a part lie in `sources`, which are all of the tensor in order ([`in_order`]): runs of `longest` elements at most,
-/// in the order of the destination.
+/// Maps the elements of a part to `sources`, which are the whole tensor in order ([`in_order`]). Returns runs of at
+/// most `longest` elements, in the order of the destination.
 pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) -> impl Iterator<Item = Run> + 'a {
     let mut to = 0;
     std::iter::from_fn(move || {
@@ -216,7 +219,7 @@ pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) 
         let width = part.end - part.start;
         let (block, within) = (to / width, to % width);
         let flat = block * part.stride + part.start + within;
-        // All sources have one stride.
+        // All sources have the same stride.
         let stride = sources.first()?.stride;
         let (block, place) = (flat / stride, flat % stride);
         let index = sources.partition_point(|source| source.end <= place);

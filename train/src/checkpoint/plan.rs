@@ -1,4 +1,4 @@
-//! Who writes what: made by rank 0 of what all ranks hold. Pure.
+//! Which rank writes what: decided by rank 0 from what all ranks hold. Pure.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use super::json::{self, MOST_DIMENSIONS};
 use super::piece::{Division, Extent, Piece, element_count, in_order};
 use collectives::DType;
 
-/// What a rank holds, as it tells rank 0.
+/// What a rank holds, as it is sent to rank 0.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Declaration {
     pub(super) metadata: BTreeMap<String, String>,
@@ -23,7 +23,7 @@ pub(super) struct Declaration {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Declared {
     pub(super) name: String,
-    /// By its name in the files.
+    /// The type's name in the files.
     pub(super) dtype: String,
     #[serde(deserialize_with = "json::shape")]
     pub(super) shape: Vec<usize>,
@@ -31,7 +31,7 @@ pub(super) struct Declared {
 }
 
 impl Declared {
-    /// What a rank holds of a tensor. What has no elements, and what has all, is said in one way only.
+    /// Declares a rank's piece of a tensor. A piece without elements, or with all of them, has a single form.
     pub(super) fn new(name: &str, dtype: DType, shape: &[usize], piece: Piece) -> Result<Self, String> {
         if name.is_empty() || name.contains('#') || name == header::METADATA {
             return Err("a name is not empty, has no #, and is not __metadata__".to_owned());
@@ -53,12 +53,12 @@ impl Declared {
     }
 }
 
-/// The size of an element of the type of this name.
+/// Returns the size of an element of the type with this name.
 fn element_bytes(name: &str) -> Result<usize, String> {
     header::dtype(name).map(DType::size_bytes).map_err(|name| format!("no element type is called {name:?}"))
 }
 
-/// Who writes what.
+/// Which rank writes what.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// For each rank the numbers of the parts that it writes, in the order of its file.
@@ -66,12 +66,12 @@ pub(super) struct Plan {
     pub(super) index: Index,
 }
 
-/// The name of a rank's file.
+/// Returns the name of a rank's file.
 pub(super) fn file_name(rank: usize, world_size: usize) -> String {
     format!("rank-{rank:05}-of-{world_size:05}.safetensors")
 }
 
-/// The head of a rank's file.
+/// Returns the header of a rank's file.
 pub(super) fn head(declaration: &Declaration, written: &[usize], step: u64) -> Result<Vec<u8>, String> {
     let entry = |number: &usize| {
         let declared = declaration.tensors.get(*number).ok_or_else(|| format!("there is no part number {number}"))?;
@@ -85,7 +85,7 @@ pub(super) fn head(declaration: &Declaration, written: &[usize], step: u64) -> R
 /// The ranks that hold a tensor, each with the number of its part.
 type Holders = Vec<(usize, usize)>;
 
-/// Divides the work, or says why what the ranks hold is no checkpoint.
+/// Divides the work, or returns why what the ranks hold is not a checkpoint.
 pub(super) fn plan(all: &[Declaration], step: u64) -> Result<Plan, String> {
     let mut parts: Vec<Holders> = Vec::new();
     for (name, holders) in by_name(all) {
@@ -96,7 +96,7 @@ pub(super) fn plan(all: &[Declaration], step: u64) -> Result<Plan, String> {
     Ok(Plan { written, index })
 }
 
-/// Every tensor, with who holds parts of it.
+/// Returns every tensor, with the ranks that hold parts of it.
 fn by_name(all: &[Declaration]) -> BTreeMap<&str, Holders> {
     let mut tensors: BTreeMap<&str, Holders> = BTreeMap::new();
     for (rank, declaration) in all.iter().enumerate() {
@@ -107,7 +107,7 @@ fn by_name(all: &[Declaration]) -> BTreeMap<&str, Holders> {
     tensors
 }
 
-/// The parts of one tensor, each with all who hold it; together they must be all of the tensor.
+/// Returns the parts of one tensor, each with all ranks that hold it. Together they must be the whole tensor.
 fn distinct(all: &[Declaration], holders: &Holders) -> Result<Vec<Holders>, String> {
     let declared = |holder: &(usize, usize)| &all[holder.0].tensors[holder.1];
     let Some(first) = holders.first() else { return Ok(Vec::new()) };
@@ -141,7 +141,7 @@ fn distinct(all: &[Declaration], holders: &Holders) -> Result<Vec<Holders>, Stri
     }
 }
 
-/// What is wrong with parts, of which each says who has what.
+/// Describes what is wrong with parts, each of which is described by who holds it.
 fn in_words(division: Division, said: &[String]) -> String {
     match division {
         Division::Overlap(first, second) => format!("its parts overlap: {}, {}", said[first], said[second]),
@@ -152,8 +152,8 @@ fn in_words(division: Division, said: &[String]) -> String {
     }
 }
 
-/// Has each part written by one of those who hold it, so that all have as many bytes to write as can be: the largest first, by who has
-/// least.
+/// Assigns each part to one of the ranks that hold it, so that the bytes are spread as evenly as possible: the largest
+/// part first, to the rank with the fewest bytes.
 fn shared_out(all: &[Declaration], parts: Vec<Holders>) -> Result<Vec<Vec<usize>>, String> {
     let bytes = |(rank, number): (usize, usize)| all[rank].tensors[number].bytes();
     let mut sized = Vec::new();
@@ -170,14 +170,14 @@ fn shared_out(all: &[Declaration], parts: Vec<Holders>) -> Result<Vec<Vec<usize>
         written[rank].push(number);
     }
     for (declaration, numbers) in all.iter().zip(&mut written) {
-        // Larger elements first: each tensor then lies at a multiple of its elements' size.
+        // Larger elements first, so that each tensor's offset is a multiple of its elements' size.
         let size = |number: &usize| element_bytes(&declaration.tensors[*number].dtype).unwrap_or_default();
         numbers.sort_by_key(|number| (Reverse(size(number)), *number));
     }
     Ok(written)
 }
 
-/// The index of what is written.
+/// Returns the index of what is written.
 fn index(all: &[Declaration], written: &[Vec<usize>], step: u64) -> Result<Index, String> {
     let mut index = Index::new(step, all.len(), merged(all)?);
     for (rank, (declaration, numbers)) in all.iter().zip(written).enumerate() {
@@ -197,7 +197,7 @@ fn index(all: &[Declaration], written: &[Vec<usize>], step: u64) -> Result<Index
     Ok(index)
 }
 
-/// What all ranks said beside the tensors.
+/// Merges the metadata of all ranks.
 fn merged(all: &[Declaration]) -> Result<BTreeMap<String, String>, String> {
     let mut merged: BTreeMap<String, (usize, String)> = BTreeMap::new();
     for (rank, declaration) in all.iter().enumerate() {
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn parts_that_only_some_ranks_have_are_written_by_one_of_them() {
-        // Two ranks have each half of the columns.
+        // Each half of the columns is on two ranks.
         let half = |rank: usize| vec![held("w", &[4, 6], Piece::part(1, 6, rank % 2, 2))];
         let plan = plan(&ranks((0..4).map(half).collect()), 7).unwrap();
         assert_eq!(plan.written.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 0, 0]);

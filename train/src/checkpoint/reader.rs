@@ -1,4 +1,4 @@
-//! Loading: a rank asks for parts of tensors, which are put together from whichever files hold them.
+//! Loading: a rank asks for parts of tensors, which are assembled from the files that hold them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,10 +23,10 @@ use collectives::Communicator;
 use collectives::{DType, Element};
 use collectives::{Error, Result};
 
-/// A checkpoint to load from, or safetensors files of others.
+/// A checkpoint to load from, or other programs' safetensors files.
 ///
-/// Ranks load each for itself: as many as they like, and what they like. Opening reads the index; a file's head is read when a part of it
-/// is first asked for. Heads are compared with the index, byte by byte through a SHA-256; the data themselves carry no checksum.
+/// Ranks load independently: any number of ranks, and any tensors. Opening reads the index; a file's header is read
+/// when a part of the file is first needed. Headers are compared with the index by SHA-256. The data have no checksum.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -52,39 +52,40 @@ use collectives::{Error, Result};
 pub struct Checkpoint {
     folder: Folder,
     contents: Contents,
-    /// Where the data of each file begin, and its head, once it was read.
+    /// The offset of each file's data, and its header, once it was read.
     headers: Vec<OnceLock<(u64, Header)>>,
     head_bytes: HeadBytes,
 }
 
 impl Checkpoint {
-    /// The steps of all checkpoints in a folder, the latest last; none where there is no such folder.
+    /// Returns the steps of all checkpoints in a folder, the latest last; none if the folder does not exist.
     ///
     /// # Errors
     ///
-    /// `Io` where the folder cannot be listed.
+    /// `Io` if the folder cannot be listed.
     pub fn steps(directory: impl AsRef<Path>) -> Result<Vec<u64>> {
         directory::steps(directory::named(directory.as_ref()))
     }
 
-    /// Opens the latest checkpoint in a folder; `None` where there is none. Local: ranks that start together call [`resume`](Self::resume).
+    /// Opens the latest checkpoint in a folder; `None` if there is none. Local: ranks that start together should call
+    /// [`resume`](Self::resume).
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open).
+    /// Those of [`open`](Self::open).
     pub fn latest(directory: impl AsRef<Path>) -> Result<Option<Self>> {
         let directory = directory::named(directory.as_ref());
         let latest = directory::steps(directory)?.last().copied();
         latest.map(|step| Self::open(directory.join(directory::name(step)))).transpose()
     }
 
-    /// Opens on every rank the checkpoint that is the latest for rank 0: so all load the same. `None` on all where there is none.
-    /// Collective.
+    /// Opens on every rank the checkpoint that is the latest for rank 0, so that all load the same. `None` on all if
+    /// there is none. Collective.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open), on all ranks where one fails: there with its own error, elsewhere with one that names that rank and its
-    /// reason. Those of collectives.
+    /// Those of [`open`](Self::open), on all ranks if one fails: the failing rank gets its own error, the others one
+    /// that names that rank and its reason. Those of collectives.
     pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
         const RESUMING: &str = "opening the latest checkpoint";
         let directory = directory::named(directory.as_ref());
@@ -96,14 +97,15 @@ impl Checkpoint {
         everywhere(comm, RESUMING, Self::open(directory.join(directory::name(step)))).map(Some)
     }
 
-    /// Opens a checkpoint's folder (`…/step-00000042`); or a safetensors file; or a model that lies in several, by the name of its index
-    /// (`model.safetensors.index.json`) or of the folder.
+    /// Opens a checkpoint's folder (`…/step-00000042`), a safetensors file, or a model in several files, by the name of
+    /// its index (`model.safetensors.index.json`) or of the folder.
     ///
     /// # Errors
     ///
-    /// `Io`, naming the file: where it is absent or cannot be read, and of kind `InvalidData` where it is not what it should be: an index
-    /// with parts that overlap or leave elements out, a head that is longer than the file, a name that stands there twice. A tensor has at most
-    /// 64 dimensions, one file's head at most 100 MB, all heads together and an index at most 256 MiB each.
+    /// `Io`, naming the file, if it is absent or cannot be read. The kind is `InvalidData` if its contents are invalid:
+    /// an index with parts that overlap or leave elements out, a header that is longer than the file, a duplicate name.
+    /// A tensor has at most 64 dimensions. One file's header has at most 100 MB, and all headers together, like an
+    /// index, at most 256 MiB.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let is_index = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(foreign::INDEX_ENDING));
@@ -118,7 +120,7 @@ impl Checkpoint {
         }
     }
 
-    /// A checkpoint of this crate's.
+    /// Opens a checkpoint of this crate.
     fn own(path: &Path) -> Result<Self> {
         let folder = Folder::open(directory::named(path))?;
         let json = folder.read_all(index::NAME, index::LONGEST)?;
@@ -127,7 +129,7 @@ impl Checkpoint {
         Ok(Self { folder, contents, headers, head_bytes: HeadBytes::default() })
     }
 
-    /// One file of anybody's.
+    /// Opens one safetensors file.
     fn single(path: &Path) -> Result<Self> {
         let mut opened = Self::empty(path)?;
         let name = file_name(path)?;
@@ -138,7 +140,7 @@ impl Checkpoint {
         Ok(opened)
     }
 
-    /// Several files of anybody's, by their index.
+    /// Opens several safetensors files by their index.
     fn sharded(path: &Path) -> Result<Self> {
         let mut opened = Self::empty(path)?;
         let json = opened.folder.read_all(file_name(path)?, index::LONGEST)?;
@@ -155,13 +157,13 @@ impl Checkpoint {
         }
     }
 
-    /// Nothing yet, in the folder of a file.
+    /// Creates an empty checkpoint in the folder of a file.
     fn empty(path: &Path) -> Result<Self> {
         let folder = Folder::open(directory::named(path.parent().unwrap_or(Path::new(""))))?;
         Ok(Self { folder, contents: Contents::default(), headers: Vec::new(), head_bytes: HeadBytes::default() })
     }
 
-    /// Adds a file of anybody's, and those of its tensors that are wanted.
+    /// Adds a safetensors file, and those of its tensors that are wanted.
     fn add(&mut self, name: String, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let path = self.folder.join(&name);
         let entry = super::contents::FileEntry { name: name.clone(), expected: None };
@@ -171,58 +173,60 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The step that it was saved at; `None` for files of others.
+    /// Returns the step at which it was saved; `None` for other programs' files.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         self.contents.step
     }
 
-    /// How many ranks saved it; `None` for files of others.
+    /// Returns the number of ranks that saved it; `None` for other programs' files.
     #[must_use]
     pub fn world_size(&self) -> Option<usize> {
         self.contents.world_size
     }
 
-    /// What the program said beside the tensors ([`Writer::metadata`](super::Writer::metadata)), or the files of others.
+    /// Returns the metadata stored with the tensors: by [`Writer::metadata`](super::Writer::metadata), or in other
+    /// programs' files.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.contents.metadata
     }
 
-    /// The names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.contents.tensors.keys().map(String::as_str)
     }
 
-    /// The type of a tensor's elements.
+    /// Returns the type of a tensor's elements.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such tensor, `Unsupported` where its type is no [`DType`].
+    /// `InvalidArgument` if there is no such tensor, `Unsupported` if its type is no [`DType`].
     pub fn dtype(&self, name: &str) -> Result<DType> {
         let unknown = |dtype: String| Error::unsupported(self.said(name, &format!("of type {dtype}")), "no element type here is it");
         self.tensor("Checkpoint::dtype", name)?.dtype.clone().map_err(unknown)
     }
 
-    /// The shape of a tensor.
+    /// Returns the shape of a tensor.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such tensor.
+    /// `InvalidArgument` if there is no such tensor.
     pub fn shape(&self, name: &str) -> Result<&[usize]> {
         Ok(&self.tensor("Checkpoint::shape", name)?.shape)
     }
 
-    /// Reads a part of a tensor to `values`, its elements in row-major order. `shape` is that of the whole tensor. Local.
+    /// Reads a part of a tensor into `values`, its elements in row-major order. `shape` is that of the whole tensor.
+    /// Local.
     ///
-    /// **Cost**: the bytes of the part are read, from the files that have them; of ranges that lie less than 4 KiB apart in a file, those
-    /// between them too. 1 MiB of memory, and the heads of these files.
+    /// **Cost**: reads the bytes of the part, from the files that have them. If two ranges of a file are less than
+    /// 4 KiB apart, it also reads the bytes between them. Uses 1 MiB of memory, and the headers of these files.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, and `values` are as they were, where there is no such tensor, or it has another type or shape or no such part, or
-    /// `values` has another length. `Io` where a file cannot be read, and of kind `InvalidData` where it is not what the index says, or a
-    /// `bool` in it is neither 0 nor 1; `values` may then be written in part.
+    /// `InvalidArgument`, with `values` unchanged, if there is no such tensor, it has another type or shape or no such
+    /// part, or `values` has another length. `Io` if a file cannot be read. The kind is `InvalidData` if the file does
+    /// not match the index, or if a `bool` in it is neither 0 nor 1. Then `values` may be partly written.
     pub fn read<T: Element>(&self, name: &str, shape: &[usize], piece: Piece, values: &mut [T]) -> Result<()> {
         let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
         if extent.len() != values.len() {
@@ -248,14 +252,14 @@ impl Checkpoint {
         })
     }
 
-    /// As [`read`](Self::read), to a new vector.
+    /// Does the same as [`read`](Self::read), into a new vector.
     ///
     /// # Errors
     ///
-    /// As there; and `Io` of kind `OutOfMemory` if there is no room for the vector.
+    /// Those of [`read`](Self::read), and `Io` of kind `OutOfMemory` if there is no room for the vector.
     pub fn read_vec<T: Element>(&self, name: &str, shape: &[usize], piece: Piece) -> Result<Vec<T>> {
         let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
-        // Nothing is allocated before files are known to have as much.
+        // Nothing is allocated before the files are known to have that much data.
         self.begins(name, tensor, &extent)?;
         let mut values = Vec::new();
         let bytes = extent.len().saturating_mul(size_of::<T>());
@@ -266,18 +270,18 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Compares every file's length and head with the index, and every part with its tensor. Reads no data.
+    /// Compares every file's length and header with the index, and every part with its tensor. Reads no data.
     ///
     /// # Errors
     ///
-    /// `Io`, as [`read`](Self::read).
+    /// `Io`, as for [`read`](Self::read).
     pub fn check(&self) -> Result<()> {
         (0..self.headers.len()).try_for_each(|file| self.header(file).map(drop))?;
         let places = self.contents.tensors.iter().flat_map(|(name, tensor)| tensor.places.iter().map(move |place| (name, tensor, place)));
         places.map(|(name, tensor, place)| self.begin(name, tensor, place)).try_for_each(|begin| begin.map(drop))
     }
 
-    /// A part of a tensor, which is there, has this type and this shape.
+    /// Returns a part of a tensor, if the tensor exists and has this type and this shape.
     fn part<T: Element>(&self, name: &str, shape: &[usize], piece: &Piece) -> Result<(&Tensor, Extent)> {
         let tensor = self.tensor("Checkpoint::read", name)?;
         let refused = |reason: String| Error::argument("Checkpoint::read", self.said(name, &reason));
@@ -292,7 +296,7 @@ impl Checkpoint {
         self.contents.tensors.get(name).ok_or_else(|| Error::argument(call, self.said(name, "is not there")))
     }
 
-    /// A sentence on a tensor, with where it lies.
+    /// Describes a tensor and the files that hold it.
     fn said(&self, name: &str, what: &str) -> String {
         let files = self.contents.tensors.get(name).map_or(&[][..], |tensor| &tensor.places);
         let place = match (files, &*self.contents.files) {
@@ -307,7 +311,7 @@ impl Checkpoint {
         self.folder.join(&self.contents.files[file].name)
     }
 
-    /// The head of a file, and where its data begin.
+    /// Returns the offset of a file's data, and its header.
     fn header(&self, file: usize) -> Result<&(u64, Header)> {
         if let Some(header) = self.headers[file].get() {
             return Ok(header);
@@ -316,12 +320,12 @@ impl Checkpoint {
         Ok(self.headers[file].get_or_init(|| read))
     }
 
-    /// Where in their files the sources of a part begin, once it is certain that they are what the index says; 0 for those that are not
-    /// needed.
+    /// Returns the offset in its file of each source of a part, after verifying the source against the index; 0 for
+    /// sources that are not needed.
     fn begins(&self, name: &str, tensor: &Tensor, part: &Extent) -> Result<Vec<u64>> {
         let mut begins = vec![0; tensor.places.len()];
         for run in runs(part, &tensor.extents, usize::MAX) {
-            // No data begin at 0.
+            // Data never begin at offset 0.
             if begins[run.source] == 0 {
                 begins[run.source] = self.begin(name, tensor, &tensor.places[run.source])?;
             }
@@ -342,12 +346,12 @@ impl Checkpoint {
     }
 }
 
-/// The name of a file in its folder.
+/// Returns the name of a file in its folder.
 fn file_name(path: &Path) -> Result<&str> {
     path.file_name().and_then(|name| name.to_str()).ok_or_else(|| malformed(path, "its name is no text"))
 }
 
-/// Copies what was read to where it belongs; `false` where bytes are no values.
+/// Copies what was read to its destination. Returns `false` if bytes are invalid values.
 fn copied<T: Element>(batch: &Batch, bytes: &[u8], values: &mut [T]) -> bool {
     batch.runs.iter().all(|run| {
         let start = (run.from - batch.start) * size_of::<T>();

@@ -1,4 +1,5 @@
-//! Files by names from outside: opened without waiting for the other end of a pipe, refused if they are none, and read within a limit.
+//! Files by names from outside: opened without waiting for the other end of a pipe, refused if they are not regular
+//! files, and read within a limit.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -8,7 +9,7 @@ use std::os::unix::fs::FileTypeExt;
 use rustix::fs::{Mode, OFlags};
 use rustix::path::Arg;
 
-/// Opens a regular file of a folder to read, whatever name the folder has by now.
+/// Opens a regular file of a folder for reading, whatever the folder's present name.
 pub(super) fn open_in(folder: impl AsFd, name: impl Arg) -> io::Result<(File, Metadata)> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
@@ -16,7 +17,7 @@ pub(super) fn open_in(folder: impl AsFd, name: impl Arg) -> io::Result<(File, Me
     if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("it is {}, not a regular file", kind(&facts)))) }
 }
 
-/// The bytes of a file that was opened, if they are no more than `most`.
+/// Returns the bytes of an opened file, if they are no more than `most`.
 pub(super) fn whole((file, facts): (File, Metadata), most: u64) -> io::Result<Vec<u8>> {
     within(facts.len(), most)?;
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Parameters, and the state of their optimiser, that are dealt out over the ranks: saved by share, loaded by another world size's shares.
+//! Sharded parameters, and their optimiser's state: saved by share, and loaded by another world size's shares.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use crate::sharded::ShardedOptimizer;
 use collectives::Element;
 use collectives::{Error, Result};
 
-/// What is dealt out over the ranks by share: the buckets of a [`ShardedOptimizer`], whose parameters have names of
-/// their own, and the units of a [`FullySharded`], where the unit's name and a dot come before the parameter's.
+/// A model that is sharded over the ranks: the buckets of a [`ShardedOptimizer`], with the parameters' names, and the
+/// units of a [`FullySharded`], with the unit's name and a dot before the parameter's.
 pub trait Sharded: sealed::Shares {}
 
 impl Sharded for ShardedOptimizer {}
@@ -25,10 +25,10 @@ mod sealed {
     use super::{BucketLayout, Slot};
 
     pub trait Shares {
-        /// The buckets, and which elements of each are this rank's.
+        /// Returns the buckets, and which elements of each are this rank's.
         fn dealt(&self) -> Vec<(&BucketLayout, Range<usize>)>;
 
-        /// The name of a bucket's parameter.
+        /// Returns the name of a bucket's parameter.
         fn name(&self, bucket: &BucketLayout, slot: &Slot) -> Option<String>;
     }
 }
@@ -53,30 +53,34 @@ impl sealed::Shares for FullySharded {
     }
 }
 
-/// What one share has of one parameter.
+/// The part of one parameter in one share.
 struct Part<'a> {
     name: String,
     shape: &'a [usize],
     piece: Piece,
-    /// Where in the share it lies.
+    /// Its place in the share.
     within: std::ops::Range<usize>,
 }
 
 impl<'a> Writer<'a> {
-    /// Adds what this rank has for its shares of a model's buckets or units, their parameters or an optimiser's state: one slice for each, as long as the
-    /// share ([`ShardedOptimizer::shard_lens`], [`FullySharded::shard_lens`]). It is saved as a tensor for each parameter, of the parameter's shape and
-    /// named `prefix` and the parameter's name ([`Sharded`]), with a dot between: so any world size and any buckets can load it, and other tools read it.
-    /// Names must be unique: nothing else is saved under one of them.
+    /// Adds this rank's shares of a model's buckets or units: their parameters, or an optimiser's state. Takes one
+    /// slice for each share, of the same length ([`ShardedOptimizer::shard_lens`], [`FullySharded::shard_lens`]).
     ///
-    /// A mistake is told by [`commit`](Self::commit): `InvalidArgument` where there are not as many slices, one has another length, or two parameters
-    /// would have the same name: with a unit's name before it, `a.b` and `c` have that of `a` and `b.c`.
+    /// Each parameter is saved as a tensor of its shape, named `prefix`, a dot and the parameter's name ([`Sharded`]).
+    /// So any world size and any buckets can load it, and other tools can read it. Names must be unique: nothing else
+    /// may be saved under one of them.
+    ///
+    /// An invalid argument is reported by [`commit`](Self::commit): `InvalidArgument` if the number of slices differs,
+    /// a slice has another length, or two parameters would have the same name. With unit names, `a.b` and `c` have the
+    /// name of `a` and `b.c`.
     pub fn shares<T: Element>(&mut self, prefix: &str, model: &impl Sharded, state: impl IntoIterator<Item = &'a [T]>) -> &mut Self {
         let mut state = state.into_iter();
         let parts = match parts("Writer::shares", prefix, model) {
             Ok(parts) => parts,
             Err(error) => return self.refused(error),
         };
-        // Every rank has all names, so this is every rank's error; the parts of others could not tell namesakes from copies.
+        // Every rank has all names, so this is every rank's error. The parts alone could not distinguish equal names
+        // from copies.
         self.reserve(parts.iter().flat_map(|(parts, _)| parts).map(|part| part.name.clone()));
         let count = parts.len();
         for (bucket, (parts, len)) in parts.into_iter().enumerate() {
@@ -101,13 +105,13 @@ impl<'a> Writer<'a> {
 }
 
 impl Checkpoint {
-    /// Reads what this rank has for its shares of a model's buckets or units, which [`Writer::shares`] saved under `prefix`, whatever the world
-    /// size and the buckets were then. What lies behind a bucket's last parameter stays as it is. Local.
+    /// Reads this rank's shares of a model's buckets or units, which [`Writer::shares`] saved under `prefix`, with any
+    /// world size and buckets. Elements after a bucket's last parameter stay unchanged. Local.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there are not as many slices as buckets, one is not as long as the share, or two parameters have the same name; and as
-    /// [`read`](Self::read).
+    /// `InvalidArgument` if there are not as many slices as buckets, a slice is not as long as its share, or two
+    /// parameters have the same name; and those of [`read`](Self::read).
     pub fn read_shares<'s, T: Element>(
         &self,
         prefix: &str,
@@ -127,10 +131,10 @@ impl Checkpoint {
     }
 }
 
-/// What a rank's share of one bucket has of each of its parameters, which may be nothing, and how long the share is.
+/// The parts of a bucket's parameters in a rank's share, of which some may be empty, and the length of the share.
 type OfBucket<'m> = (Vec<Part<'m>>, usize);
 
-/// What this rank's shares have, bucket by bucket. Refuses parameters of one name.
+/// Returns the parts in this rank's shares, bucket by bucket. Refuses parameters with the same name.
 fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Result<Vec<OfBucket<'m>>> {
     let of_bucket = |(layout, share): (&'m BucketLayout, std::ops::Range<usize>)| {
         let part = |slot: &'m Slot| {
@@ -150,7 +154,7 @@ fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Resul
     }
 }
 
-/// The slice of a bucket, which must be there and as long as the share.
+/// Returns the slice of a bucket, which must exist and be as long as the share.
 fn fitting<S>(call: &'static str, prefix: &str, bucket: usize, len: usize, share: Option<S>, count: impl Fn(&S) -> usize) -> Result<S> {
     let refused = |reason: String| Error::argument(call, format!("state {prefix:?}: {reason}"));
     let share = share.ok_or_else(|| refused(format!("there is none for bucket {bucket}")))?;

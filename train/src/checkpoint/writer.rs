@@ -1,4 +1,4 @@
-//! Saving: every rank says what it holds, rank 0 divides the work, all write, and rank 0 lets the checkpoint appear.
+//! Saving: every rank declares what it holds, rank 0 divides the work, all write, and rank 0 publishes the checkpoint.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -41,46 +41,47 @@ use collectives::{Error, Result};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Nothing is copied: the writer borrows what it is given. A mistake in a call is kept, and is the error of `commit`, on every rank: so no
-/// rank waits for one that has given up.
+/// Nothing is copied: the writer borrows its arguments. An invalid argument is kept, and becomes the error of `commit`
+/// on every rank. So no rank waits for one that has given up.
 pub struct Writer<'a> {
     comm: &'a Communicator,
     directory: PathBuf,
     declaration: Declaration,
     /// The bytes of each part.
     bytes: Vec<&'a [u8]>,
-    /// The names of parameters that are dealt out, which are nobody else's.
+    /// The names of sharded parameters, which must not be used for anything else.
     reserved: BTreeSet<String>,
     keep: Option<usize>,
     mistake: Option<Error>,
 }
 
-/// A name that cannot be used for anything else.
+/// Returns the error for a name that is already in use.
 fn taken(name: &str) -> Error {
     let reason = format!("tensor {name:?}: a parameter of shares and something else have this name; give each a prefix of its own");
     Error::argument("Writer::shares", reason)
 }
 
-/// What the ranks fail in together.
+/// The operation that the ranks fail in together.
 const SAVING: &str = "saving a checkpoint";
 
 impl<'a> Writer<'a> {
-    /// A writer of a checkpoint in `directory`, which holds all checkpoints of a run and is made where it is absent. Every rank gives the
-    /// same folder of a file system that all share. Local: nothing is written yet.
+    /// Creates a writer of a checkpoint in `directory`, which holds all checkpoints of a run and is created if it does
+    /// not exist. Every rank must pass the same folder of a shared file system. Local: nothing is written yet.
     pub fn new(comm: &'a Communicator, directory: impl Into<PathBuf>) -> Self {
         let (directory, declaration) = (named(&directory.into()).to_owned(), Declaration::default());
         Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
     }
 
-    /// Adds what this rank holds of a tensor: `values` are the elements of the piece, in row-major order. `shape` is that of the whole
-    /// tensor, and the same on every rank.
+    /// Adds this rank's piece of a tensor: `values` are the elements of the piece, in row-major order. `shape` is that
+    /// of the whole tensor, and must be the same on every rank.
     ///
-    /// All ranks' pieces together must be the whole tensor, each element once; but a piece that several ranks hold alike is written by one
-    /// of them, which is trusted to have what the others have. The pieces of a tensor are all flat ranges (ranges of rows are, too), or all
-    /// ranges of one dimension.
+    /// All ranks' pieces together must be the whole tensor, each element once. Only the same piece may be held by
+    /// several ranks: one of them writes it, and it is assumed that the others hold the same values. The pieces of a
+    /// tensor must all be flat ranges (ranges of rows are, too), or all ranges of one dimension.
     ///
-    /// A mistake is told by [`commit`](Self::commit): `InvalidArgument` where the tensor has no such piece, `values` has another length, or
-    /// the name is empty, has a `#`, is `__metadata__`, or is one of [`shares`](Self::shares).
+    /// An invalid argument is reported by [`commit`](Self::commit): `InvalidArgument` if the tensor has no such piece,
+    /// `values` has another length, or the name is empty, has a `#`, is `__metadata__`, or is one of
+    /// [`shares`](Self::shares).
     pub fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
         if self.reserved.contains(name) {
             self.refuse(taken(name));
@@ -88,7 +89,7 @@ impl<'a> Writer<'a> {
         self.add(name, shape, piece, values)
     }
 
-    /// Keeps names for parameters that are dealt out, and refuses those that something has already.
+    /// Reserves names for sharded parameters, and refuses those already in use.
     pub(super) fn reserve(&mut self, names: impl IntoIterator<Item = String>) {
         let mut had: BTreeSet<&str> = self.declaration.tensors.iter().map(|declared| &*declared.name).collect();
         let mut names: BTreeSet<String> = names.into_iter().collect();
@@ -100,7 +101,7 @@ impl<'a> Writer<'a> {
         self.reserved.append(&mut names);
     }
 
-    /// Adds what this rank holds of a tensor, whoever has its name.
+    /// Adds this rank's piece of a tensor, even if its name is reserved.
     pub(super) fn add<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
         let declared = piece.extent(shape).and_then(|extent| match extent.len() == values.len() {
             true => Declared::new(name, T::ELEMENT_TYPE, shape, piece),
@@ -116,14 +117,15 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Keeps a word of the program's with the checkpoint. Several ranks may say the same; what they say of one key must not differ.
+    /// Stores a key-value pair of strings with the checkpoint. Several ranks may store the same key, but only with the
+    /// same value.
     pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<String>) -> &mut Self {
         self.declaration.metadata.insert(key.into(), value.into());
         self
     }
 
-    /// Has all but the last `count` checkpoints removed once this one is saved, this one counted. By default all are kept. What rank 0 says
-    /// counts.
+    /// Sets how many checkpoints to keep: once this one is saved, all but the last `count`, including this one, are
+    /// removed. By default all are kept. Rank 0's value counts.
     pub fn keep(&mut self, count: usize) -> &mut Self {
         if count == 0 {
             self.refuse(Error::argument("Writer::keep", "0 checkpoints cannot be kept: at least the new one is"));
@@ -132,31 +134,37 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Keeps the first mistake.
+    /// Keeps the first error.
     pub(super) fn refuse(&mut self, mistake: Error) {
         self.mistake.get_or_insert(mistake);
     }
 
-    /// Writes the checkpoint of a step that comes after all others in the folder; where it lies. Collective.
+    /// Writes the checkpoint of a step, which must come after all others in the folder, and returns its path.
+    /// Collective.
     ///
-    /// A step that is the latest there already is written anew, and replaces what was saved of it: a run may save at its end whatever it saved
-    /// last. Who has the replaced one open reads it to the
-    /// end, or gets an error of its files.
+    /// If the step is already the latest there, it is written again and replaces the old one. So a run may save at its
+    /// end whatever it saved last. A reader that has the replaced checkpoint open reads it to the end, or gets an error
+    /// about its files.
     ///
-    /// It appears, by one rename, when every rank's file is written and synced. Until then, and whatever fails or is killed, the checkpoint
-    /// before it is the latest. What an interrupted save left is removed by the next, so only one group of ranks may save to a folder at a
-    /// time: of two, one fails. What cannot be removed, nor an old checkpoint, harms no save: an event says so.
+    /// The checkpoint appears by one rename, when every rank's file is written and synced. Until then, whatever fails
+    /// or is killed, the checkpoint before it is the latest. The next save removes what an interrupted one left, so
+    /// only one group of ranks may save to a folder at a time: of two, one fails. Files that cannot be removed, or an
+    /// old checkpoint, do not make the save fail; they are reported by an event.
     ///
-    /// **Cost**: each element is written once, by one rank; all wait for the slowest, no longer than the communicator's timeout.
-    /// Names, shapes and pieces of all ranks go to rank 0, some 100 B for each.
+    /// **Cost**: each element is written once, by one rank. All ranks wait for the slowest, at most for the
+    /// communicator's timeout. Names, shapes and pieces of all ranks go to rank 0, about 100 B for each.
     ///
     /// # Errors
     ///
-    /// What fails on one rank fails on all: there with its own error, elsewhere with one (`Io`) that names that rank and its reason. `Io`
-    /// where a file cannot be written or synced, or a rank does not see rank 0's files. `InvalidArgument` for mistakes in calls before this
-    /// one, for pieces of all ranks that are no whole tensors, and for a step before the latest. `Mismatch` for ranks that pass
-    /// different steps. Those of collectives: where a rank dies when all is written, the checkpoint may be there;
-    /// [`Checkpoint::latest`](super::Checkpoint::latest) tells.
+    /// If one rank fails, all fail: it with its own error, the others with one (`Io`) that names that rank and its
+    /// reason.
+    ///
+    /// - `Io` if a file cannot be written or synced, or a rank does not see rank 0's files.
+    /// - `InvalidArgument` for invalid arguments of earlier calls, if the pieces of all ranks are not whole tensors,
+    ///   and for a step before the latest.
+    /// - `Mismatch` if ranks pass different steps.
+    /// - Those of collectives. If a rank dies when all is written, the checkpoint may exist;
+    ///   [`Checkpoint::latest`](super::Checkpoint::latest) finds it.
     pub fn commit(mut self, step: u64) -> Result<PathBuf> {
         same_step(self.comm, step)?;
         everywhere(self.comm, SAVING, self.mistake.take().map_or(Ok(()), Err))?;
@@ -164,7 +172,7 @@ impl<'a> Writer<'a> {
         let begun = told.map(|(told, counts)| Begun::new(self.comm, &self.directory, &told, &counts, step)).transpose();
         let begun = everywhere(self.comm, SAVING, begun)?;
         if let Err(error) = self.save(begun.as_ref(), step) {
-            // Ranks that have not heard yet of one that is gone or late may still write there: the next save removes it.
+            // Ranks that have not yet noticed a lost or late rank may still write there. The next save removes it.
             let is_everywhere = !(error.is_peer_lost() || error.is_poisoned() || error.is_timeout());
             if let Some(begun) = begun.filter(|_| is_everywhere) {
                 begun.unfinished.discard(&self.directory);
@@ -177,7 +185,7 @@ impl<'a> Writer<'a> {
         Ok(self.directory.join(name(step)))
     }
 
-    /// What all ranks say that they hold, one behind the other with the lengths, on rank 0.
+    /// Collects the declarations of all ranks, concatenated, with their lengths, on rank 0.
     fn gather(&self) -> Result<Option<(Vec<u8>, Vec<usize>)>> {
         let comm = self.comm;
         let mine = serde_json::to_vec(&self.declaration).map_err(|error| Error::argument("commit", error.to_string()));
@@ -198,14 +206,14 @@ impl<'a> Writer<'a> {
         Ok(Some((all, counts)))
     }
 
-    /// Writes this rank's file, and lets the checkpoint appear when all have written theirs.
+    /// Writes this rank's file, and publishes the checkpoint when all have written theirs.
     fn save(&self, begun: Option<&Begun>, step: u64) -> Result<()> {
         let (unfinished, numbers) = self.hand_out(begun, step)?;
         everywhere(self.comm, SAVING, self.write(&unfinished, &numbers, step))?;
         everywhere(self.comm, SAVING, begun.map_or(Ok(()), |begun| begun.finish(&self.directory, step)))
     }
 
-    /// Tells every rank where to write which of its parts.
+    /// Sends to every rank where to write, and which of its parts.
     fn hand_out(&self, begun: Option<&Begun>, step: u64) -> Result<(Unfinished, Vec<usize>)> {
         let comm = self.comm;
         let mut mark = [0_u8; MARK_LENGTH];
@@ -217,7 +225,7 @@ impl<'a> Writer<'a> {
         let told: Option<Vec<u64>> = counts.as_ref().map(|counts| counts.iter().map(|count| *count as u64).collect());
         let mut count = [0_u64];
         comm.scatter_into(told.as_ref(), &mut count, 0)?;
-        // One part is written once.
+        // Each part is written once.
         let count = (count[0] as usize).min(self.bytes.len());
         let all: Option<Vec<u64>> = begun.map(|begun| begun.plan.written.concat().iter().map(|number| *number as u64).collect());
         let mut numbers = vec![0_u64; count];
@@ -226,7 +234,7 @@ impl<'a> Writer<'a> {
         Ok((Unfinished::of(step, mark), numbers.into_iter().map(|number| number as usize).collect()))
     }
 
-    /// Writes this rank's file, if it has parts to write, where rank 0's mark is.
+    /// Writes this rank's file, if it has parts to write, to the folder that has rank 0's marker.
     fn write(&self, unfinished: &Unfinished, numbers: &[usize], step: u64) -> Result<()> {
         unfinished.check(&self.directory)?;
         if numbers.is_empty() {
@@ -241,7 +249,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// A save under way, on rank 0.
+/// A save in progress, on rank 0.
 struct Begun {
     unfinished: Unfinished,
     plan: Plan,
@@ -260,7 +268,7 @@ impl Begun {
         Ok(Self { unfinished: Unfinished::begin(directory, step)?, plan })
     }
 
-    /// Looks whether every rank's file is there, writes the index, and gives the folder its name.
+    /// Checks that every rank's file exists, writes the index, and gives the folder its name.
     fn finish(&self, directory: &Path, step: u64) -> Result<()> {
         let folder = directory.join(&self.unfinished.folder);
         for file in self.plan.index.files() {
@@ -276,7 +284,7 @@ impl Begun {
     }
 }
 
-/// Refuses ranks that pass different steps, on all of them.
+/// Fails on all ranks if they pass different steps.
 fn same_step(comm: &Communicator, step: u64) -> Result<()> {
     let mut steps = vec![0; comm.world_size()];
     comm.all_gather_into(&[step], &mut steps)?;

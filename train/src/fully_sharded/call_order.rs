@@ -1,4 +1,5 @@
-//! Which calls were made for which unit: units of one length look alike to the communicator, so ranks compare the order by themselves.
+//! The calls that were made for each unit. The communicator cannot tell apart units of one length, so ranks compare the
+//! order here.
 
 use std::fmt;
 
@@ -10,10 +11,10 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// How many calls of a step are kept by name; of what comes behind them ranks know only that it differs.
+/// The number of calls of a step that are kept by name. For later calls, ranks only know whether they differ.
 const MOST_LISTED: usize = 4096;
 
-/// What was called for a unit.
+/// A call for a unit.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum UnitCall {
     Gather(usize),
@@ -50,7 +51,8 @@ impl CallOrder {
         }
     }
 
-    /// Starts to compare with the other ranks. A number and its complement are both the largest only where all have the same.
+    /// Starts to compare with the other ranks. A number and its complement are both the largest only if all ranks have
+    /// the same.
     pub(super) fn start(&self, comm: &Communicator) -> Result<Pending<[u64; 2]>> {
         let mine = self.number();
         match comm.world_size() {
@@ -59,7 +61,7 @@ impl CallOrder {
         }
     }
 
-    /// Refuses ranks that made other calls, and forgets those of this step. Collective.
+    /// Refuses ranks that made other calls, and clears those of this step. Collective.
     pub(super) fn finish(&mut self, comm: &Communicator, call: &'static str, largest: [u64; 2]) -> Result<()> {
         if largest[0] != !largest[1] {
             let lines = self.listed.iter().map(UnitCall::to_string).collect();

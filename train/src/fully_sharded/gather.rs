@@ -1,4 +1,4 @@
-//! Units gathered before they are used, and released behind that.
+//! Gathers units before they are used, and releases them afterwards.
 
 use super::FullySharded;
 use super::call_order::UnitCall;
@@ -12,14 +12,14 @@ use collectives::{Error, Result};
 
 /// Parameters in use.
 impl FullySharded {
-    /// Gathers a unit's parameters, if they are not gathered yet, starts to gather the next ones, and waits for this one's. Which are the next
-    /// goes by the order of units: those behind it, or those before it once the last unit, or one before the last that was gathered, was.
-    /// Collective.
+    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this one. The next
+    /// units are those after it. In the backward pass, which begins once the last unit or one before the latest was
+    /// gathered, they are those before it. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that is not there, and where a parameter of the model has no values yet, which only this rank gets; those of
-    /// collectives.
+    /// `InvalidArgument` for a unit that does not exist, and if a parameter of the model has no values yet; only this
+    /// rank gets these. And those of collectives.
     pub fn gather(&mut self, unit: usize) -> Result<()> {
         self.check_gather("gather", unit)?;
         self.go_on(|model| {
@@ -32,33 +32,34 @@ impl FullySharded {
         Ok(())
     }
 
-    /// Starts to gather a unit's parameters in the background, for a [`gather`](Self::gather) to come: the first unit right after an update, or
-    /// one that is used out of order. Its buffer comes on top of those of [`prefetch`](super::FullyShardedOptions::prefetch). Collective.
+    /// Starts to gather a unit's parameters in the background, for a later [`gather`](Self::gather). For the first unit
+    /// right after an update, or one that is used out of order. Its buffer comes on top of those of
+    /// [`prefetch`](super::FullyShardedOptions::prefetch). Collective.
     ///
     /// # Errors
     ///
-    /// As for [`gather`](Self::gather).
+    /// Those of [`gather`](Self::gather).
     pub fn prefetch(&mut self, unit: usize) -> Result<()> {
         self.check_gather("prefetch", unit)?;
         self.go_on(|model| model.start_gather(unit))
     }
 
-    /// A parameter of a unit that is gathered, until it is [released](Self::release).
+    /// Returns a parameter of a gathered unit, until it is [released](Self::release).
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where there is no such parameter, the unit is not gathered, or `T` is not the type in which it is; `Unsupported` on a
-    /// device.
+    /// `InvalidArgument` if there is no such parameter, the unit is not gathered, or `T` is not its gathered type;
+    /// `Unsupported` on a device.
     pub fn parameter<T: Float>(&self, unit: usize, parameter: usize) -> Result<&[T]> {
         let (flat, state) = self.in_use::<T>("parameter", unit, parameter)?;
         Ok(&flat.host()?[state.slot(parameter)])
     }
 
-    /// As [`parameter`](Self::parameter), where it is on a device.
+    /// Does the same as [`parameter`](Self::parameter), for a unit on a device.
     ///
     /// # Errors
     ///
-    /// As there, and `InvalidArgument` where it is in host memory.
+    /// Those of [`parameter`](Self::parameter), and `InvalidArgument` if it is in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_parameter<T: Float>(&self, unit: usize, parameter: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
         let (flat, state) = self.in_use::<T>("device_parameter", unit, parameter)?;
@@ -66,11 +67,11 @@ impl FullySharded {
         flat.device_view(state.slot(parameter)).ok_or_else(on_host)
     }
 
-    /// Copies a parameter of a unit that is gathered to a buffer of its length, and of the type in which it is gathered.
+    /// Copies a parameter of a gathered unit to a buffer of its length and gathered type.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for any other, and as for [`parameter`](Self::parameter).
+    /// `InvalidArgument` for any other buffer, and those of [`parameter`](Self::parameter).
     pub fn copy_to<B>(&self, unit: usize, parameter: usize, destination: &mut B) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
@@ -82,8 +83,9 @@ impl FullySharded {
         flat.copy_to(state.slot(parameter), destination)
     }
 
-    /// Gives up a unit's gathered parameters: their buffer is for the next. With [`ShardingStrategy::ShardGradOp`] they stay until the next
-    /// update, and [`gather`](Self::gather) finds them there. On this rank alone; all ranks release the same units.
+    /// Releases a unit's gathered parameters, so that their buffer can be reused. With
+    /// [`ShardingStrategy::ShardGradOp`] they stay until the next update, and [`gather`](Self::gather) finds them
+    /// there. Local to this rank, but all ranks must release the same units.
     ///
     /// # Errors
     ///
@@ -126,7 +128,7 @@ impl FullySharded {
         Ok(())
     }
 
-    /// A gathered unit's elements, where a parameter's are `T`s.
+    /// Returns a gathered unit's elements, if a parameter's are `T`s.
     fn in_use<T: Float>(&self, call: &'static str, unit: usize, parameter: usize) -> Result<(&Flat<T>, &UnitState)> {
         let state = self.known(call, unit)?;
         let len = state.parameter(call, parameter)?.len().unwrap_or_default();

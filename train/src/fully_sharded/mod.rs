@@ -1,15 +1,18 @@
-//! Parameters, gradients and the optimiser's state dealt out over the ranks (ZeRO, stages 2 and 3).
+//! Parameters, gradients and the optimiser's state sharded over the ranks (ZeRO, stages 2 and 3).
 //!
 //! # Design
 //!
-//! A unit's parameters lie flat, one behind the other, and each rank keeps its share of that (`unit.rs`). The whole is gathered into a buffer
-//! of a small pool (`pool.rs`) and goes back there when the unit is released; the next units' gathers are started before this one's is
-//! waited for (`gather.rs`; `prefetch_order.rs`, pure, says which are next). A unit's gradients are put into a buffer of another pool,
-//! reduced and scattered in the background, and this rank's share is added to what it keeps when that buffer, or the step's end, is waited
-//! for (`reduce.rs`). Types are converted where elements are copied anyway, so nothing but buffers of whole units has another type.
+//! A unit's parameters are concatenated into one flat buffer, and each rank keeps its share of it (`unit.rs`). The
+//! whole is gathered into a buffer of a small pool (`pool.rs`), which gets it back when the unit is released. The next
+//! units' gathers are started before this one is waited for (`gather.rs`; the pure `prefetch_order.rs` decides which
+//! are next). A unit's gradients are copied into a buffer of another pool, then reduced and scattered in the
+//! background. This rank's share is added to its gradients when that buffer, or the step's end, is waited for
+//! (`reduce.rs`). Types are converted where elements are copied anyway, so only the buffers of whole units have another
+//! type.
 //!
-//! Calls for units of one length look alike to the communicator. So ranks compare the order of their calls at the end of a step
-//! (`call_order.rs`), beside the last reductions: no optimiser sees what was made of different units.
+//! The communicator cannot tell apart calls for units of one length. So ranks compare the order of their calls at the
+//! end of a step (`call_order.rs`), beside the last reductions. No optimiser gets results that were computed from
+//! different units.
 
 mod call_order;
 mod gather;
@@ -42,12 +45,13 @@ use unit::{UnitState, layout_of};
 pub use options::{FullyShardedOptions, ShardingStrategy, Unit};
 pub use reduce::ReducedGradients;
 
-/// Keeps a share of the parameters on each rank, and gathers those of one unit after the other while they are used: ZeRO stage 3, torch's
-/// `FullyShardedDataParallel` with `FULL_SHARD`; with [`ShardingStrategy::ShardGradOp`] stage 2.
+/// Keeps a share of the parameters on each rank, and gathers those of one unit after the other while they are used.
+/// This is ZeRO stage 3, or torch's `FullyShardedDataParallel` with `FULL_SHARD`; with
+/// [`ShardingStrategy::ShardGradOp`] stage 2.
 ///
-/// Units are listed in the order in which the forward pass uses them. [`gather`](Self::gather) starts to gather the next one too, and the
-/// one before in the backward pass. [`reduce_gradients`](Self::reduce_gradients) averages a unit's gradients in the background, and keeps
-/// this rank's share of them.
+/// List units in the order in which the forward pass uses them. [`gather`](Self::gather) also starts to gather the next
+/// one, or in the backward pass the one before. [`reduce_gradients`](Self::reduce_gradients) averages a unit's
+/// gradients in the background, and keeps this rank's share of them.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -84,42 +88,51 @@ pub use reduce::ReducedGradients;
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// **Accumulation.** [`end_backward`](Self::end_backward) ends a backward pass whose gradients stay in the share, where the next pass adds to
-/// them: so several passes need no more memory than one, but each reduces. Gradients are added up over passes: divide by their number.
+/// **Accumulation.** [`end_backward`](Self::end_backward) ends a backward pass whose gradients stay in the share, where
+/// the next pass adds to them. So several passes need no more memory than one, but each reduces. Gradients are summed
+/// over passes: divide by their number.
 ///
-/// **Mixed precision.** Parameters of `f32` with [`gather_type`](FullyShardedOptions::gather_type) `Bf16` are kept as `f32` in the shares,
-/// gathered and used as `bf16`, and their gradients, handed in as `bf16`, are added to the share as `f32`. With
-/// [`reduce_type`](FullyShardedOptions::reduce_type) `F32` they are added up over ranks as `f32` too; otherwise n ranks' mean has the error
-/// that [`Compress`](super::Compress) states. Where the reduce type differs from the gather type, gradients are weighted (by 1/n for a mean)
-/// before they are added up, so `f16` overflows no sooner than one rank's gradients. What is converted goes by way of `f32`.
+/// **Mixed precision.** Parameters of `f32` with [`gather_type`](FullyShardedOptions::gather_type) `Bf16` are kept as
+/// `f32` in the shares, and gathered and used as `bf16`. Their gradients, passed as `bf16`, are added to the share as
+/// `f32`. With [`reduce_type`](FullyShardedOptions::reduce_type) `F32` they are also summed over ranks as `f32`.
+/// Otherwise the mean of n ranks has the error that [`Compress`](super::Compress) states. If the reduce type differs
+/// from the gather type, gradients are weighted (by 1/n for a mean) before they are summed, so `f16` overflows no
+/// sooner than one rank's gradients. Conversions go via `f32`.
 ///
-/// **Order.** Every rank makes the same calls for units in the same order. Ranks that call for units of different lengths are told so at once,
-/// by `Mismatch`; where the lengths are the same, by [`reduce`](Self::reduce), before anything is updated. Between updates nobody compares:
-/// an evaluation that uses units in different orders computes with wrong parameters. Other collectives on the same
-/// communicator must come at the same place on every rank, or be made on one of their own ([`Communicator::split`]).
+/// **Order.** Every rank must make the same calls for units in the same order. If ranks make calls for units of
+/// different lengths, they get a `Mismatch` at once. If the lengths are the same, [`reduce`](Self::reduce) returns it,
+/// before anything is updated. Between updates ranks do not compare: an evaluation that uses units in different orders
+/// computes with wrong parameters. Other collectives on the same communicator must come at the same place on every
+/// rank. Otherwise make them on a communicator of their own ([`Communicator::split`]).
 ///
-/// **Memory**, of each rank of n, for parameters of N elements of m bytes, in units of at most L elements (filled up to a multiple of n),
-/// gathered as g bytes and reduced as r, with p = [`prefetch`](FullyShardedOptions::prefetch), where each unit is released before the next
-/// is gathered: 2·m·N/n for the shares of parameters and gradients, (1 + p)·L·g for units that are gathered, and (1 + p)·L·r for those that are
-/// reduced; and where gradients of a type of their own are accumulated m·L/n to convert them. In stage 2 N·g in place of (1 + p)·L·g. And
-/// the caller's state for the share: 2·m·N/n for Adam. So at its peak the backward pass of 4-byte parameters has 8·N/n + 16·L with the
-/// defaults, where [`ShardedOptimizer`](super::ShardedOptimizer) has 4·N + 4·N/n beside the parameters themselves.
-/// [`memory_bytes`](Self::memory_bytes) counts. What the communicator needs for its
-/// own is not in it, nor up to 64 KiB for the order of calls.
+/// **Memory** of each of n ranks, for parameters of N elements of m bytes, in units of at most L elements (padded to a
+/// multiple of n), gathered as g bytes and reduced as r, with p = [`prefetch`](FullyShardedOptions::prefetch), if each
+/// unit is released before the next is gathered:
 ///
-/// **Traffic** of a step, of each rank: stage 3 gathers every unit twice and reduces it once, (n − 1)/n·N·(2·g + r) bytes: for one type half
-/// as much again as an all-reduce. Stage 2 gathers once: as much as an all-reduce. On one rank no call of the communicator's is made, but
-/// for `PreMulSum`.
+/// - 2·m·N/n for the shares of parameters and gradients,
+/// - (1 + p)·L·g for gathered units; in stage 2 N·g instead,
+/// - (1 + p)·L·r for units that are reduced,
+/// - m·L/n for conversion, if gradients of another type are accumulated,
+/// - the caller's state for the share: 2·m·N/n for Adam.
 ///
-/// **Errors.** What a call alone gets wrong is refused there, and nothing has happened. After an error of a collective, of the caller's
-/// `update`, or a panic there, every later call says `Poisoned`.
+/// So with the defaults and 4-byte parameters, the backward pass has a peak of 8·N/n + 16·L.
+/// [`ShardedOptimizer`](super::ShardedOptimizer) needs 4·N + 4·N/n beside the parameters themselves.
+/// [`memory_bytes`](Self::memory_bytes) counts the buffers. It excludes the communicator's own memory, and up to 64 KiB
+/// for the order of calls.
+///
+/// **Traffic** of a step, for each rank: stage 3 gathers every unit twice and reduces it once, (n − 1)/n·N·(2·g + r)
+/// bytes. With one type that is half as much again as an all-reduce. Stage 2 gathers once: as much as an all-reduce. On
+/// one rank no communicator call is made, except for `PreMulSum`.
+///
+/// **Errors.** An invalid argument is refused by that call, which then has no effect. After an error of a collective,
+/// an error of the caller's `update`, or a panic there, every later call returns `Poisoned`.
 #[doc(alias("FullyShardedDataParallel", "fully_shard", "FSDP", "ZeRO"))]
 pub struct FullySharded {
     comm: Communicator,
     place: Place,
     options: FullyShardedOptions,
     units: Vec<UnitState>,
-    /// Buffers of whole units for gathers, and for reductions; and of shares, for gradients that are converted.
+    /// Buffers of whole units for gathers and for reductions, and buffers of shares for gradients that are converted.
     gathers: Pool,
     reductions: Pool,
     conversions: Pool,
@@ -130,29 +143,34 @@ pub struct FullySharded {
     health: StepHealth,
 }
 
-/// A trainer keeps it beside the communicator, and moves both into a thread.
+/// A trainer keeps it with the communicator, and moves both into a thread.
 const _: () = {
     const fn sendable<T: Send + 'static>() {}
     sendable::<FullySharded>();
 };
 
 impl FullySharded {
-    /// Makes this rank's shares, full of zeros. Collective: ranks compare units, names, shapes, types and options.
+    /// Makes this rank's shares, filled with zeros. Collective: ranks compare units, names, shapes, types and options.
     ///
     /// # Errors
     ///
-    /// `Mismatch` naming the first parameter or setting in which two ranks differ; `InvalidArgument` for a unit of several types, and for types
-    /// that gradients do not have; `Unsupported` for an op that does not add up. Where one rank has no memory for its shares all fail,
-    /// the others with an `Io` that names it.
+    /// `Mismatch` naming the first parameter or setting in which two ranks differ; `InvalidArgument` for a unit of
+    /// several types, and for types that gradients cannot have; `Unsupported` for an op that is not a sum. If one rank
+    /// has no memory for its shares, all fail, the others with an `Io` that names it.
     pub fn new(comm: &Communicator, units: Vec<Unit>, options: FullyShardedOptions) -> Result<Self> {
         Self::in_place(comm, "FullySharded::new", Place::Host, units, options)
     }
 
-    /// As [`new`](Self::new), with shares and units on the stream's device, which is the communicator's. Parameters and gradients are
-    /// device buffers; copies and conversions are queued on `stream`, on which the caller computes, and gathers and reductions on the
-    /// communicator's. cudarc's events order the two, so no call here waits for the device, but for
-    /// [`ReducedGradients::clip_norm`], and where a unit's buffers are made, which waits for `stream`: units of one length share what the first step made,
-    /// and under `FullShard` a unit of another length than the one before has them made anew. Collective.
+    /// Does the same as [`new`](Self::new), but with shares and units on the stream's device, which must be the
+    /// communicator's. Parameters and gradients are device buffers. Copies and conversions are queued on `stream`, on
+    /// which the caller computes; gathers and reductions on the communicator's stream. cudarc's events order the two,
+    /// so calls here do not wait for the device, with two exceptions:
+    ///
+    /// - [`ReducedGradients::clip_norm`].
+    /// - Allocating a unit's buffers, which waits for `stream`. Units of one length share the buffers of the first
+    ///   step. Under `FullShard`, a unit of another length than the one before needs new ones.
+    ///
+    /// Collective.
     ///
     /// ```no_run
     /// # use collectives_train::{FullySharded, FullyShardedOptions, Parameter, Unit};
@@ -181,7 +199,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// As for [`new`](Self::new) and [`DataParallel::on_device`](super::DataParallel::on_device).
+    /// Those of [`new`](Self::new) and [`DataParallel::on_device`](super::DataParallel::on_device).
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,
@@ -197,7 +215,7 @@ impl FullySharded {
         let layouts: Result<Vec<_>> = units.iter().enumerate().map(|(index, unit)| layout_of(comm, index, unit)).collect();
         let settings = format!("{} units, {}", units.len(), options.in_words());
         agree(comm, what, &listed(&units), &settings)?;
-        // Whatever is wrong with these is so on every rank.
+        // Errors of these checks are the same on every rank.
         usable?;
         let made = units.into_iter().zip(layouts?).map(|unit| UnitState::new(comm, &place, &options, unit)).collect();
         let units: Vec<_> = everywhere(comm, what, made)?;
@@ -208,30 +226,31 @@ impl FullySharded {
         Ok(Self { comm, place, options, units, gathers, reductions, conversions, reducing, order, calls, health })
     }
 
-    /// The units: of which type their shares are, and which parameters lie where in the flat whole.
+    /// Returns the units' layouts: the type of their shares, and the position of each parameter in the flat buffer.
     pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
         self.units.iter().map(|unit| &unit.layout)
     }
 
-    /// The name of a unit's parameter, behind that of the unit.
+    /// Returns the name of a unit's parameter, prefixed with the unit's.
     #[cfg(feature = "checkpoint")]
     pub(super) fn name_of(&self, unit: usize, parameter: usize) -> Option<String> {
         let unit = &self.units.get(unit)?.unit;
         Some(format!("{}.{}", unit.name, unit.parameters.get(parameter)?.name))
     }
 
-    /// How many elements this rank's share of each unit has: what state is to be kept for.
+    /// Returns the number of elements of this rank's share of each unit, for which the caller keeps state.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
         self.units.iter().map(|unit| unit.own.len())
     }
 
-    /// The communicator it was made with.
+    /// Returns the communicator it was made with.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         &self.comm
     }
 
-    /// The bytes of all buffers that it has on this rank now: shares, units that are gathered or reduced, and free ones of its pools.
+    /// Returns the bytes of all buffers on this rank now: shares, units that are gathered or reduced, and free buffers
+    /// of its pools.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let units: usize = self.units.iter().map(UnitState::bytes).sum();
@@ -240,30 +259,31 @@ impl FullySharded {
         units + reducing + free
     }
 
-    /// Copies the root's values of a parameter to every rank, and this rank's share of them into the unit's. Every parameter is broadcast or
-    /// [`load`](Self::load)ed before the first unit is gathered. Collective.
+    /// Copies the root's values of a parameter to every rank, which keeps its share of them. Broadcast or
+    /// [`load`](Self::load) every parameter before the first unit is gathered. Collective.
     ///
     /// # Errors
     ///
-    /// As for [`load`](Self::load), and those of [`Communicator::broadcast`].
+    /// Those of [`load`](Self::load) and of [`Communicator::broadcast`].
     pub fn broadcast<B>(&mut self, unit: usize, parameter: usize, values: &mut B, root: usize) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
     {
         self.check_load("broadcast", unit, parameter, values)?;
-        // One rank alone needs no device backend.
+        // A single rank needs no device backend.
         if self.comm.world_size() > 1 || root != 0 {
             self.comm.broadcast(values, root)?;
         }
         self.load(unit, parameter, values)
     }
 
-    /// Takes this rank's share of a parameter's values, which must be the same on every rank: after a checkpoint was read, say.
+    /// Copies this rank's share of a parameter's values, which must be the same on every rank. For example after
+    /// reading a checkpoint.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another length or type than the parameter's, for memory elsewhere, and while the unit is gathered: release it
-    /// first.
+    /// `InvalidArgument` for another length or type than the parameter's, for memory in another place, and while the
+    /// unit is gathered: release it first.
     pub fn load<B>(&mut self, unit: usize, parameter: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -280,29 +300,32 @@ impl FullySharded {
         self.place.check_reach(&memory)
     }
 
-    /// Which elements of the flat unit are this rank's. As many on every rank, in rank order; behind the last parameter they are zeros.
+    /// Returns which elements of the flat unit are this rank's. The number is the same on every rank; shares are in
+    /// rank order. The elements after the last parameter are zeros.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that is not there.
+    /// `InvalidArgument` for a unit that does not exist.
     pub fn shard_range(&self, unit: usize) -> Result<Range<usize>> {
         self.known("shard_range", unit).map(|unit| unit.own.clone())
     }
 
-    /// This rank's share of a unit's parameters, the elements [`shard_range`](Self::shard_range) of it: what a checkpoint keeps.
+    /// Returns this rank's share of a unit's parameters, the elements [`shard_range`](Self::shard_range) of it, for
+    /// checkpoints.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that is not there, or `T`s that are not its parameters' type; `Unsupported` where it is on a device.
+    /// `InvalidArgument` for a unit that does not exist, or if `T` is not its parameters' type; `Unsupported` if it is
+    /// on a device.
     pub fn shard<T: Float>(&self, unit: usize) -> Result<&[T]> {
         typed::<T>(&*self.known("shard", unit)?.share)?.host()
     }
 
-    /// As [`shard`](Self::shard), where it is on a device.
+    /// Does the same as [`shard`](Self::shard), for a share on a device.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` as there, and where it is in host memory.
+    /// Those `InvalidArgument` of [`shard`](Self::shard), and another if it is in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_shard<T: Float>(&self, unit: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
         let share = typed::<T>(&*self.known("device_shard", unit)?.share)?;
@@ -310,12 +333,13 @@ impl FullySharded {
         share.device_view(0..len).ok_or_else(|| Error::argument("device_shard", "the share is in host memory: use `shard`"))
     }
 
-    /// Takes this rank's share of a unit's parameters as [`shard`](Self::shard) gave it, of as many ranks.
+    /// Restores this rank's share of a unit's parameters, as [`shard`](Self::shard) returned it with the same number of
+    /// ranks.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another length than [`shard_range`](Self::shard_range) has, another type, memory elsewhere, and while the unit is
-    /// gathered.
+    /// `InvalidArgument` for another length than that of [`shard_range`](Self::shard_range), another type, memory in
+    /// another place, and while the unit is gathered.
     pub fn load_shard<B>(&mut self, unit: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -331,13 +355,13 @@ impl FullySharded {
         Ok(())
     }
 
-    /// A unit that there is.
+    /// Returns a unit if it exists.
     fn known(&self, call: &'static str, unit: usize) -> Result<&UnitState> {
         let count = self.units.len();
         self.units.get(unit).ok_or_else(|| Error::argument(call, format!("unit {unit}: there are {count}, numbered from 0")))
     }
 
-    /// A unit that nobody uses, in a step that can go on.
+    /// Returns a unit that is not in use, if the step can continue.
     fn idle(&self, call: &'static str, unit: usize) -> Result<&UnitState> {
         self.health.check(call)?;
         match self.known(call, unit)? {
@@ -346,7 +370,7 @@ impl FullySharded {
         }
     }
 
-    /// Gives up what was gathered of a unit.
+    /// Releases the gathered elements of a unit.
     fn forget(&mut self, unit: usize) -> Result<()> {
         let state = &mut self.units[unit];
         state.in_use = false;
@@ -365,7 +389,7 @@ impl FullySharded {
     }
 }
 
-/// One line for each parameter of each unit.
+/// Returns one line for each parameter of each unit.
 fn listed(units: &[Unit]) -> Listed {
     let of_unit = |(index, unit): (usize, &Unit)| {
         let named = format!("unit {index} {:?}", unit.name);

@@ -1,17 +1,18 @@
-//! Buffers of whole units, which are used again and again: so many, and no more, live at once.
+//! Buffers of whole units, which are reused: their number is limited.
 
 use crate::any_flat::{AnyFlat, zeros};
 use crate::flat::Place;
 use collectives::DType;
 use collectives::Result;
 
-/// Free buffers, and how many are out. A buffer fits a unit of its own type and length alone, so units of one length need no other ones.
+/// Free buffers, and the number in use. A buffer only fits a unit of its own type and length, so units of one length
+/// share buffers.
 pub(super) struct Pool {
     place: Place,
-    /// How many buffers there are at most, those that are out included. Where more are out, none is kept.
+    /// The most buffers, including those in use. If more are in use, none is kept.
     most: usize,
     out: usize,
-    /// Those that were put back first come first.
+    /// The buffers that were put back first come first.
     free: Vec<Box<dyn AnyFlat>>,
 }
 
@@ -20,7 +21,7 @@ impl Pool {
         Self { place: place.clone(), most, out: 0, free: Vec::new() }
     }
 
-    /// A buffer of this type and length, with whatever is in it.
+    /// Takes a buffer of this type and length, with arbitrary contents.
     pub(super) fn take(&mut self, dtype: DType, len: usize) -> Result<Box<dyn AnyFlat>> {
         let fitting = self.free.iter().rposition(|free| free.dtype() == dtype && free.len() == len);
         let buffer = match fitting {
@@ -34,20 +35,20 @@ impl Pool {
         Ok(buffer)
     }
 
-    /// Takes a buffer back.
+    /// Puts a buffer back.
     pub(super) fn put(&mut self, buffer: Box<dyn AnyFlat>) {
         self.out = self.out.saturating_sub(1);
         self.free.push(buffer);
         self.shrink_to(self.most);
     }
 
-    /// Frees the oldest until there are no more than so many, with those that are out.
+    /// Frees the oldest until there are no more than `most`, including those in use.
     fn shrink_to(&mut self, most: usize) {
         let surplus = (self.out + self.free.len()).saturating_sub(most).min(self.free.len());
         self.free.drain(..surplus);
     }
 
-    /// The bytes of free buffers.
+    /// Returns the bytes of free buffers.
     pub(super) fn free_bytes(&self) -> usize {
         self.free.iter().map(|free| free.bytes()).sum()
     }

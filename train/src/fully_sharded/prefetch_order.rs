@@ -1,13 +1,14 @@
-//! Which units are gathered ahead: those that come next, forward through the model and backward again. Pure.
+//! The units to gather ahead: those that come next, forward through the model and backward again. Pure.
 
-/// Which way the units go.
+/// The direction through the units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Forward,
     Backward,
 }
 
-/// Follows which units are used, and says which come next. It turns round at the last unit, and forward again at the first.
+/// Follows which units are used, and computes which come next. It turns backward at the last unit, and forward at the
+/// first.
 #[derive(Debug)]
 pub(super) struct PrefetchOrder {
     units: usize,
@@ -17,20 +18,20 @@ pub(super) struct PrefetchOrder {
 }
 
 impl PrefetchOrder {
-    /// For so many units, of which so many are gathered ahead.
+    /// Creates the order for `units` units, of which `ahead` are gathered ahead.
     pub(super) fn new(units: usize, ahead: usize) -> Self {
         Self { units, ahead, direction: Direction::Forward, last: None }
     }
 
-    /// The units that come next, the next first, where this one is used now.
+    /// Returns the units that come next, the next first, if this one is used now.
     pub(super) fn after(&mut self, unit: usize) -> impl Iterator<Item = usize> + use<> {
         let goes_on = match self.last {
             Some(last) if unit < last => Direction::Backward,
-            // The first unit again: the next forward pass of several.
+            // The first unit again: the next of several forward passes.
             Some(last) if unit == last && unit > 0 => self.direction,
             _ => Direction::Forward,
         };
-        // Behind the last unit there is nothing: the backward pass begins with it.
+        // Nothing comes after the last unit: the backward pass begins with it.
         let is_last = unit + 1 >= self.units;
         self.direction = if is_last { Direction::Backward } else { goes_on };
         self.last = Some(unit);

@@ -1,4 +1,4 @@
-//! Gradients reduced and scattered while the backward pass goes on, and what a step ends with: shares to be clipped and updated.
+//! Gradients reduced and scattered during the backward pass, and the end of a step: shares to be clipped and updated.
 
 use std::fmt;
 
@@ -21,15 +21,20 @@ use collectives::{Error, Result};
 
 /// Gradients.
 impl FullySharded {
-    /// Hands in a unit's gradients of this backward pass, one for each of its parameters, in their order and in the type in which they are
-    /// gathered. They are copied, and reduced in the background: this rank keeps its share. Where as many units' reductions go on as
-    /// [`prefetch`](super::FullyShardedOptions::prefetch) has and one more, the oldest is waited for. Collective.
+    /// Passes a unit's gradients of this backward pass, one for each of its parameters, in their order and gathered
+    /// type. They are copied, and reduced in the background; this rank keeps its share. If one more unit than
+    /// [`prefetch`](super::FullyShardedOptions::prefetch) is already being reduced, this waits for the oldest.
+    /// Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that is not there, another number of gradients, another length or type than a parameter's, memory
-    /// elsewhere, and where the unit's gradients of this pass have come already; where they cannot be copied, on a device `Cuda`: this rank
-    /// alone gets these. And those of collectives.
+    /// Only this rank gets these:
+    ///
+    /// - `InvalidArgument` for a unit that does not exist, another number of gradients, another length or type than a
+    ///   parameter's, memory in another place, and if the unit already got its gradients in this pass.
+    /// - On a device, `Cuda` if they cannot be copied.
+    ///
+    /// And those of collectives.
     pub fn reduce_gradients<B>(&mut self, unit: usize, gradients: &[B]) -> Result<()>
     where
         B: Buffer<Element: Float>,
@@ -41,13 +46,13 @@ impl FullySharded {
             }
             Ok(())
         })?;
-        // What cannot be copied is this rank's affair alone: nothing has been started.
+        // A failed copy is only this rank's error: nothing has been started.
         let whole = self.filled(unit, gradients)?;
         self.go_on(|model| model.start_reduce(unit, whole))
     }
 
-    /// Ends a backward pass after which another one adds to its gradients, before they are [reduced](Self::reduce) to one step's. Each unit's
-    /// gradients may come once more, and the next pass begins with the first unit. Makes no call.
+    /// Ends a backward pass if another one adds to its gradients before [`reduce`](Self::reduce) ends the step. Each
+    /// unit may get gradients once more, and the next pass begins with the first unit. Makes no call.
     ///
     /// # Errors
     ///
@@ -60,13 +65,14 @@ impl FullySharded {
         Ok(())
     }
 
-    /// Ends the last backward pass of a step: waits until this rank has its share of all gradients. Units that got none on any rank
-    /// have zeros. Collective: ranks compare the order of their calls, by one all-reduce of 16 bytes beside the reductions.
+    /// Ends the last backward pass of a step: waits until this rank has its share of all gradients. Units without
+    /// gradients on any rank get zeros. Collective: ranks compare the order of their calls, by one all-reduce of 16
+    /// bytes beside the reductions.
     ///
     /// # Errors
     ///
-    /// `Mismatch` where ranks gathered or reduced different units, or in another order, naming the first two calls that differ; those of
-    /// collectives. No step can follow.
+    /// `Mismatch` if ranks gathered or reduced different units, or in another order, naming the first two calls that
+    /// differ; those of collectives. No step can follow.
     pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
         self.end_backward()?;
         self.go_on(Self::finish_all)?;
@@ -109,10 +115,10 @@ impl FullySharded {
         })
     }
 
-    /// A buffer with a unit's gradients, in the type in which they are reduced.
+    /// Returns a buffer with a unit's gradients, in the type in which they are reduced.
     fn filled<B: Buffer<Element: Float>>(&mut self, unit: usize, gradients: &[B]) -> Result<Box<dyn AnyFlat>> {
         let state = &self.units[unit];
-        // What is converted is weighted on the way.
+        // If they are converted, they are weighted at the same time.
         let weight = weight(self.options.op, self.comm.world_size())?;
         let mut whole = self.reductions.take(state.reduce_type, state.layout.len)?;
         let end = state.layout.slots.last().map_or(0, |slot| slot.range.end);
@@ -150,20 +156,23 @@ impl FullySharded {
     }
 }
 
-/// This rank's shares of a step's gradients; see [`FullySharded::reduce`]. Dropped without an update they are given up: the step is skipped.
+/// This rank's shares of a step's gradients; see [`FullySharded::reduce`]. If it is dropped without an update, the step
+/// is skipped.
 #[must_use = "the parameters are updated by `update`"]
 pub struct ReducedGradients<'a> {
     model: &'a mut FullySharded,
     done: Done,
-    /// Ranks with copies, over which the gradients were reduced.
+    /// Ranks with replicas, over which the gradients were reduced.
     replicas: Option<Communicator>,
 }
 
 impl ReducedGradients<'_> {
-    /// Reduces this rank's shares over ranks that have the same shares of other gradients too: hybrid sharding, where parameters are dealt out over
-    /// the ranks of a host, say, and every host has a copy of them ([`Mesh::by_host`](crate::Mesh::by_host)). What was averaged is averaged over
-    /// the copies, any other [`op`](super::FullyShardedOptions::op)'s are added up. Comes once a step, before [`unscale`](Self::unscale) and
-    /// [`clip_norm`](Self::clip_norm). All copies begin with the same parameters, and end with the same bits.
+    /// Reduces this rank's shares over the ranks that have the same shares of replicas, for hybrid sharding. There the
+    /// parameters are sharded over the ranks of a host, for example, and every host has a replica
+    /// ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg` the shares are averaged over the replicas; with any other
+    /// [`op`](super::FullyShardedOptions::op) they are summed. Call it once a step, before [`unscale`](Self::unscale)
+    /// and [`clip_norm`](Self::clip_norm). All replicas must begin with the same parameters, and end with the same
+    /// bits.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -183,13 +192,14 @@ impl ReducedGradients<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Collective over `replicas`: an all-reduce of each unit's share, all of them at once, behind one all-gather of 40 bytes a rank. A clone of
-    /// `replicas` is kept until the update, since its ranks must clip by the same norm.
+    /// Collective over `replicas`: an all-reduce of each unit's share, all at once, after one all-gather of 40 bytes
+    /// per rank. A clone of `replicas` is kept until the update, because its ranks must clip by the same norm.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where this step's gradients were reduced over copies, unscaled or clipped already: nothing has happened. `Mismatch` where the ranks of
-    /// `replicas` have other shares than this one, as those do over which the model is dealt out, and those of collectives: no step can follow.
+    /// `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped: nothing has
+    /// happened. `Mismatch` if the ranks of `replicas` have other shares than this one, like the ranks over which the
+    /// model is sharded; and those of collectives. After these no step can follow.
     #[doc(alias = "HYBRID_SHARD")]
     pub fn reduce_over(&mut self, replicas: &Communicator) -> Result<()> {
         self.done.check("reduce_over", Done::ReducedOver)?;
@@ -206,9 +216,9 @@ impl ReducedGradients<'_> {
         Ok(())
     }
 
-    /// The norm of all ranks' gradients together: the root of the sum of all squares, added up in `f64`; the same bits on every rank.
-    /// Collective: one all-reduce of one number, on the host, and one more over those of [`reduce_over`](Self::reduce_over). On a device it waits for
-    /// this rank's sum first.
+    /// Returns the norm of all ranks' gradients together: the root of the sum of all squares, summed in `f64`. Every
+    /// rank gets the same bits. Collective: one all-reduce of one number, on the host, and one more over the replicas
+    /// of [`reduce_over`](Self::reduce_over). On a device it waits for this rank's sum first.
     ///
     /// # Errors
     ///
@@ -217,7 +227,8 @@ impl ReducedGradients<'_> {
         let mut squares = self.squares()?;
         self.model.comm.all_reduce(&mut squares, ReduceOp::Sum)?;
         if let Some(replicas) = &self.replicas {
-            // The ranks of each copy may have added up in another order. What is not negative is ordered as its bits are.
+            // The ranks of each replica may have summed in another order. Numbers that are not negative have the order
+            // of their bits.
             let mut bits = squares.to_bits();
             replicas.all_reduce(&mut bits, ReduceOp::Max)?;
             squares = f64::from_bits(bits);
@@ -225,7 +236,8 @@ impl ReducedGradients<'_> {
         Ok(squares.sqrt())
     }
 
-    /// As [`Averaged::clip_norm`](crate::Averaged::clip_norm), of all ranks' shares together. Collective, as [`norm`](Self::norm).
+    /// Does the same as [`Averaged::clip_norm`](crate::Averaged::clip_norm), for all ranks' shares together.
+    /// Collective, like [`norm`](Self::norm).
     ///
     /// # Errors
     ///
@@ -238,7 +250,7 @@ impl ReducedGradients<'_> {
         Ok(norm)
     }
 
-    /// As [`Averaged::clip_to`](crate::Averaged::clip_to), of this rank's shares. Makes no call.
+    /// Does the same as [`Averaged::clip_to`](crate::Averaged::clip_to), for this rank's shares. Makes no call.
     ///
     /// # Errors
     ///
@@ -249,14 +261,15 @@ impl ReducedGradients<'_> {
         self.scale(factor(norm))
     }
 
-    /// Multiplies this rank's shares, where there is a factor: the end of clipping.
+    /// Multiplies this rank's shares by the factor, if there is one: the last part of clipping.
     fn scale(&mut self, factor: Option<f64>) -> Result<()> {
         self.done = Done::Clipped;
         let mut units = self.model.units.iter_mut();
         factor.map_or(Ok(()), |factor| units.try_for_each(|unit| unit.gradients.scale(factor)))
     }
 
-    /// As [`Averaged::unscale`](crate::Averaged::unscale), of this rank's shares: [`LossScaler::update`] tells the others. Makes no call.
+    /// Does the same as [`Averaged::unscale`](crate::Averaged::unscale), for this rank's shares. [`LossScaler::update`]
+    /// informs the other ranks. Makes no call.
     ///
     /// # Errors
     ///
@@ -269,21 +282,21 @@ impl ReducedGradients<'_> {
         Ok(())
     }
 
-    /// The sum of the squares of this rank's shares.
+    /// Returns the sum of the squares of this rank's shares.
     fn squares(&self) -> Result<f64> {
         let mut sums = Squares::default();
         self.model.units.iter().try_for_each(|unit| unit.gradients.add_squares(&mut sums))?;
         sums.total(&self.model.comm)
     }
 
-    /// Has `update` change this rank's share of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's number, and its elements
-    /// have the type of the parameters. What was gathered of them is given up. Makes no call: the next [`gather`](FullySharded::gather) brings
-    /// the others' shares.
+    /// Calls `update` for this rank's share of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's
+    /// number, and its elements have the type of the parameters. Gathered parameters are released. Makes no call: the
+    /// next [`gather`](FullySharded::gather) gets the other ranks' shares.
     ///
     /// # Errors
     ///
-    /// Those of `update`. No step can follow, nor after a panic of `update`. Other ranks are not told: what can fail should fail on every
-    /// rank, or abort the communicator.
+    /// Those of `update`. After an error or a panic of `update` no step can follow. Other ranks are not notified. So an
+    /// `update` that fails should fail on every rank, or abort the communicator.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<()> {
         self.model.go_on(|model| {
             for (index, unit) in model.units.iter_mut().enumerate() {

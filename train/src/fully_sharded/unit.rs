@@ -1,4 +1,4 @@
-//! One unit on one rank: its share of the parameters, of the gradients, and the whole while that is gathered.
+//! One unit on one rank: its share of the parameters and of the gradients, and the whole while it is gathered.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,31 +14,31 @@ use collectives::interop::Memory;
 use collectives::{DType, Data};
 use collectives::{Error, Result};
 
-/// What a rank keeps of a unit.
+/// A rank's state of a unit.
 pub(super) struct UnitState {
     pub(super) unit: Unit,
     pub(super) layout: BucketLayout,
-    /// Which of its elements are this rank's.
+    /// The elements that are this rank's.
     pub(super) own: Range<usize>,
-    /// The types in which it is gathered, and reduced.
+    /// The types in which it is gathered and reduced.
     pub(super) gather_type: DType,
     pub(super) reduce_type: DType,
     /// This rank's share of the parameters, and of their gradients.
     pub(super) share: Box<dyn AnyFlat>,
     pub(super) gradients: Box<dyn AnyFlat>,
-    /// The gradients are of this step; others are of an earlier one.
+    /// Whether the gradients are of this step; otherwise they are of an earlier one.
     pub(super) has_gradients: bool,
-    /// Gradients have come in this backward pass.
+    /// Whether gradients have come in this backward pass.
     pub(super) is_reduced: bool,
     /// All ranks' shares, or the call that gathers them.
     pub(super) gathered: Option<Box<dyn AnyFlat>>,
-    /// They were asked for, and not released.
+    /// Whether they were requested and not released.
     pub(super) in_use: bool,
-    /// Which parameters' values have come.
+    /// Which parameters have values.
     pub(super) loaded: Vec<bool>,
 }
 
-/// The flat layout of a unit.
+/// Returns the flat layout of a unit.
 pub(super) fn layout_of(comm: &Communicator, index: usize, unit: &Unit) -> Result<BucketLayout> {
     layout::unit(index, &unit.parameters, comm.world_size())
 }
@@ -66,7 +66,7 @@ impl UnitState {
         self.unit.parameters.get(index).ok_or_else(none)
     }
 
-    /// Checks that a buffer of `T`s of this length can be parameter `index`'s, as it is kept or as it is gathered.
+    /// Checks that a buffer of `T`s of this length can hold parameter `index`, in its kept or its gathered type.
     pub(super) fn fitting<T: Data>(&self, call: &'static str, index: usize, dtype: DType, len: usize) -> Result<()> {
         let parameter = self.parameter(call, index)?;
         let wanted = (dtype, parameter.len());
@@ -76,12 +76,12 @@ impl UnitState {
         }
     }
 
-    /// The elements of a parameter that there is.
+    /// Returns the elements of an existing parameter.
     pub(super) fn slot(&self, index: usize) -> Range<usize> {
         self.layout.slots[index].range.clone()
     }
 
-    /// Takes this rank's share of a parameter's values.
+    /// Copies this rank's share of a parameter's values.
     pub(super) fn load<T: Float>(&mut self, index: usize, values: Memory<'_, T>) -> Result<()> {
         let (own, slot) = (self.own.clone(), self.slot(index));
         let (start, end) = (own.start.max(slot.start), own.end.min(slot.end));
@@ -92,7 +92,7 @@ impl UnitState {
         Ok(())
     }
 
-    /// Adds this rank's share of reduced gradients to what it has of this step.
+    /// Adds this rank's share of reduced gradients to those of this step.
     pub(super) fn add(
         &mut self,
         reduced: &dyn AnyFlat,
@@ -113,7 +113,7 @@ impl UnitState {
         Ok(Some(converted))
     }
 
-    /// The bytes of all buffers that it has.
+    /// Returns the bytes of all its buffers.
     pub(super) fn bytes(&self) -> usize {
         self.share.bytes() + self.gradients.bytes() + self.gathered.as_ref().map_or(0, |gathered| gathered.bytes())
     }

@@ -1,4 +1,4 @@
-//! What is in the images; and, on the simulated GPU, what is loaded, and when.
+//! The contents of the images; and, on the simulated GPU, what is loaded, and when.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +8,7 @@ const WEIGH: &[&str] = &["u64", "u64", "f64"];
 const CONVERT: &[&str] = &["u64", "u64", "u64", "f64"];
 const SUM: &[&str] = &["u64", "u64", "u64"];
 
-/// Every entry that we look up, with its parameters.
+/// Returns every entry that is looked up, with its parameters.
 fn expected() -> Vec<(String, &'static [&'static str])> {
     let mut entries = vec![("add_partials".to_owned(), SUM)];
     for from in TYPES {
@@ -21,7 +21,7 @@ fn expected() -> Vec<(String, &'static [&'static str])> {
     entries
 }
 
-/// The entries of an image and the types of their parameters.
+/// Returns the entries of an image and the types of their parameters.
 fn entries(image: &str) -> Vec<(String, Vec<&str>)> {
     let parts = image.split(".visible .entry ").skip(1);
     let mut entries: Vec<_> = parts
@@ -58,7 +58,7 @@ fn modules() -> u64 {
     simgpu::counts().modules as u64
 }
 
-/// The simulation for a test alone, and a device of it.
+/// Reserves the simulation for this test, and returns one of its devices.
 #[cfg(simgpu)]
 fn alone() -> (simgpu::Alone, Arc<CudaContext>) {
     simgpu::install();
@@ -73,7 +73,7 @@ fn what_training_needs_is_loaded_once_for_all_who_train_on_a_device() {
     let kernels = Kernels::on(&context).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            // Another context object of the same device has the same.
+            // Another context object of the same device gets the same kernels.
             scope.spawn(|| drop(Kernels::on(&CudaContext::new(0).unwrap()).unwrap()));
         }
     });

@@ -28,21 +28,21 @@ fn ranks_that_are_late_in_turns_are_nobodys_straggler() {
     let blame = blame(&times);
     assert_eq!(blame.straggler(), None);
     assert!(blame.to_string().contains("# No rank costs the others 10% of the time\n"));
-    // Two that are always as late as each other: neither alone costs anything.
+    // Two that are equally late each time: neither alone costs anything.
     let both = self::blame(&[vec![100.0; 24], vec![100.0; 24], vec![100.0; 24], vec![200.0; 24], vec![200.0; 24]]);
     assert_eq!((both.straggler(), both.to_string().matches("# Slower than the others in the median: rank").count()), (None, 2));
 }
 
 #[test]
 fn what_happened_once_is_nobodys_fault() {
-    // A rank that is a little slower than the other in every round, and was held up once, for half the run.
+    // A rank that is slightly slower than the other in every round, and was delayed once, for half the run.
     let mut times = vec![vec![100.0; 120], vec![101.0; 120]];
     times[1][50] = 6000.0;
     let blame = blame(&times);
     assert_eq!(blame.straggler(), None);
     let text = blame.to_string();
     assert!(text.contains("# No rank is named: rank 1 costs most, 33.4% of the time, but it does so in 1 of 12 stretches"), "{text}");
-    // Also where that took a while.
+    // The same if the delay lasted for several rounds.
     times[1][30..70].fill(300.0);
     assert_eq!(self::blame(&times).straggler(), None);
 }
@@ -53,26 +53,26 @@ fn no_rounds_are_no_straggler() {
     assert_eq!(blame(&[vec![0.0], vec![0.0]]).straggler(), None);
 }
 
-/// Kinds of noise that come to every rank alike.
+/// Kinds of noise that affect all ranks equally.
 #[derive(Debug, Clone, Copy)]
 enum Noise {
-    /// As thermometers have it.
+    /// A normal distribution.
     Normal,
-    /// Now and then a hundred times as much as in the median.
+    /// Occasionally a hundred times the median.
     HeavyTailed,
-    /// A rank is held up for some rounds in a row, as by other processes.
+    /// A rank is delayed for some rounds in a row, as by other processes.
     Bursts,
 }
 
 impl Noise {
-    /// The times of so many rounds, of which each takes 100 without noise.
+    /// Returns the times of `rounds` rounds, each of which takes 100 without noise.
     fn draw(self, random: &mut Random, rounds: usize) -> Vec<f64> {
         let mut held = 0;
         let mut uniform = || (random.next() >> 11) as f64 / (1_u64 << 53) as f64 + 1e-12;
         let mut round = |_| match self {
-            // By the central limit theorem.
+            // Approximated by the central limit theorem.
             Noise::Normal => 100.0 + 10.0 * ((0..12).map(|_| uniform()).sum::<f64>() - 6.0),
-            // Pareto's distribution, whose variance is infinite.
+            // A Pareto distribution, whose variance is infinite.
             Noise::HeavyTailed => 100.0 + 10.0 * uniform().powf(-1.0 / 1.5),
             Noise::Bursts => {
                 held = if held == 0 && uniform() < 0.05 { (uniform() * rounds as f64 / 12.0) as usize } else { held.saturating_sub(1) };
@@ -83,7 +83,7 @@ impl Noise {
     }
 }
 
-/// The part of runs of noise alone in which somebody is named, by either rule.
+/// The fraction of runs with only noise in which a rank is named, by either rule.
 #[test]
 fn noise_has_no_name() {
     let (seed, runs) = (20_261_126, 300);
@@ -102,7 +102,7 @@ fn noise_has_no_name() {
     }
 }
 
-/// The part of runs in which a rank that takes a third longer is found beneath the same noise, by either rule.
+/// The fraction of runs in which a rank that takes a third longer is found in the same noise, by either rule.
 #[test]
 fn a_slow_rank_is_found_in_noise() {
     let (seed, runs) = (20_261_127, 100);

@@ -7,17 +7,17 @@ use crate::context;
 use crate::state::{self, Handle};
 use crate::stream;
 
-/// Makes a context of its own and makes it current.
+/// Makes a new context and makes it current.
 ///
 /// # Safety
 ///
-/// `place` is null or may be written.
+/// `place` is null or valid for writes.
 unsafe fn create(place: *mut usize, flags: c_uint, device: c_int) -> Outcome {
     let mut state = state::lock();
     let device = state.device(device)?;
     let context = state.new_context(device, flags);
     context::push(context);
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(place, context) }
 }
 
@@ -131,7 +131,7 @@ driver! {
 
     fn cuCtxSetLimit(limit: c_uint, _value: usize) {
         state::lock().current()?;
-        // Stacks, the buffer of printf, heap, depths, fetches and caches: what is set there changes nothing that is simulated.
+        // Stacks, the buffer of printf, heap, depths, fetches and caches: settings without effect on the simulation.
         if limit > 6 { Err(Code::UNSUPPORTED_LIMIT) } else { Ok(()) }
     }
 

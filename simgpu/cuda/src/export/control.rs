@@ -1,4 +1,4 @@
-//! What tests steer the simulation with.
+//! The functions with which tests control the simulation.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -13,7 +13,7 @@ use crate::stream;
 use crate::submit;
 
 driver! {
-    /// As `cuLaunchHostFunc`, with what the function reads and writes.
+    /// Does the same as `cuLaunchHostFunc`, with a list of what the function reads and writes.
     fn simgpu_launch_host_func_with_accesses(
         named: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void, accesses: *const Access, count: usize,
     ) {
@@ -28,8 +28,8 @@ driver! {
         submit::submit(&mut state, stream, Task { work, what: "cuLaunchHostFunc".into(), spans }).map(drop)
     }
 
-    /// Loads the kernels of a library into the current context, from files with PTX: their names with colons between, each of a file or of
-    /// a folder with such files.
+    /// Loads the kernels of a library into the current context. `names` are files with PTX, or folders with such
+    /// files, separated by colons.
     fn simgpu_load_kernels(place: *mut usize, names: *const c_char) {
         if names.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -49,7 +49,7 @@ fn span(access: &Access) -> Span {
     Span { start: access.address, bytes: access.bytes, verb, known: true }
 }
 
-/// A text of the caller's.
+/// Copies a text of the caller.
 ///
 /// # Safety
 ///
@@ -58,11 +58,11 @@ unsafe fn text(text: *const c_char) -> Outcome<String> {
     if text.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: it is not null, and the caller vouches for the rest.
+    // SAFETY: it is not null, and the caller guarantees the rest.
     Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// Says what to simulate; refused once `cuInit` was called.
+/// Sets what to simulate; refused after `cuInit`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simgpu_configure(configuration: *const Configuration) -> u32 {
     control(|| {
@@ -70,17 +70,17 @@ unsafe extern "C" fn simgpu_configure(configuration: *const Configuration) -> u3
         if configuration.is_null() || state.initialised {
             return Err(Code::ILLEGAL_STATE);
         }
-        // SAFETY: it is not null; the caller vouches for the rest.
+        // SAFETY: it is not null; the caller guarantees the rest.
         state.configuration = unsafe { *configuration };
         Ok(())
     })
 }
 
-/// The `nth` call of `function` from now on, of this thread or of any, returns `code` without being made.
+/// Makes the `nth` call of `function` from now on, of this thread or of any, return `code` without being executed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simgpu_fail_call(function: *const c_char, nth: u64, code: u32, this_thread: u8) -> u32 {
     control(|| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         let function = unsafe { text(function)? };
         let thread = (this_thread != 0).then(|| std::thread::current().id());
         state::lock().faults.plant(function, nth, Code(code), thread);
@@ -88,7 +88,7 @@ unsafe extern "C" fn simgpu_fail_call(function: *const c_char, nth: u64, code: u
     })
 }
 
-/// Takes back what was planted, memory limits among it.
+/// Removes planted faults and memory limits.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_clear_faults() -> u32 {
     control(|| {
@@ -99,7 +99,7 @@ extern "C" fn simgpu_clear_faults() -> u32 {
     })
 }
 
-/// The memory of a device runs out when this many bytes are in use.
+/// Makes the memory of a device run out when this many bytes are in use.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_limit_memory(device: c_int, bytes: u64) -> u32 {
     control(|| {
@@ -110,19 +110,19 @@ extern "C" fn simgpu_limit_memory(device: c_int, bytes: u64) -> u32 {
     })
 }
 
-/// Closes or opens the gate of a stream: while it is closed, no job of the stream is begun.
+/// Closes or opens the gate of a stream. While it is closed, the stream begins no job.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_set_gate(named: usize, closed: u8) -> u32 {
     control(|| {
         let mut state = state::lock();
-        // Also that of a stream which is broken, or which ends when its jobs are done.
+        // This includes a stream that is broken, or that ends when its jobs are done.
         let stream = if state.streams.contains_key(&named) { named } else { state.stream(named)? };
         stream::set_gate(&mut state, stream, closed != 0);
         Ok(())
     })
 }
 
-/// A job that fails with `code`, and breaks the context, when its turn in the stream comes.
+/// Enqueues a job that fails with `code`, and breaks the context, when it runs.
 #[unsafe(no_mangle)]
 extern "C" fn simgpu_fail_stream(named: usize, code: u32) -> u32 {
     control(|| {
@@ -133,27 +133,28 @@ extern "C" fn simgpu_fail_stream(named: usize, code: u32) -> u32 {
     })
 }
 
-/// Adds a report: other parts of the simulation tell here what they find.
+/// Adds a report: other parts of the simulation report their findings here.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simgpu_report(report: *const c_char) -> u32 {
     control(|| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         let report = unsafe { text(report)? };
         state::lock().reports.add(report);
         Ok(())
     })
 }
 
-/// Writes the reports, each followed by a NUL, and forgets them; if `room` is too small for all, only says how much it takes.
+/// Writes the reports, each followed by a NUL, and forgets them; if `room` is too small for all, only returns the size
+/// needed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simgpu_take_reports(place: *mut u8, room: usize, needed: *mut usize) -> u32 {
     control(|| {
         let mut state = state::lock();
         let text = state.reports.text();
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(needed, text.len())? };
         if text.len() <= room && !place.is_null() {
-            // SAFETY: there is room for it, as the caller vouches.
+            // SAFETY: the text fits, as the caller guarantees `room` bytes.
             unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), place, text.len()) };
             state.reports.clear();
         }
@@ -161,9 +162,9 @@ unsafe extern "C" fn simgpu_take_reports(place: *mut u8, room: usize, needed: *m
     })
 }
 
-/// What is alive.
+/// Returns the number of objects that are alive.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simgpu_counts(counts: *mut Counts) -> u32 {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     control(|| unsafe { put(counts, state::lock().counts()) })
 }

@@ -10,12 +10,12 @@ use crate::state::{Guard, Handle, State};
 use crate::stream;
 use crate::submit::{self, known};
 
-/// One end of a copy, as the caller says.
+/// One end of a copy, as specified by the caller.
 #[derive(Clone, Copy)]
 enum End {
     Device(u64),
     Host(u64),
-    /// Whatever is found there.
+    /// Device or host memory, depending on the address.
     Either(u64),
 }
 
@@ -26,7 +26,7 @@ impl End {
         }
     }
 
-    /// Whether the driver knows the memory, so that a device reaches it by itself.
+    /// Whether the driver knows the memory, so that a device can reach it directly.
     fn resolve(self, state: &State) -> bool {
         match self {
             End::Device(_) => true,
@@ -35,11 +35,11 @@ impl End {
     }
 }
 
-/// Whether the caller gets control back before the copy is over.
+/// Whether the call returns before the copy is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Return {
     AtOnce,
-    /// When it is over, if a part of it is in plain memory of the host, or if it is from or to the host at all and on no named stream.
+    /// When it is over, if one end is in plain host memory, or if one end is the host and no stream is named.
     WhenSafe,
 }
 
@@ -63,7 +63,7 @@ fn submit_copy(function: &str, to: End, from: End, bytes: usize, named: Option<H
         Work::Copy { to: to.address(), from: from.address(), bytes }
     } else {
         spans.pop();
-        // SAFETY: the caller vouches for `bytes` bytes there.
+        // SAFETY: the caller guarantees `bytes` bytes at this address.
         let taken: Arc<[u8]> = unsafe { std::slice::from_raw_parts(from.address() as *const u8, bytes) }.into();
         Work::Upload { to: to.address(), from: taken }
     };

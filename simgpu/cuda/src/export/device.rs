@@ -7,7 +7,7 @@ use crate::context;
 use crate::device;
 use crate::state;
 
-/// Writes a text with its NUL, as much of it as fits.
+/// Writes a text with its NUL, truncated to `room`.
 ///
 /// # Safety
 ///
@@ -34,7 +34,7 @@ driver! {
         if first {
             let devices = state.devices.len();
             let line = format!("collectives: SIMULATED GPU, not a real one: {devices} devices over host memory\n");
-            // Past the test harness, which holds back what goes through `eprintln`.
+            // Writes directly, because the test harness captures the output of `eprintln`.
             let _ = std::io::stderr().write_all(line.as_bytes());
         }
         Ok(())

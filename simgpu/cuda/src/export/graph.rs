@@ -12,18 +12,18 @@ use crate::user_object;
 /// `CU_GRAPH_USER_OBJECT_MOVE`.
 const USER_OBJECT_MOVE: u32 = 1;
 
-/// A node is named by its graph and its place there.
+/// Returns the handle of a node, made from its graph and its position there.
 pub(super) fn node_handle(graph: Handle, node: usize) -> Handle {
     graph << 16 | (node + 1)
 }
 
-/// The graph and the place that a node's handle stands for.
+/// Returns the graph and the position that a node's handle stands for.
 fn node_place(node: Handle) -> Outcome<(Handle, usize)> {
     let place = (node & 0xffff).checked_sub(1).ok_or(Code::INVALID_VALUE)?;
     Ok((node >> 16, place))
 }
 
-/// The graphs and the places of a list of nodes.
+/// Returns the graphs and the positions of a list of nodes.
 ///
 /// # Safety
 ///
@@ -32,11 +32,11 @@ pub(super) unsafe fn places(nodes: *const usize, count: usize) -> Outcome<Vec<(H
     if nodes.is_null() && count > 0 {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     (0..count).map(|at| node_place(unsafe { *nodes.add(at) })).collect()
 }
 
-/// Annotated edges are not simulated: refuses those that say more than that one node comes after another.
+/// Refuses edges with annotations, which are not simulated: an edge may only order two nodes.
 ///
 /// # Safety
 ///
@@ -45,7 +45,7 @@ pub(super) unsafe fn plain_edges(edges: *const [u8; 8], count: usize) -> Outcome
     if edges.is_null() {
         return Ok(());
     }
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     let plain = (0..count).all(|at| unsafe { edges.add(at).read_unaligned() } == [0; 8]);
     if plain { Ok(()) } else { Err(Code::NOT_SUPPORTED) }
 }
@@ -56,7 +56,7 @@ pub(super) unsafe fn plain_edges(edges: *const [u8; 8], count: usize) -> Outcome
 ///
 /// Both lists have `count` handles; `edges` is null or has as many entries.
 unsafe fn add_dependencies(graph: Handle, from: *const usize, to: *const usize, edges: *const [u8; 8], count: usize) -> Outcome {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     let (from, to) = unsafe {
         plain_edges(edges, count)?;
         (places(from, count)?, places(to, count)?)
@@ -117,7 +117,7 @@ driver! {
     fn cuUserObjectCreate(
         place: *mut usize, data: *mut c_void, destructor: Option<unsafe extern "C" fn(*mut c_void)>, references: c_uint, flags: c_uint,
     ) {
-        // The one flag says that nobody may wait for the destructor; it has to be given.
+        // The only flag states that no thread may wait for the destructor; it is required.
         if place.is_null() || flags != 1 || references == 0 {
             return Err(Code::INVALID_VALUE);
         }
@@ -143,7 +143,7 @@ driver! {
         let mut state = state::lock();
         state.user_objects.get(&object).ok_or(Code::INVALID_VALUE)?;
         graph::body(&mut state, handle)?.objects.extend((0..count).map(|_| object));
-        // What moves is the caller's own reference.
+        // A move transfers the caller's own reference.
         if flags == USER_OBJECT_MOVE { Ok(()) } else { user_object::retain(&mut state, object, count) }
     }
 

@@ -7,7 +7,7 @@ use crate::mapping::Identity;
 use crate::memory::{Freed, Kind};
 use crate::state;
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag there is, and no choice.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag there is, and mandatory.
 const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 const MAGIC: u64 = u64::from_be_bytes(*b"simgpu\x00\x01");
 
@@ -15,7 +15,7 @@ const MAGIC: u64 = u64::from_be_bytes(*b"simgpu\x00\x01");
 #[repr(C)]
 struct MemoryHandle([u8; 64]);
 
-/// What fills it.
+/// The content of a handle.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Content {
@@ -54,7 +54,7 @@ driver! {
         let mut state = state::lock();
         let context = state.current()?;
         capture::unsafe_call(&mut state)?;
-        // A process has its own memory at its own addresses.
+        // A process cannot open its own memory.
         if handle.identity.process == std::process::id() {
             return Err(Code::INVALID_CONTEXT);
         }

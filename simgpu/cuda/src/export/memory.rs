@@ -42,8 +42,9 @@ fn allocate(bytes: usize, kind: Kind) -> Outcome<u64> {
     state.allocate(bytes, kind, context)
 }
 
-/// Frees what was allocated at `start`, if it is of a kind that may be freed so. What the context has under way is waited for, as the real
-/// driver does; it is reported all the same if it uses the memory, because nothing waits for other devices and other contexts.
+/// Frees the allocation at `start`, if its kind allows this call. Like the real driver, waits for pending work of the
+/// context. That work is still reported if it uses the memory, because other devices and other contexts are not waited
+/// for.
 fn free(start: u64, function: &str, may: impl Fn(Kind) -> bool, wrong: Code) -> Outcome {
     let mut state = state::lock();
     let context = state.current_at_all()?;
@@ -91,7 +92,7 @@ fn host_allocation(bytes: usize) -> Outcome<u64> {
     allocate(bytes, Kind::Pinned)
 }
 
-/// Writes one attribute of the memory at `pointer`; false if the driver does not know that memory.
+/// Writes one attribute of the memory at `pointer`; returns false if the driver does not know that memory.
 ///
 /// # Safety
 ///
@@ -99,7 +100,7 @@ fn host_allocation(bytes: usize) -> Outcome<u64> {
 unsafe fn attribute(value: *mut c_void, attribute: c_uint, pointer: u64) -> Outcome<bool> {
     let state = state::lock();
     let Some(found) = state.memory.live(pointer) else { return Ok(false) };
-    // SAFETY: as the caller vouches; the types are those of the manual.
+    // SAFETY: guaranteed by the caller; the types are those of the manual.
     unsafe {
         match attribute {
             ATTRIBUTE_CONTEXT => put(value.cast(), found.context)?,
@@ -154,8 +155,8 @@ driver! {
         put(place, allocate_in_stream(bytes, Some(pool), stream)?)
     }
 
-    // Of the functions for virtual memory only this one is here, which every driver has: the devices say that they have no such memory, but
-    // NCCL 2.30 asks all the same.
+    // The only function for virtual memory that exists here, because every driver has it. The devices report that they
+    // have no such memory, but NCCL 2.30 calls it anyway.
     fn cuMemGetAllocationGranularity(place: *mut usize, properties: *const c_void, option: c_uint) {
         if place.is_null() || properties.is_null() || option > 1 {
             return Err(Code::INVALID_VALUE);
@@ -182,7 +183,7 @@ driver! {
     }
 
     fn cuMemPoolDestroy(pool: usize) {
-        // What came from it lives on.
+        // Allocations from the pool live on.
         state::lock().pools.remove(&pool).map(drop).ok_or(Code::INVALID_VALUE)
     }
 
@@ -273,7 +274,7 @@ driver! {
     }
 
     fn cuMemRetainAllocationHandle(handle: *mut u64, address: u64) {
-        // Handles have what cuMemCreate makes; what is simulated are the other ways to allocate.
+        // Only memory of cuMemCreate has handles; the simulation has only the other ways to allocate.
         let _ = (handle, address);
         Err(Code::INVALID_VALUE)
     }
@@ -294,7 +295,8 @@ driver! {
         for at in 0..count as usize {
             let (which, value) = (*which.add(at), *values.add(at));
             if !attribute(value, which, pointer)? {
-                // The manual: of memory that is not known every attribute is 0, and the ordinal is a device that does not exist.
+                // The manual: for unknown memory every attribute is 0, and the ordinal is a device that does not
+                // exist.
                 match which {
                     ATTRIBUTE_DEVICE_ORDINAL => put(value.cast(), -2 as c_int)?,
                     ATTRIBUTE_MEMORY_TYPE | ATTRIBUTE_IS_MANAGED | ATTRIBUTE_MAPPED => put(value.cast(), 0u32)?,

@@ -1,4 +1,4 @@
-//! The C functions. What is not here is a missing symbol.
+//! The C functions. A function that is not here is a missing symbol.
 
 #![allow(non_snake_case, reason = "the driver's names")]
 

@@ -15,15 +15,15 @@ use crate::submit;
 const JIT_ERROR_LOG_BUFFER: u32 = 5;
 const JIT_ERROR_LOG_BUFFER_BYTES: u32 = 6;
 
-/// Ends, in the list of `extra`: 0; then a buffer with all parameters, and the place of its size.
+/// Keys in the list of `extra`, which ends with 0: a buffer with all parameters, and the address of its size.
 const PARAMETER_BUFFER: usize = 1;
 const PARAMETER_BUFFER_SIZE: usize = 2;
 
-/// Where the caller wants to read what is wrong with his PTX.
+/// The caller's buffer for error messages about its PTX.
 struct Log {
     place: *mut u8,
     room: usize,
-    /// Where to say how much was written.
+    /// The variable that receives the length written.
     written: *mut usize,
 }
 
@@ -41,7 +41,7 @@ impl Log {
             return log;
         }
         for at in 0..count as usize {
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             let (option, value) = unsafe { (*options.add(at), values.add(at)) };
             match option {
                 // SAFETY: as above.
@@ -57,11 +57,11 @@ impl Log {
         log
     }
 
-    /// Writes the text there, as much of it as fits; without a log, to the reports.
+    /// Writes the text to the log, truncated to its size; without a log, to the reports.
     ///
     /// # Safety
     ///
-    /// The caller of the driver vouched for the buffer.
+    /// The caller of the driver guaranteed the buffer.
     unsafe fn write(&self, text: &str) {
         if self.place.is_null() || self.room == 0 {
             state::lock().reports.add(format!("a module was not loaded: {text}"));
@@ -77,7 +77,8 @@ impl Log {
     }
 }
 
-/// The state once the current context has come to rest, as a driver may want it that puts code on a device or takes it away.
+/// Locks the state once the current context is idle, as a driver may require before it loads code on a device or
+/// unloads it.
 fn at_rest() -> Guard<'static> {
     stream::rest(state::lock(), context::raw_current())
 }
@@ -86,12 +87,13 @@ fn at_rest() -> Guard<'static> {
 ///
 /// # Safety
 ///
-/// `place` is null or may be written; `image` is null or points to either.
+/// `place` is null or valid for writes; `image` is null or points to either.
 unsafe fn load(place: *mut usize, image: *const u8, log: Log) -> Outcome {
     if place.is_null() || image.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: PTX ends with a NUL, and machine code begins with four bytes that are none, so the four are read one by one up to a NUL.
+    // SAFETY: PTX ends with a NUL, and machine code begins with four bytes that are not NUL, so the four are read one
+    // by one up to a NUL.
     let start: [u8; 4] = unsafe {
         let mut start = [0; 4];
         for (at, byte) in start.iter_mut().enumerate() {
@@ -106,21 +108,21 @@ unsafe fn load(place: *mut usize, image: *const u8, log: Log) -> Outcome {
     let loaded = if module::is_binary(start) {
         Err((Code::NO_BINARY_FOR_GPU, "the image is machine code; the simulation runs PTX only".to_string()))
     } else {
-        // SAFETY: what is not machine code ends with a NUL.
+        // SAFETY: an image that is not machine code ends with a NUL.
         module::load(&unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy())
     };
     match loaded {
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         Ok(handle) => unsafe { put(place, handle) },
         Err((code, text)) => {
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { log.write(&text) };
             Err(code)
         }
     }
 }
 
-/// The bytes of all parameters of a launch.
+/// Returns the bytes of all parameters of a launch.
 ///
 /// # Safety
 ///
@@ -130,7 +132,7 @@ unsafe fn parameters(function: &Function, pointers: *const *const u8, extra: *co
     let mut bytes = vec![0u8; needed];
     if !pointers.is_null() {
         for (at, parameter) in function.kernel.parameters().iter().enumerate() {
-            // SAFETY: as the caller vouches: one pointer for each parameter, to as many bytes as it has.
+            // SAFETY: guaranteed by the caller: one pointer for each parameter, to as many bytes as it has.
             let given = unsafe { *pointers.add(at) };
             if given.is_null() {
                 return Err(Code::INVALID_VALUE);
@@ -141,10 +143,10 @@ unsafe fn parameters(function: &Function, pointers: *const *const u8, extra: *co
         }
         return Ok(bytes);
     }
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     let given = unsafe { buffer(extra)? };
     match given {
-        // A kernel that reads no more than it was given may be given less: NCCL's do that.
+        // A kernel of a library may get fewer bytes than declared if it reads no more: NCCL's kernels do that.
         Some(given) if function.library || given.len() >= needed => {
             let length = needed.min(given.len());
             bytes[..length].copy_from_slice(&given[..length]);
@@ -156,7 +158,7 @@ unsafe fn parameters(function: &Function, pointers: *const *const u8, extra: *co
     }
 }
 
-/// The buffer of parameters in a list of `extra`.
+/// Returns the buffer of parameters in a list of `extra`.
 ///
 /// # Safety
 ///
@@ -168,20 +170,20 @@ unsafe fn buffer<'a>(extra: *const usize) -> Outcome<Option<&'a [u8]>> {
     let (mut place, mut size) = (std::ptr::null::<u8>(), None);
     let mut at = 0;
     loop {
-        // SAFETY: the list goes on until a 0 was met.
+        // SAFETY: the list continues until a 0 is found.
         let (key, value) = unsafe { (*extra.add(at), extra.add(at + 1)) };
         match key {
             0 => break,
             // SAFETY: a key is followed by its value.
             PARAMETER_BUFFER => place = unsafe { *value } as *const u8,
-            // SAFETY: as above; the value is the place of a size.
+            // SAFETY: as above; the value is the address of a size.
             PARAMETER_BUFFER_SIZE => size = Some(unsafe { *(*value as *const usize) }),
             _ => return Err(Code::INVALID_VALUE),
         }
         at += 2;
     }
     match size {
-        // SAFETY: the caller says so many bytes lie there.
+        // SAFETY: the caller states that `size` bytes lie there.
         Some(size) if !place.is_null() => Ok(Some(unsafe { std::slice::from_raw_parts(place, size) })),
         _ => Err(Code::INVALID_VALUE),
     }
@@ -228,25 +230,27 @@ struct Attribute {
 /// `CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT`.
 const LAUNCH_COMPLETION_EVENT: u32 = 12;
 
-/// The event to record when the kernel has begun, if there is one. Other attributes are about the shape of real hardware.
+/// Returns the event to record when the kernel has begun, if any. Other attributes concern properties of real
+/// hardware.
 ///
 /// # Safety
 ///
-/// There are as many attributes as `config` says.
+/// There are as many attributes as `config` states.
 unsafe fn begun_event(config: &Config) -> Outcome<Option<Handle>> {
     if config.attributes.is_null() && config.count > 0 {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     let mut attributes = (0..config.count as usize).map(|at| unsafe { &*config.attributes.add(at) });
     Ok(attributes.find(|attribute| attribute.id == LAUNCH_COMPLETION_EVENT).map(|attribute| attribute.value[0] as Handle))
 }
 
-/// Launches a kernel. The event `begun` is recorded before it, which is as late as a driver whose kernels begin at once can do it.
+/// Launches a kernel. The event `begun` is recorded before it, which is the latest possible point for a driver whose
+/// kernels begin at once.
 ///
 /// # Safety
 ///
-/// The parameters are as [`parameters`] demands.
+/// The parameters are as [`parameters`] requires.
 unsafe fn launch(
     function: Handle,
     (grid, block): ([u32; 3], [u32; 3]),
@@ -262,7 +266,7 @@ unsafe fn launch(
     }
     check_shape(of, grid, block, shared)?;
     let shape = simgpu_ptx::Launch { grid, block, dynamic_shared_bytes: shared };
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     let parameters = unsafe { parameters(of, pointers, extra)? };
     let launch = Launch { kernel: of.kernel.clone(), shape, parameters, globals: of.globals, library: of.library };
     if let Some(event) = begun {
@@ -275,7 +279,7 @@ fn occupancy(blocks: *mut c_int, function: Handle, threads: c_int, shared: usize
     let state = state::lock();
     let function = state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
     let threads = u32::try_from(threads).ok().filter(|&threads| threads > 0).ok_or(Code::INVALID_VALUE)?;
-    // SAFETY: the caller of the driver vouches for the place.
+    // SAFETY: the caller of the driver guarantees the pointer.
     unsafe { put(blocks, function.blocks_per_multiprocessor(threads, shared) as c_int) }
 }
 
@@ -325,7 +329,7 @@ driver! {
             0 => function.max_threads() as c_int,
             1 => function.kernel.shared_bytes() as c_int,
             2 | 3 | 7 => 0,
-            // So many that the threads of a full multiprocessor still have them.
+            // A number that is still available if all threads of a multiprocessor are in use.
             4 => 32,
             5 | 6 => function.target as c_int,
             8 => function.dynamic_shared as c_int,

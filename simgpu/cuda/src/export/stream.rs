@@ -9,7 +9,8 @@ use crate::state::{self, Handle, State};
 use crate::stream;
 use crate::submit;
 
-/// Neither capturing, nor capturing still, nor broken: `CUstreamCaptureStatus`.
+/// Returns the `CUstreamCaptureStatus` (not capturing, capturing, or invalidated), with the capture's number and
+/// graph.
 fn status(state: &State, stream: Handle) -> (u32, u64, Handle) {
     let capture = state.streams.get(&stream).and_then(|stream| stream.capture);
     match capture.and_then(|handle| Some((handle, state.captures.get(&handle)?))) {
@@ -27,11 +28,11 @@ fn create(flags: c_uint, priority: c_int) -> Outcome<Handle> {
     stream::create(&mut state, context, flags, priority, None)
 }
 
-/// Where the capture of a stream stands: its status, its graph, and the nodes the next one would come after.
+/// Writes the state of a stream's capture: its status, its graph, and the nodes that the next one would come after.
 ///
 /// # Safety
 ///
-/// Each pointer is null or may be written.
+/// Each pointer is null or valid for writes.
 unsafe fn capture_info(
     named: Handle,
     status_out: *mut u32,
@@ -47,7 +48,7 @@ unsafe fn capture_info(
     let handles: Box<[Handle]> = after.into_iter().map(|node| super::graph::node_handle(capture, node)).collect();
     let of = state.streams.get_mut(&stream).ok_or(Code::INVALID_HANDLE)?;
     of.nodes = handles;
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         put(status_out, status)?;
         offer(id, number);
@@ -58,13 +59,13 @@ unsafe fn capture_info(
     Ok(())
 }
 
-/// Changes what the next captured node of a stream comes after: 0 adds, 1 sets.
+/// Changes the nodes that the next captured node of a stream comes after: 0 adds, 1 sets.
 ///
 /// # Safety
 ///
 /// `nodes` has `count` handles or is null; `edges` is null or has as many.
 unsafe fn update_dependencies(named: Handle, nodes: *const usize, edges: *const [u8; 8], count: usize, flags: c_uint) -> Outcome {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     let nodes = unsafe {
         super::graph::plain_edges(edges, count)?;
         super::graph::places(nodes, count)?

@@ -1,4 +1,4 @@
-//! How the work of a communicator ends, and how it does itself: abort flags, revoking, shrinking with an abort, finalizing, destroying.
+//! How a communicator and its work end: abort flags, revoking, shrinking with an abort, finalizing, destroying.
 
 use super::{Comm, DEAD, LIVE, State};
 use crate::clique::Departure;
@@ -7,7 +7,7 @@ use crate::report::lock;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// How often whoever waits for a device looks whether that is broken.
+/// The interval at which a thread that waits for a device checks whether the device is broken.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Comm {
@@ -15,7 +15,7 @@ impl Comm {
         lock(&self.state).revoked
     }
 
-    /// Waits until all launches are done, and until no graph is left that holds any: as with NCCL an abort ends no such wait.
+    /// Waits until all launches are done and no graph holds one. As with NCCL, an abort ends no such wait.
     pub(crate) fn drain(&self) {
         let mut state = lock(&self.state);
         while state.held > 0 {
@@ -25,7 +25,7 @@ impl Comm {
         self.await_launches();
     }
 
-    /// Raises the flags, and refuses what comes. What runs ends; [`Comm::end_revoke`] lowers them when it has.
+    /// Raises the flags and refuses new calls. Running work ends; [`Comm::end_revoke`] then lowers the flags.
     pub(crate) fn begin_revoke(&self) -> Outcome<()> {
         {
             let mut state = lock(&self.state);
@@ -45,7 +45,7 @@ impl Comm {
         self.flags.lower();
     }
 
-    /// Ends what runs, waits for it, inside the call, and goes on.
+    /// Ends the running work, waits for its end inside the call, and goes on.
     pub(crate) fn interrupt(&self) {
         self.flags.raise();
         self.flags.await_launches();
@@ -53,7 +53,7 @@ impl Comm {
         self.flags.lower();
     }
 
-    /// The flags are lowered again.
+    /// Resumes after the flags are lowered.
     pub(crate) fn resume(&self) {
         let revoked = {
             let mut state = lock(&self.state);
@@ -65,7 +65,7 @@ impl Comm {
         }
     }
 
-    /// Ends what runs and what waits, as raised flags do. The communicator stays.
+    /// Ends running and waiting work, as raised flags do. The communicator stays alive.
     pub(crate) fn halt(&self) {
         lock(&self.state).halted = true;
         self.changed.notify_all();
@@ -74,8 +74,8 @@ impl Comm {
         }
     }
 
-    /// Raises the flags of this communicator, and of a child that is being made from it, and waits until the streams are past the launches of
-    /// all that hold them, who share one stream of the device.
+    /// Raises the flags of this communicator, and of a child that is being made from it. Waits until the streams have
+    /// passed all launches of the communicators that hold the flags, which share one stream of the device.
     pub(crate) fn raise_flags(&self) {
         let child = lock(&self.state).child_flags.take();
         let flags = child.iter().chain([&self.flags]);
@@ -84,7 +84,7 @@ impl Comm {
         flags.for_each(|flags| flags.await_launches());
     }
 
-    /// Frees the communicator: `how` it ends is what its peers notice.
+    /// Frees the communicator. `how` determines what its peers notice.
     pub(crate) fn end_life(&self, how: Departure) {
         lock(&LIVE).remove(&self.handle);
         let end = if how == Departure::Destroyed { "was destroyed" } else { "was aborted" };
@@ -109,7 +109,7 @@ impl Comm {
         lock(&self.resources).order = None;
     }
 
-    /// Its process seems to die: for its peers and for itself.
+    /// Simulates the death of its process, for its peers and for itself.
     pub(crate) fn lose(&self) {
         if let Some(member) = self.member.get() {
             self.break_off(&Fault::remote(format!("rank {} is lost", member.rank)));
@@ -117,7 +117,7 @@ impl Comm {
         }
     }
 
-    /// Joins what goes on in the background, which the flags end.
+    /// Joins its background work, which the flags end.
     fn abandon_progress(&self) {
         let progress = lock(&self.progress).take();
         if let Some(progress) = progress {
@@ -125,8 +125,8 @@ impl Comm {
         }
     }
 
-    /// Waits until the streams are past all launches, and so past what was on them before. A context that is broken does not come to them any
-    /// more: NCCL's wait for the stream gives an error then, which an abort does not mind.
+    /// Waits until the streams have passed all launches, and so all work before them. A broken context never reaches
+    /// them: NCCL's wait for the stream then fails, and an abort ignores that error.
     pub(crate) fn await_launches(&self) {
         loop {
             let state = lock(&self.state);

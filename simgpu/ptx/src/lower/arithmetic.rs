@@ -11,7 +11,7 @@ use crate::types::Type;
 /// The suffixes of an instruction, sorted.
 pub(super) struct Suffixes<'a> {
     pub(super) kinds: Vec<Type>,
-    /// What is neither a type nor one of the modifiers below.
+    /// Suffixes that are neither a type nor one of the modifiers below.
     pub(super) variant: Vec<&'a str>,
     pub(super) round: Option<Round>,
     pub(super) flush: bool,
@@ -42,7 +42,7 @@ impl<'a> Suffixes<'a> {
     }
 }
 
-/// How an integer instruction is run: the function, the type of its result and of its operands.
+/// The execution of an integer instruction: the function, the type of its result and of its operands.
 pub(super) struct Shape {
     pub(super) run: Alu,
     pub(super) to: Type,
@@ -57,7 +57,7 @@ fn wide(kind: Type) -> Type {
     }
 }
 
-/// Integer instructions by opcode, variant and type.
+/// Returns integer instructions by opcode, variant and type.
 fn shape(opcode: &str, variant: &[&str], kind: Type) -> Option<Shape> {
     const AMOUNT: Type = Type::U(32);
     let same = |run: Option<Alu>, sources: usize| Some(Shape { run: run?, to: kind, from: vec![kind; sources] });
@@ -99,7 +99,7 @@ fn shape(opcode: &str, variant: &[&str], kind: Type) -> Option<Shape> {
     }
 }
 
-/// Logic, which also works on predicates.
+/// Returns logic operations, which also work on predicates.
 pub(super) fn logic(opcode: &str, kind: Type) -> Option<(Alu, usize)> {
     let bits = if kind == Type::Pred { Type::B(8) } else { kind };
     Some(match opcode {
@@ -207,7 +207,7 @@ impl<'a> Builder<'a, '_> {
         self.shaped(text, &Shape { run, to: Type::Pred, from: vec![kind] })
     }
 
-    /// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.lo.cc`, `madc.hi` and their kin.
+    /// Lowers `add.cc`, `addc`, `sub.cc`, `subc`, `mad.lo.cc`, `madc.hi` and similar instructions.
     fn carried(&mut self, text: &Text<'a>, suffixes: &Suffixes<'a>, kind: Type) -> Lowered<()> {
         let takes = text.opcode.ends_with('c');
         let operation = text.opcode.trim_end_matches('c');

@@ -13,7 +13,7 @@ impl<'a> Builder<'a, '_> {
         found.ok_or_else(|| self.unsupported(text))
     }
 
-    /// The comparison with `.ftz` and the boolean operator applied.
+    /// Lowers the comparison, with `.ftz` and the boolean operator applied.
     fn compared(&mut self, text: &Text<'a>, suffixes: &Suffixes<'a>, kind: Type) -> Lowered<(Slot, Option<(Alu, Slot)>)> {
         if suffixes.saturate || suffixes.round.is_some() || suffixes.carry {
             return Err(self.unsupported(text));
@@ -71,7 +71,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// `set`: all ones, or 1.0, where the comparison holds.
+    /// Lowers `set`: all ones, or 1.0, if the comparison is true.
     pub(super) fn set(&mut self, text: &Text<'a>, suffixes: &Suffixes<'a>) -> Lowered<()> {
         let &[to_kind, kind] = &suffixes.kinds[..] else { return Err(self.unsupported(text)) };
         let (holds, combined) = self.compared(text, suffixes, kind)?;

@@ -16,7 +16,7 @@ impl<'a> Builder<'a, '_> {
             "exit" => Op::Exit,
             "trap" | "brkpt" => Op::Trap,
             "membar" | "fence" => Op::Fence,
-            // They only take time.
+            // Instructions that only take time.
             _ => return Ok(()),
         };
         self.emit(op);
@@ -44,7 +44,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// `call (result), function, (arguments), prototype;` with all but the function left out where there is none.
+    /// Lowers `call (result), function, (arguments), prototype;` in which only the function is mandatory.
     fn call(&mut self, text: &Text<'a>) -> Lowered<()> {
         let mut rest = &text.operands[..];
         let group = |rest: &mut &'_ [Operand<'a>]| match rest.split_first() {
@@ -76,7 +76,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// A call through a pointer; `list` names a prototype, or a table of the functions that may be called.
+    /// Lowers a call through a pointer; `list` names a prototype, or a table of the functions that may be called.
     fn pointer(&self, register: Slot, list: &str, arguments: usize, results: usize) -> Lowered<Callee> {
         if let Some(prototype) = self.scopes.iter().rev().find_map(|scope| scope.prototypes.get(list)) {
             let Prototype { parameters: takes, results: gives } = prototype;

@@ -40,7 +40,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// Sorts the suffixes; the last two types are those converted to and from.
+    /// Classifies the suffixes; the last two types are those converted to and from.
     fn conversion(&self, text: &Text<'a>) -> Lowered<(Conversion, bool)> {
         let (mut kinds, mut round, mut whole, mut saturate, mut flush, mut relu) = (Vec::new(), None, false, false, false, false);
         for &suffix in &text.suffixes {
@@ -50,7 +50,7 @@ impl<'a> Builder<'a, '_> {
                 "sat" => saturate = true,
                 "ftz" => flush = true,
                 "relu" => relu = true,
-                // The only form those two formats have.
+                // The only form of those two formats.
                 "satfinite" if text.has("e4m3x2") || text.has("e5m2x2") => {}
                 _ => kinds.push(Type::named(suffix).ok_or_else(|| self.unsupported(text))?),
             }
@@ -68,7 +68,7 @@ impl<'a> Builder<'a, '_> {
         Ok(self.computed(convert, from, packed, zero))
     }
 
-    /// Cuts or extends; the usual cases take one step.
+    /// Truncates or extends; the usual cases take one step.
     fn cvt_integers(&mut self, text: &Text<'a>, how: Conversion, to: Slot, from: Slot, width: u32) -> Lowered<()> {
         let zero = self.zero();
         let mut value = from;
@@ -90,7 +90,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// A signed value in a wider register repeats its sign up to the register's width.
+    /// Sign-extends a signed value up to the width of a wider register.
     fn extended(&mut self, text: &Text<'a>, kind: Type, value: Slot, width: u32) -> Lowered<Slot> {
         let zero = self.zero();
         let how = Conversion { from: kind, to: Type::S(64), round: Round::Nearest, whole: false, saturate: false, flush: false };
@@ -100,7 +100,8 @@ impl<'a> Builder<'a, '_> {
         Ok(self.computed(run, wide, zero, zero))
     }
 
-    /// Two floats into one register, the first one above; or a pair of eight-bit floats into a pair of halves.
+    /// Converts two floats into one register, the first one above, or a pair of eight-bit floats into a pair of
+    /// halves.
     fn cvt_pair(&mut self, text: &Text<'a>, how: Conversion, relu: bool) -> Lowered<()> {
         let zero = self.zero();
         let to_lane = match how.to {

@@ -44,7 +44,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// Sends the result of the last step to its register; a step less than with a copy where that can be.
+    /// Writes the result of the last step to its register, without a copy if possible.
     pub(super) fn emit_last(&mut self, register: Slot, result: Slot) {
         if let Some(Op::Alu { to, .. }) = self.function.code.last_mut().map(|last| &mut last.op)
             && *to == result

@@ -8,12 +8,12 @@ use crate::syntax::{Literal, Operand, Text};
 use crate::types::{Space, Type};
 use crate::{float, format};
 
-/// An access as its suffixes tell it.
+/// An access, as described by its suffixes.
 struct Kind<'a> {
     space: Space,
     element: Type,
     elements: usize,
-    /// What is neither of those nor an ordering, a scope or a hint for caches.
+    /// Suffixes that are neither of those, nor an ordering, a scope or a hint for caches.
     operation: Vec<&'a str>,
     /// Whether a cache policy follows as an operand.
     policy: bool,
@@ -27,7 +27,7 @@ impl<'a> Builder<'a, '_> {
             "atom" | "red" => self.atomic(text),
             "cvta" => self.cvta(text),
             "isspacep" => self.isspacep(text),
-            // A policy for caches: there are none here.
+            // A policy for caches, which are not simulated.
             "createpolicy" => {
                 let to = text.operands.first().ok_or_else(|| self.unsupported(text))?;
                 let (to, from) = (self.target(to, Type::B(64))?, self.zero());
@@ -59,7 +59,7 @@ impl<'a> Builder<'a, '_> {
         if found.element == Type::Pred { Err(self.unsupported(text)) } else { Ok(found) }
     }
 
-    /// Base, offset and space of an address. Parameters of functions and of calls lie in local memory.
+    /// Returns the base, offset and space of an address. Parameters of functions and of calls lie in local memory.
     fn address(&mut self, operand: &Operand<'a>, space: Space) -> Lowered<(Slot, i64, Space)> {
         let Operand::Address(inner) = operand else { return Err(self.error("an address in brackets is needed")) };
         match &**inner {
@@ -221,7 +221,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// The address of a place in memory that a call hands over.
+    /// Returns the offset of a place in local memory that a call passes.
     pub(super) fn offset_of(&self, place: Place) -> Option<u32> {
         match place.at(0) {
             Initial::Local(offset) => u32::try_from(offset).ok(),
@@ -230,7 +230,7 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
-/// The new value that an atomic operation makes of the old one.
+/// Returns the function that computes the new value of an atomic operation.
 fn operation(kind: &Kind<'_>) -> Option<Alu> {
     let element = kind.element;
     let whole = element.is_integer() && element.bits() >= 32;
@@ -245,7 +245,7 @@ fn operation(kind: &Kind<'_>) -> Option<Alu> {
         (["xor"], _) if whole => instance!(element, int::xor),
         (["inc"], Type::U(32)) => Some(|old, b, _| if old >= b { 0 } else { old + 1 }),
         (["dec"], Type::U(32)) => Some(|old, b, _| if old == 0 || old > b { b } else { old - 1 }),
-        // Subnormal numbers survive in shared memory only.
+        // Subnormal numbers are kept in shared memory only.
         (["add"], Type::F32) if kind.space == Space::Shared => float::nearest("add", Type::F32),
         (["add"], Type::F32) => Some(add_flushed),
         (["add"], Type::F64) => float::nearest("add", Type::F64),

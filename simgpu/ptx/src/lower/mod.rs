@@ -1,4 +1,5 @@
-//! From statements to the machine's steps: names become slots, guards become branches, vectors fall apart.
+//! Lowers statements to steps of the machine: names become slots, guards become branches, vectors become single
+//! elements.
 
 mod arithmetic;
 mod comparison;
@@ -22,7 +23,7 @@ use crate::types::{Space, Type};
 
 pub(crate) type Lowered<T> = Result<T, ParseError>;
 
-/// Where a variable lies; an offset makes it an address.
+/// The place of a variable; an offset makes it an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
     Global(u64),
@@ -56,7 +57,7 @@ struct Scope<'a> {
     labels: HashMap<&'a str, u32>,
     tables: HashMap<&'a str, Vec<&'a str>>,
     prototypes: HashMap<&'a str, Prototype>,
-    /// Steps and tables that still need the place of a label.
+    /// Steps and tables that still need the position of a label.
     jumps: Vec<(Jump, &'a str, u32)>,
 }
 
@@ -126,7 +127,7 @@ impl<'a> Builder<'a, '_> {
         formals.iter().map(carrier).collect()
     }
 
-    /// Room in the function's local memory, under the variable's name.
+    /// Reserves space in the function's local memory, under the variable's name.
     fn local(&mut self, variable: &Variable<'a>) -> u64 {
         let offset = self.function.local.next_multiple_of(variable.align.max(1));
         self.function.local = offset + variable.bytes;
@@ -208,7 +209,7 @@ impl<'a> Builder<'a, '_> {
         &mut self.scopes[last]
     }
 
-    /// Ends a scope: its labels are known; jumps to others are left to the scope around it.
+    /// Ends a scope: resolves its labels; jumps to others are left to the enclosing scope.
     fn close(&mut self) -> Lowered<()> {
         let Some(scope) = self.scopes.pop() else { return Ok(()) };
         let mut open = Vec::new();
@@ -230,7 +231,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// Points a jump at its target.
+    /// Sets the target of a jump.
     fn land(&mut self, step: usize, at: u32) {
         if let Op::Jump { target } | Op::Branch { target, .. } = &mut self.function.code[step].op {
             *target = at;
@@ -260,7 +261,7 @@ impl<'a> Builder<'a, '_> {
         Ok(function)
     }
 
-    /// A guarded instruction is one that a branch goes around.
+    /// Lowers a guarded instruction, with a branch that skips it.
     fn guarded(&mut self, text: &Text<'a>) -> Lowered<()> {
         self.line = text.line;
         let Some((name, unless)) = text.guard else { return self.decoded(text) };
@@ -277,7 +278,7 @@ impl<'a> Builder<'a, '_> {
         Ok(())
     }
 
-    /// An instruction; where functions are decoded late, one that is not understood is a fault when it is run.
+    /// Decodes an instruction. If functions are decoded late, an unknown one becomes a fault at run time.
     fn decoded(&mut self, text: &Text<'a>) -> Lowered<()> {
         match self.instruction(text) {
             Err(error) if self.program.options.late => {
@@ -324,7 +325,7 @@ impl<'a> Builder<'a, '_> {
         self.emit(Op::Alu { run, to, a, b, c });
     }
 
-    /// The result of an operation in a slot of its own.
+    /// Emits an operation whose result goes to a new slot.
     fn computed(&mut self, run: Alu, a: Slot, b: Slot, c: Slot) -> Slot {
         let to = self.temporary();
         self.alu(run, to, [a, b, c]);

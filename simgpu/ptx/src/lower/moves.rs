@@ -7,7 +7,7 @@ use crate::syntax::{Operand, Text};
 use crate::types::Type;
 
 impl<'a> Builder<'a, '_> {
-    /// `mov`: copies, addresses, packing and unpacking.
+    /// Lowers `mov`: copies, addresses, packing and unpacking.
     pub(super) fn mov(&mut self, text: &Text<'a>) -> Lowered<()> {
         let &[kind] = &text.suffixes[..] else { return Err(self.unsupported(text)) };
         let kind = Type::named(kind).ok_or_else(|| self.unsupported(text))?;

@@ -1,4 +1,4 @@
-//! Operands: names, numbers and special registers become slots.
+//! Operands: maps names, numbers and special registers to slots.
 
 use super::{Builder, Lowered, Symbol};
 use crate::program::{Initial, Slot, Special};
@@ -6,7 +6,7 @@ use crate::syntax::{Literal, Operand, Text};
 use crate::types::Type;
 
 impl<'a> Builder<'a, '_> {
-    /// The operands of an instruction that has exactly so many.
+    /// Returns the operands of an instruction that has exactly `N`.
     pub(super) fn operands<'t, const N: usize>(&self, text: &'t Text<'a>) -> Lowered<&'t [Operand<'a>; N]> {
         let count = text.operands.len();
         (&text.operands[..]).try_into().map_err(|_| self.error(format!("{} has {count} operands, not {N}", text.full())))
@@ -18,7 +18,7 @@ impl<'a> Builder<'a, '_> {
         inner.or_else(outer).ok_or_else(|| self.error(format!("{name} is not declared")))
     }
 
-    /// A slot that holds an operand of exactly this type's width.
+    /// Returns a slot that holds an operand of exactly this type's width.
     pub(super) fn source(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<Slot> {
         let (slot, width) = self.any_source(operand, kind)?;
         if width != kind.bits() {
@@ -27,7 +27,7 @@ impl<'a> Builder<'a, '_> {
         Ok(slot)
     }
 
-    /// A slot that holds an operand, and its width; numbers take the width of the type.
+    /// Returns a slot that holds an operand, and its width; numbers take the width of the type.
     pub(super) fn any_source(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<(Slot, u32)> {
         match operand {
             Operand::Number(Literal::Integer(value)) if matches!(kind, Type::F32 | Type::F64) && *value != 0 => {
@@ -61,7 +61,7 @@ impl<'a> Builder<'a, '_> {
         }
     }
 
-    /// What a pointer to the function of this name holds; `None` if the name is not one of a function.
+    /// Returns the value of a pointer to the function of this name; `None` if there is no such function.
     fn function_address(&self, name: &str) -> Lowered<Option<u64>> {
         match self.module.functions.get(name) {
             Some(_) if self.find(name).is_ok() => Ok(None),
@@ -71,7 +71,7 @@ impl<'a> Builder<'a, '_> {
         }
     }
 
-    /// The register that receives a result of this width, or a slot that nobody reads.
+    /// Returns the register that receives a result of this width, or a slot that is never read.
     pub(super) fn target(&mut self, operand: &Operand<'a>, kind: Type) -> Lowered<Slot> {
         let (slot, width) = self.any_target(operand, kind)?;
         if width != kind.bits() {

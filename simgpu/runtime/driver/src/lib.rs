@@ -1,5 +1,5 @@
-//! The driver's functions, looked up in the simulated driver that the process has, or else in that beside the library that asks. It takes
-//! part in libraries of C functions, so it has none of its own.
+//! The driver's functions, looked up in the simulated driver that the process has loaded, or else in the one beside
+//! the calling library. This crate is linked into libraries of C functions, so it exports none of its own.
 
 #![allow(unsafe_code, reason = "C functions")]
 #![allow(non_snake_case, reason = "the names are CUDA's")]
@@ -27,7 +27,7 @@ impl Error {
     pub const UNKNOWN: Error = Error(999);
 }
 
-/// How a call ends.
+/// The result of a call.
 pub type Outcome<T = ()> = Result<T, Error>;
 
 /// A function that a stream calls.
@@ -55,7 +55,8 @@ fn beside() -> Option<*mut c_void> {
         dli_saddr: std::ptr::null_mut(),
     };
     let here: fn() -> Option<*mut c_void> = beside;
-    // SAFETY: both pointers are valid; the text that is found belongs to the loader and stays while this library is loaded.
+    // SAFETY: both pointers are valid; the text that is found belongs to the loader and stays valid while this library
+    // is loaded.
     let own = unsafe {
         if libc::dladdr(here as *const c_void, &raw mut about) == 0 || about.dli_fname.is_null() {
             return None;
@@ -73,7 +74,7 @@ fn library() -> Option<*mut c_void> {
     static LIBRARY: OnceLock<Option<usize>> = OnceLock::new();
     let found = LIBRARY.get_or_init(|| {
         let library = loaded(c"libcuda.so").or_else(beside)?;
-        // A real driver is none for this runtime.
+        // A real driver does not serve this runtime.
         // SAFETY: the library is never closed, and the name ends with a NUL.
         let simulated = unsafe { libc::dlsym(library, c"simgpu_counts".as_ptr()) };
         (!simulated.is_null()).then_some(library as usize)
@@ -81,7 +82,7 @@ fn library() -> Option<*mut c_void> {
     found.map(|library| library as *mut c_void)
 }
 
-/// A function of the driver by its name in the library.
+/// Finds a function of the driver by its name in the library.
 #[must_use]
 pub fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the library is never closed, and the name ends with a NUL.
@@ -91,20 +92,20 @@ pub fn symbol(name: &CStr) -> Option<*mut c_void> {
 
 macro_rules! driver {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?);)*) => {$(
-        /// The driver's function of this name.
+        /// Calls the driver's function of this name.
         ///
         /// # Errors
         ///
-        /// What the driver says; that it is insufficient where it has no such function.
+        /// The driver's error, or "insufficient driver" if it has no such function.
         ///
         /// # Safety
         ///
-        /// The driver's own rules.
+        /// The driver's own rules apply.
         pub unsafe fn $name($($argument: $kind),*) -> Outcome {
             static FOUND: OnceLock<Option<usize>> = OnceLock::new();
             let name = CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).unwrap_or_default();
             let found = FOUND.get_or_init(|| symbol(name).map(|found| found as usize)).ok_or(Error::INSUFFICIENT_DRIVER)?;
-            // SAFETY: the driver's function of this name has these parameters and gives a number.
+            // SAFETY: the driver's function of this name has these parameters and returns a number.
             let function: unsafe extern "C" fn($($kind),*) -> u32 = unsafe { std::mem::transmute(found) };
             // SAFETY: the caller keeps the driver's rules.
             match unsafe { function($($argument),*) } {

@@ -1,4 +1,4 @@
-//! The CUDA runtime of release 12: the functions that are not the same in release 13. All others are in the package they share.
+//! The CUDA runtime of release 12: the functions that differ from release 13. All others are in the shared package.
 
 #![allow(unsafe_code, reason = "a library of C functions over C functions")]
 #![allow(non_snake_case, reason = "the names are CUDA's")]

@@ -1,7 +1,9 @@
-//! Queues typed collectives of an `NcclCommunicator`: ordered by their buffers' events, and compared with the other ranks' before.
+//! Queues typed collectives of an `NcclCommunicator`: ordered by their buffers' events, and first compared with the
+//! other ranks' calls.
 //!
-//! A rank tells the others 64 bytes in an all-gather of NCCL's: what it would say over a host backend, the settings of its backend by which calls
-//! are cut into pieces, and whether it has the kernel of a custom op that is used for the first time.
+//! A rank sends the others 64 bytes in an NCCL all-gather: the digest that it would send over a host backend, the
+//! settings of its backend that decide how calls are cut into pieces, and whether it lacks the kernel of a custom op
+//! that is used for the first time.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device backend")]
 
@@ -18,14 +20,14 @@ use crate::device::{self, DeviceBackend, Job, NcclCommunicator, WORDS_BYTES, Wor
 use crate::error::{Error, Peer, Result};
 use crate::host::health::forked;
 
-/// Where the terms of the backend begin in what a rank tells, and where the flag is that says that a kernel is missing.
+/// Where the terms of the backend begin in what a rank sends, and the offset of the flag for a missing kernel.
 const TERMS_AT: usize = size_of::<CallDigest>();
 const LACKS_KERNEL_AT: usize = TERMS_AT + size_of::<Terms>();
 const _: () = assert!(LACKS_KERNEL_AT < WORDS_BYTES);
 
 type Terms = [u8; 16];
 
-/// The parts of what a rank has told.
+/// Splits what a rank has sent into its parts.
 fn parts(words: &Words) -> (CallDigest, Terms, bool) {
     let (mut said, mut terms): (CallDigest, Terms) = ([0; _], [0; _]);
     said.copy_from_slice(&words[..TERMS_AT]);
@@ -33,7 +35,7 @@ fn parts(words: &Words) -> (CallDigest, Terms, bool) {
     (said, terms, words[LACKS_KERNEL_AT] != 0)
 }
 
-/// Refuses what is captured into a graph, where ranks have to wait for each other first.
+/// Refuses calls that are captured into a graph, if the ranks have to wait for each other first.
 pub(super) fn refuse_capture(stream: &CudaStream, doing: impl FnOnce() -> String) -> Result<()> {
     if !device::is_capturing(stream) {
         return Ok(());
@@ -44,7 +46,7 @@ pub(super) fn refuse_capture(stream: &CudaStream, doing: impl FnOnce() -> String
 }
 
 impl NcclCommunicator {
-    /// A turn, in which a call is compared and queued.
+    /// Takes a turn, in which a call is compared and queued.
     pub(super) fn turn(&self, call: &'static str) -> Result<Turn<'_, ()>> {
         let timeout = self.config().timeout;
         self.backend().enter_call(timeout).map_err(|why| match why {
@@ -73,23 +75,27 @@ impl NcclCommunicator {
         let mut guards = Guards::new(Hold::Borrowed);
         ordered(call, &backend.gpu().context, stream, &mut guards)?;
         let job = &call.job;
-        // After all checks: where this rank alone refuses the call, the others wait here, with a deadline, and nothing is queued.
+        // This comes after all checks: if only this rank refuses the call, the others wait here, with a deadline, and
+        // nothing is queued.
         let is_captured = self.agree(job, stream)?;
         let commit = CommitGuard::new(backend, false, is_captured);
-        // SAFETY: - the addresses are those of buffers that are borrowed by the call, as long as their lengths say, on the backend's device
-        //   (checked above); they are the same or apart (checked by `ordered`);
-        // - their events make later users, and the one who frees them, wait for what is queued here: the guards are released after it (cudarc's
-        //   protocol; whoever switched that off answers for the order by the `unsafe` he did it with);
-        // - all ranks make this call as their next one, with these lengths, this type and backends that cut it alike: compared by `agree`, or
-        //   promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`), and nobody's call comes in between (the turn;
-        //   raw calls promise so). What NCCL writes is values of the type, or bytes that the plan makes truth values of.
+        // SAFETY: - the addresses are those of buffers that are borrowed by the call, as long as their lengths state,
+        //   on the backend's device (checked above); they are the same or apart (checked by `ordered`);
+        // - their events make later users, and the thread that frees them, wait for what is queued here: the guards
+        //   are released after it (cudarc's protocol; a caller who disabled it did so by an `unsafe` call, and is
+        //   responsible for the order);
+        // - all ranks make this call as their next one, with these lengths, this type and backends that cut it alike:
+        //   compared by `agree`, or promised by the caller who disabled the comparison
+        //   (`CheckDeviceCalls::unchecked_after`). No other call comes in between (the turn; raw calls promise so).
+        //   NCCL writes values of the type, or bytes that the plan turns into truth values.
         let queued = unsafe { backend.enqueue(job, stream, self.config().timeout) };
         commit.settle(&queued);
         queued.and(Communicator::release(guards, backend, stream, self.config().timeout))
     }
 
-    /// Has the ranks agree on a call, where that was asked for, and at the first use of a kernel of the caller's or of much memory. Nothing has been queued yet, so a
-    /// difference harms nothing. Gives what they were told of a capture, if anything.
+    /// Makes the ranks agree on a call, if that is enabled, and at the first use of a custom kernel or of much memory.
+    /// Nothing has been queued yet, so a difference does no harm. Returns what the others were sent about a capture,
+    /// if anything.
     fn agree(&self, job: &Job, stream: &CudaStream) -> Result<Option<bool>> {
         let backend = self.backend();
         let is_compared = self.world_size() > 1 && self.config().check_device_calls.covers(job.call.sequence);
@@ -100,14 +106,14 @@ impl NcclCommunicator {
         refuse_capture(stream, || job.call.to_string())?;
         let loaded = if first_use.is_any() { backend.load(job, stream) } else { Ok(()) };
         let agreed = match (self.compare(job, loaded.is_err()), loaded) {
-            // Of its own failure a rank knows more than that there is one.
+            // This rank's own error has more detail than the fact that one rank failed.
             (Err(Error::Unsupported { .. }), Err(own)) => Err(own),
             (agreed, _) => agreed,
         };
         agreed.inspect_err(|_| backend.unload(job, first_use)).map(|()| Some(false))
     }
 
-    /// Compares a call with everyone's.
+    /// Compares a call with those of all ranks.
     fn compare(&self, job: &Job, lacks_kernel: bool) -> Result<()> {
         let backend = self.backend();
         let mut words: Words = [0; _];

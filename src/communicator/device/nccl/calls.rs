@@ -1,4 +1,4 @@
-//! Typed collectives of an `NcclCommunicator`. What is checked of their lengths is what is checked of raw calls.
+//! Typed collectives of an `NcclCommunicator`. Their lengths are checked in the same way as those of raw calls.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::communicator::prepare::prepared::{Source, agreed};
 use crate::device::{Arguments, NcclCommunicator};
 use crate::error::{Error, Result};
 
-/// Device memory that a call reads.
+/// Returns the device memory that a call reads.
 fn readable<T>(kind: Collective, memory: Memory<'_, T>) -> Result<DeviceMemory<'_, T>> {
     match memory {
         Memory::Device(memory) => Ok(memory),
@@ -23,7 +23,7 @@ fn readable<T>(kind: Collective, memory: Memory<'_, T>) -> Result<DeviceMemory<'
     }
 }
 
-/// Device memory that a call writes.
+/// Returns the device memory that a call writes.
 fn writable<T>(kind: Collective, memory: MemoryMut<'_, T>) -> Result<DeviceMemoryMut<'_, T>> {
     match memory {
         MemoryMut::Device(memory) => Ok(memory),
@@ -31,7 +31,7 @@ fn writable<T>(kind: Collective, memory: MemoryMut<'_, T>) -> Result<DeviceMemor
     }
 }
 
-/// A collective's kind, and its root where it has one.
+/// A collective's kind, and its root if it has one.
 type Rooted = (Collective, Option<usize>);
 
 impl NcclCommunicator {
@@ -66,7 +66,7 @@ impl NcclCommunicator {
         self.queue(&mut DeviceCall { job, source, destination, lists: None }, stream)
     }
 
-    /// A buffer that the root must pass and the others must not.
+    /// Refuses a buffer unless the root passes it and the other ranks do not.
     fn only_at_root(&self, kind: Collective, what: &str, is_given: bool, root: usize) -> Result<()> {
         if root >= self.world_size() || is_given == (self.rank() == root) {
             return Ok(());
@@ -80,22 +80,33 @@ impl NcclCommunicator {
 
 /// # Typed collectives
 ///
-/// They take device buffers: cudarc's slices and views, [`NcclBuffer`](crate::nccl::NcclBuffer), [`RawDeviceSlice`](crate::interop::RawDeviceSlice) and memory of other
-/// crates. A call is queued on `stream` and returns. It waits there for whoever uses its buffers on other streams, and later users wait for it, also
-/// whoever frees them: nothing has to be ordered by hand. Ops and types are those of a [`Communicator`](crate::Communicator); custom ones too.
+/// These calls take device buffers: cudarc's slices and views, [`NcclBuffer`](crate::nccl::NcclBuffer),
+/// [`RawDeviceSlice`](crate::interop::RawDeviceSlice), and memory of other crates. A call is queued on `stream` and
+/// returns. On the stream it waits for earlier uses of its buffers on other streams; later uses, and freeing a buffer,
+/// wait for it. You need no synchronization of your own. Ops and types are those of a
+/// [`Communicator`](crate::Communicator), including custom ones.
 ///
-/// Every rank makes the same call as its next one. The ranks compare that before anything is queued
-/// ([`Config::check_device_calls`](crate::Config::check_device_calls)): op, element type, count, root, and the settings that decide how calls are cut into
-/// pieces. Where something differs every rank gets a `Mismatch` that names two calls, no buffer is touched, and the communicator works on. The price is one
-/// all-gather of 64 B over NCCL, and a wait on the host until all ranks have come and their devices have done the communicator's earlier calls. Whoever
-/// promises by [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) that ranks do alike (and have the same settings) pays nothing: a
-/// call is then what a raw one is, with its buffers ordered. A call that is compared cannot be captured into a graph; one that is not, and a raw one, can.
+/// Every rank must make the same call as its next one. Before anything is queued, the ranks compare
+/// ([`Config::check_device_calls`](crate::Config::check_device_calls)) op, element type, count, root, and the settings
+/// that decide how calls are cut into pieces. If something differs, every rank gets a `Mismatch` that names two calls,
+/// no buffer is touched, and the communicator stays usable.
+///
+/// The comparison costs one all-gather of 64 B over NCCL, and a wait on the host until all ranks have come and their
+/// devices have finished the communicator's earlier calls.
+/// [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) avoids this cost: with it you
+/// promise that all ranks make the same calls with the same settings. A call is then a raw one with its buffers
+/// ordered. A compared call cannot be captured into a graph; an uncompared or a raw one can.
 ///
 /// Threads that share the communicator compare and queue their calls one after the other.
 ///
-/// Errors common to all: `InvalidArgument` for arguments that cannot be right, host memory, and memory or a stream of another device (nothing has
-/// happened then); `Unsupported` for an op that the type does not have, and in a capture; `Mismatch`; `Timeout` where ranks do not come, which ends the
-/// communicator; `Nccl`, `Cuda`; `Poisoned` after an earlier one of these.
+/// Errors common to all typed collectives:
+/// - `InvalidArgument` for wrong arguments, host memory, and memory or a stream of another device. Nothing has
+///   happened then.
+/// - `Unsupported` for an op that the type does not have, and for a compared call in a capture.
+/// - `Mismatch` if the ranks' calls differ.
+/// - `Timeout` if ranks do not come; it ends the communicator.
+/// - `Nccl`, `Cuda`.
+/// - `Poisoned` after an earlier error that ended the communicator.
 impl NcclCommunicator {
     /// Reduces the buffers of all ranks element by element, in place: every rank ends with the same result.
     ///
@@ -119,7 +130,7 @@ impl NcclCommunicator {
         self.collective((Collective::AllReduce, None), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
     }
 
-    /// As [`all_reduce`](Self::all_reduce), from one buffer into another of the same length.
+    /// Reduces like [`all_reduce`](Self::all_reduce), from one buffer into another of the same length.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -148,7 +159,7 @@ impl NcclCommunicator {
         self.collective((Collective::AllReduce, None), source, destination, Some(&op.into()), stream)
     }
 
-    /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
+    /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers do not change.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -170,7 +181,8 @@ impl NcclCommunicator {
         self.collective((Collective::Reduce, Some(root)), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
     }
 
-    /// As [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the source's length, the others `None`.
+    /// Reduces like [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the
+    /// source's length, the others `None`.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -222,8 +234,8 @@ impl NcclCommunicator {
         self.collective((Collective::Broadcast, Some(root)), source, Some(buffer.memory_mut()), None, stream)
     }
 
-    /// As [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's too): the root passes
-    /// `Some(source)`, the others `None`.
+    /// Copies like [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's
+    /// too): the root passes `Some(source)`, the others `None`.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -248,7 +260,8 @@ impl NcclCommunicator {
         self.collective((Collective::Broadcast, Some(root)), source, Some(destination.memory_mut()), None, stream)
     }
 
-    /// Gathers every rank's block on every rank, in place: a rank's own block stands at its place, rank × length / world size.
+    /// Gathers every rank's block on every rank, in place: a rank's own block begins at element rank × length / world
+    /// size.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -267,7 +280,7 @@ impl NcclCommunicator {
         self.collective((Collective::AllGather, None), Source::InPlace, Some(buffer.memory_mut()), None, stream)
     }
 
-    /// As [`all_gather`](Self::all_gather), from one buffer into another that is world size times as long.
+    /// Gathers like [`all_gather`](Self::all_gather), from one buffer into another that is world size times as long.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -290,7 +303,8 @@ impl NcclCommunicator {
         self.collective((Collective::AllGather, None), source, destination, None, stream)
     }
 
-    /// Reduces the buffers of all ranks and leaves each rank its block of the result, in place; the other blocks are worth nothing afterwards.
+    /// Reduces the buffers of all ranks and leaves each rank its block of the result, in place. The contents of the
+    /// other blocks are unspecified afterwards.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -312,7 +326,8 @@ impl NcclCommunicator {
         self.collective((Collective::ReduceScatter, None), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), from one buffer into another, of which the first is world size times as long.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from one buffer, which is world size times as long, into
+    /// another.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -360,7 +375,7 @@ impl NcclCommunicator {
         self.collective((Collective::AllToAll, None), Source::InPlace, Some(buffer.memory_mut()), None, stream)
     }
 
-    /// As [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
+    /// Exchanges blocks like [`all_to_all`](Self::all_to_all), from one buffer into another of the same length.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;

@@ -1,8 +1,8 @@
-//! Typed messages of an `NcclCommunicator`, one by itself or several together.
+//! Typed messages of an `NcclCommunicator`, single or in groups.
 //!
-//! Both ends of a message tell each other what they are about to do, 64 bytes each, before either queues its part: for each pair of ranks what
-//! one sends to the other in this group, and what it receives. So a message returns when its other end has come, and NCCL, which matches the
-//! messages of a pair by their order alone, never meets two that differ.
+//! Before either end of a message queues its part, both send each other 64 bytes: for each pair of ranks, what one
+//! sends to the other in this group and what it receives. So a message call returns once its other end has come. NCCL,
+//! which matches the messages of a pair only by their order, never gets two that differ.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device backend")]
 
@@ -23,10 +23,11 @@ use crate::communicator::prepare::prepared::element;
 use crate::device::{DeviceBackend, Message, NcclCommunicator, Words};
 use crate::error::{Error, Peer, Result};
 
-/// What a rank is told whose buffer is in host memory.
+/// The error text for a buffer in host memory.
 pub(super) const HOST_MEMORY: &str = "is in host memory: an NcclCommunicator works on device memory alone, a Communicator on either";
 
-/// Messages recorded by [`NcclCommunicator::group`], which has an example; their buffers are borrowed until the group has been queued.
+/// Messages recorded by [`NcclCommunicator::group`], which has an example. Their buffers are borrowed until the group
+/// has been queued.
 pub struct NcclGroup<'buffers, 'comm> {
     comm: &'comm NcclCommunicator,
     batch: Batch<'buffers>,
@@ -43,7 +44,7 @@ impl<'buffers> NcclGroup<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a rank that is no peer, and for host memory.
+    /// `InvalidArgument` for a rank that is not a peer, and for host memory.
     pub fn send<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: usize) -> Result<()> {
         const CALL: &str = "send";
         self.comm.check_peer(CALL, to)?;
@@ -55,7 +56,7 @@ impl<'buffers> NcclGroup<'buffers, '_> {
         Ok(())
     }
 
-    /// Records a receive from another rank. The buffer is as long as what is sent.
+    /// Records a receive from another rank. The buffer must be as long as what is sent.
     ///
     /// # Errors
     ///
@@ -74,14 +75,18 @@ impl<'buffers> NcclGroup<'buffers, '_> {
 
 /// # Typed messages
 ///
-/// Both ends compare before either queues its part: element type, length, and which messages are queued together. So `send` and `recv` return when the
-/// other end has come, and ranks that send to each other do so in a [`group`](Self::group), with one group at both ends. A difference ends the communicator on
-/// both, once each has heard it or 2 s later. The price is an exchange of 64 B for each pair of ranks, over NCCL, that both wait for; nothing where messages are not compared
+/// Both ends compare element type, length, and which messages are queued together, before either queues its part. So
+/// `send` and `recv` return once the other end has come. Ranks that send to each other must do so in a
+/// [`group`](Self::group), with one group at both ends. A difference ends the communicator on both ranks: once each
+/// has received it, or after 2 s.
+///
+/// The comparison costs an exchange of 64 B over NCCL for each pair of ranks, for which both wait. Messages that are
+/// not compared cost nothing extra
 /// ([`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after)).
 ///
-/// Threads that share the communicator send and receive in an order that the other ends have, too.
+/// Threads that share the communicator must send and receive in the same order as the other ends.
 impl NcclCommunicator {
-    /// Queues a send of all of a device buffer to another rank, which receives as much of the same type.
+    /// Queues a send of a whole device buffer to another rank, which must receive the same length and type.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -97,14 +102,16 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a rank that is no peer, and for memory that is not on this device; `Mismatch`, which ends the communicator;
-    /// `Unsupported` where a message that is compared would become part of a graph; `Timeout`, `Nccl`, `Cuda`, `Poisoned`.
+    /// - `InvalidArgument` for a rank that is not a peer, and for memory that is not on this device.
+    /// - `Mismatch` if the ends differ; it ends the communicator.
+    /// - `Unsupported` if a compared message would become part of a graph.
+    /// - `Timeout`, `Nccl`, `Cuda`, `Poisoned`.
     #[doc(alias = "ncclSend")]
     pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: usize, stream: &Arc<CudaStream>) -> Result<()> {
         self.grouped("send", stream, |group| group.send(buffer, to))
     }
 
-    /// Queues a receive into all of a device buffer from another rank, which sends as much of the same type.
+    /// Queues a receive into a whole device buffer from another rank, which must send the same length and type.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -123,8 +130,8 @@ impl NcclCommunicator {
         self.grouped("recv", stream, |group| group.recv(buffer, from))
     }
 
-    /// Queues several messages together, so that opposite ones do not wait for each other. Between two ranks both ends put the same messages into
-    /// one group. Where the closure fails, nothing has happened.
+    /// Queues several messages together, so that opposite ones do not wait for each other. Between two ranks, both
+    /// ends must put the same messages into one group. If the closure fails, nothing has happened.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -141,7 +148,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// The closure's own, and those of [`send`](Self::send).
+    /// Those of the closure, and those of [`send`](Self::send).
     #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
     pub fn group<'buffers>(&self, stream: &Arc<CudaStream>, record: impl FnOnce(&mut NcclGroup<'buffers, '_>) -> Result<()>) -> Result<()> {
         self.grouped("group", stream, record)
@@ -168,18 +175,20 @@ impl NcclCommunicator {
         resolved.guards.check(&backend.gpu().context, stream, call)?;
         let is_captured = comm.agree_on_messages(call, &resolved.messages, stream)?;
         let commit = CommitGuard::new(backend, true, is_captured);
-        // SAFETY: - every address belongs to a buffer that is borrowed until the guards in `resolved` have been released, which is after all has
-        //   been queued: their events then make later users wait. It is as long as its message says, on the backend's device (checked by
-        //   `check_devices`); the group holds each buffer that it writes by a borrow of its own;
-        // - the other end of each message queues it among the same messages of this pair, with the same type and length: compared by
-        //   `agree_on_messages`, or promised by whoever had it not compared (`CheckDeviceCalls::unchecked_after`).
+        // SAFETY: - every address belongs to a buffer that is borrowed until the guards in `resolved` have been
+        //   released, which is after all has been queued: their events then make later users wait. The buffer is as
+        //   long as its message states, on the backend's device (checked by `check_devices`); the group holds each
+        //   buffer that it writes by a borrow of its own;
+        // - the other end of each message queues it among the same messages of this pair, with the same type and
+        //   length: compared by `agree_on_messages`, or promised by the caller who disabled the comparison
+        //   (`CheckDeviceCalls::unchecked_after`).
         let queued = unsafe { DeviceBackend::enqueue_group(&[(backend, &[], &resolved.messages, stream)], comm.config().timeout) };
         commit.settle(&queued);
         queued.and(Communicator::release(resolved.guards, backend, stream, comm.config().timeout))
     }
 
-    /// Has both ends of messages agree on them. A difference ends the communicator: other pairs of the group may have agreed, and count on it. Gives what
-    /// the other ends were told of a capture, if anything.
+    /// Makes both ends of messages agree on them. A difference ends the communicator: other pairs of the group may
+    /// have agreed, and rely on it. Returns what the other ends were sent about a capture, if anything.
     fn agree_on_messages(&self, call: &'static str, messages: &[Message], stream: &CudaStream) -> Result<Option<bool>> {
         let backend = self.backend();
         let mut pairs: Vec<Pair<'_>> = Vec::new();
@@ -218,7 +227,7 @@ impl NcclCommunicator {
         let (first, second) = (Peer::unknown(*peer), Peer::unknown(me));
         let error = Error::Mismatch { first, first_call: in_words(theirs, me), second, second_call: in_words(words, *peer) };
         self.backend().comm().will_fail(&error);
-        // The other ends have found the same. Ranks that agree go on with their messages.
+        // The other ends find the same difference. Ranks that agree continue with their messages.
         let peers: Vec<usize> = differing.iter().map(|((peer, _), _)| *peer).collect();
         self.backend().await_hearing(&peers, &|| call.to_owned(), self.config().timeout);
         Err(error)
@@ -232,17 +241,20 @@ struct Pair<'a> {
     receives: Vec<&'a Message>,
 }
 
-/// Where the halves of words are: what is said of sends, and behind it the same of receives. Elements of the first message, the number of
-/// messages, the type of the first, and half a SHA-256 of all.
+/// The offset and length of each field's two halves, the first for sends and the second for receives. The fields are:
+/// - the number of elements of the first message;
+/// - the number of messages;
+/// - the type of the first message;
+/// - half a SHA-256 of all messages.
 const HALVES: [(usize, usize); 4] = [(0, 8), (16, 4), (24, 4), (32, 16)];
 
 impl Pair<'_> {
-    /// The first message in each direction.
+    /// Returns the first message in each direction.
     fn firsts(&self) -> impl Iterator<Item = &Message> {
         self.sends.first().into_iter().chain(self.receives.first()).copied()
     }
 
-    /// What this rank tells the other one.
+    /// Returns what this rank sends to the other one.
     fn words(&self, backend: &DeviceBackend) -> Words {
         let mut words: Words = [0; _];
         for (half, messages) in [&self.sends, &self.receives].into_iter().enumerate() {
@@ -263,7 +275,7 @@ impl Pair<'_> {
     }
 }
 
-/// What the other end has to say: what one sends the other receives.
+/// Returns what the other end has to send: one end's sends are the other's receives.
 fn mirrored(words: &Words) -> Words {
     let mut other = *words;
     for (at, length) in HALVES {
@@ -272,7 +284,7 @@ fn mirrored(words: &Words) -> Words {
     other
 }
 
-/// `send of 5 elements (f32) to rank 1, and recv of 7 elements (u8) from rank 1`, of words told to `peer`.
+/// Describes words sent to `peer`: `send to rank 1 of 5 elements (f32), and recv from rank 1 of 7 elements (u8)`.
 fn in_words(words: &Words, peer: usize) -> String {
     let number = |part: usize, half: usize| {
         let (at, length) = HALVES[part];

@@ -1,4 +1,5 @@
-//! Safe calls of an `NcclCommunicator`, which has no host backend: what ranks have to agree on they tell each other over NCCL.
+//! Safe calls of an `NcclCommunicator`, which has no host backend: the ranks exchange over NCCL what they have to
+//! agree on.
 
 mod agreement;
 mod calls;

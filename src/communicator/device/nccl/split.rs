@@ -1,6 +1,9 @@
-//! Splits of an `NcclCommunicator`, and its growth. What NCCL splits off shares the abort flags of what it is split from; so each part starts anew, from
-//! an id that its first rank makes. What NCCL grows (`ncclCommGrow`, up to 2.30.7) takes the resources of what had a split before, and counts them wrongly: so a
-//! larger communicator starts anew, too. Colours, keys and ids travel over NCCL.
+//! Splits and growth of an `NcclCommunicator`. Colours, keys and ids travel over NCCL. The communicators are made
+//! anew:
+//! - What NCCL splits off shares the abort flags of its parent. So each part starts anew, from an id that its first
+//!   rank makes.
+//! - What NCCL grows (`ncclCommGrow`, up to 2.30.7) takes over the resources of a communicator that had a split, and
+//!   counts them wrongly. So a larger communicator starts anew, too.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -13,17 +16,18 @@ use crate::config::Config;
 use crate::device::{self, NcclComm, NcclCommunicator, Setup, UniqueId, WORDS_BYTES, Words};
 use crate::error::{Error, Peer, Result};
 
-/// A rank's number in the communicator that is split, by key.
+/// A member's key, and its rank in the communicator that is split.
 type Member = (i32, usize);
 
 impl NcclCommunicator {
-    /// Splits the ranks by colour, ordered by key; those without a colour take part and get `None`. Collective. Each part is a communicator of its own,
-    /// which lives on whatever becomes of this one.
+    /// Splits the ranks by colour, ordered by key. Ranks without a colour take part and get `None`. Collective. Each
+    /// part is an independent communicator, and stays usable whatever happens to this one.
     ///
     /// # Errors
     ///
-    /// `Mismatch` where a rank makes another typed call; `Nccl`, `Timeout`, `Poisoned`; `Unsupported` once this communicator was shrunk with
-    /// [`ShrinkMode::Abort`](crate::nccl::ShrinkMode::Abort).
+    /// - `Mismatch` if a rank makes another typed call.
+    /// - `Unsupported` once this communicator was shrunk with [`ShrinkMode::Abort`](crate::nccl::ShrinkMode::Abort).
+    /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommSplit")]
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
         let deadline = self.deadline();
@@ -37,7 +41,7 @@ impl NcclCommunicator {
         made.map(|comm| self.descendant(comm)).transpose()
     }
 
-    /// An id for the next [`grow`](Self::grow), which one rank makes and brings to all new ranks.
+    /// Returns an id for the next [`grow`](Self::grow), which one rank makes and passes to all new ranks.
     ///
     /// # Errors
     ///
@@ -47,12 +51,14 @@ impl NcclCommunicator {
         device::unique_id(self.backend().comm().library()).map(UniqueId::from_nccl)
     }
 
-    /// A communicator of these ranks, with their numbers, and new ones, which [`join`](Self::join) it; `id` on the one rank that made it. Collective.
+    /// Makes a communicator of these ranks, with their numbers, and of new ones, which [`join`](Self::join) it. Pass
+    /// `id` on the one rank that made it. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` where the world does not become larger, and on all ranks where none or several pass an id; `Mismatch` where a rank makes another
-    /// typed call; `Nccl`, `Timeout`, `Poisoned`.
+    /// - `InvalidArgument` if the world does not become larger, and on all ranks if none or several pass an id.
+    /// - `Mismatch` if a rank makes another typed call.
+    /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
         if world_size <= self.world_size() {
@@ -70,7 +76,7 @@ impl NcclCommunicator {
             return Err(Error::argument(GROW, format!("one rank passes the id that it has made, and here ranks {made:?} do")));
         };
         let comm = self.start_anew(&said[maker], self.rank(), world_size, &deadline)?;
-        // Of the switch the new ranks know nothing.
+        // The new ranks do not know whether an NVLink switch can be used.
         let backend = self.backend();
         Self::around(backend.gpu().clone(), comm, self.config(), backend.least_capability(), false)
     }
@@ -79,12 +85,12 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// As [`NcclCommunicator::create`].
+    /// Those of [`NcclCommunicator::create`].
     pub fn join(context: &Arc<CudaContext>, id: UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Self> {
         Self::create(context, &[id], rank, world_size, config)
     }
 
-    /// A communicator of this rank's device, from an id that its ranks have heard of.
+    /// Makes a communicator on this rank's device, from an id that its ranks have received.
     fn start_anew(&self, id: &[u8; ID_BYTES], rank: usize, world_size: usize, deadline: &Deadline) -> Result<NcclComm> {
         let (backend, ids) = (self.backend(), [ncclUniqueId { internal: id.map(|byte| byte as c_char) }]);
         let (library, gpu, config) = (backend.comm().library(), backend.gpu(), &self.config().nccl);
@@ -97,7 +103,7 @@ impl NcclCommunicator {
             let members = self.members(color, key, deadline)?;
             let leads = color.is_some() && members.first().is_some_and(|(_, rank)| *rank == self.rank());
             let made = leads.then(|| device::unique_id(self.backend().comm().library()));
-            // All take part in this, whatever this rank met.
+            // All ranks take part in this, even if this one failed.
             let said = self.tell_ids(CALL, made.as_ref().and_then(|made| made.as_ref().ok()), deadline)?;
             made.transpose()?;
             (members, said)
@@ -114,7 +120,7 @@ impl NcclCommunicator {
         self.start_anew(&id, place, members.len(), deadline).map(Some)
     }
 
-    /// Who has this rank's colour, in the order of keys.
+    /// Returns the ranks of this rank's colour, ordered by key.
     fn members(&self, color: Option<u32>, key: i32, deadline: &Deadline) -> Result<Vec<Member>> {
         let mut words: Words = [0; _];
         words[..TAG_BYTES].copy_from_slice(&TAG);
@@ -129,7 +135,7 @@ impl NcclCommunicator {
         Ok(members)
     }
 
-    /// What each rank made: an id, or zeros.
+    /// Returns what each rank made: an id, or zeros.
     fn tell_ids(&self, call: &'static str, id: Option<&ncclUniqueId>, deadline: &Deadline) -> Result<Vec<[u8; ID_BYTES]>> {
         let mine = id.map_or([0; ID_BYTES], |id| id.internal.map(|byte| byte as u8));
         let mut said = vec![[0; ID_BYTES]; self.world_size()];
@@ -144,7 +150,7 @@ impl NcclCommunicator {
         Ok(said)
     }
 
-    /// Tells the other ranks something, and hears the same of all of them.
+    /// Sends words to the other ranks, and receives those of all.
     fn hear(&self, call: &'static str, words: &Words, deadline: &Deadline) -> Result<Vec<Words>> {
         let heard = self.backend().gather_words(words, &|| call.to_owned(), deadline.remaining())?;
         same_call(call, self.rank(), &heard)?;
@@ -157,16 +163,17 @@ const GROW: &str = "grow";
 
 const ID_BYTES: usize = size_of::<ncclUniqueId>();
 
-/// By what a rank's words are told from those of other calls: its colour and key, and then its id in pieces.
+/// The tags that distinguish a rank's words from those of other calls: one for its colour and key, one for its id in
+/// pieces.
 const TAG: [u8; TAG_BYTES] = *b"split  1";
 const ID_TAG: [u8; TAG_BYTES] = *b"split id";
 const GROW_TAG: [u8; TAG_BYTES] = *b"grow  id";
 const TAG_BYTES: usize = 8;
 
-/// As much of an id as fits behind a tag.
+/// The bytes of an id that fit behind a tag.
 const PIECE_BYTES: usize = WORDS_BYTES - TAG_BYTES;
 
-/// Whether all ranks say words of the kind that this one says.
+/// Returns an error unless all ranks have sent words of the same kind.
 fn same_call(call: &str, rank: usize, heard: &[Words]) -> Result<()> {
     let tag = |rank: usize| &heard[rank][..TAG_BYTES];
     let in_words = |other: usize| if tag(other) == tag(rank) { call } else { "another call" }.to_owned();

@@ -1,5 +1,6 @@
-//! Symmetric windows of an `NcclCommunicator`. The ranks tell each other over NCCL whether each has a buffer for one, and how long, before any of
-//! them registers it: what one rank alone refused would leave the others waiting inside NCCL, and what NCCL refuses ends its communicator.
+//! Symmetric windows of an `NcclCommunicator`. Before any rank registers a buffer, the ranks exchange over NCCL
+//! whether each has one, and its length. A refusal on one rank alone would leave the others waiting inside NCCL, and a
+//! refusal by NCCL ends its communicator.
 
 #![expect(unsafe_code, reason = "how windows are used in later calls cannot be checked")]
 
@@ -10,10 +11,10 @@ use crate::error::{Error, Peer, Result};
 
 const CALL: &str = "window";
 
-/// By what a rank's words are told from those of other calls.
+/// The tag that distinguishes a rank's words from those of other calls.
 const TAG: [u8; 8] = *b"window 1";
 
-/// What a rank says: its tag, the length of its buffer, and whether it has one.
+/// Returns what a rank sends: its tag, the length of its buffer, and whether it has one.
 fn words(suits: &Result<usize>) -> Words {
     let mut words: Words = [0; _];
     words[..8].copy_from_slice(&TAG);
@@ -22,7 +23,7 @@ fn words(suits: &Result<usize>) -> Words {
     words
 }
 
-/// Whether all ranks open windows of one length; every rank comes to the same answer.
+/// Returns an error unless all ranks open windows of one length. Every rank gets the same result.
 fn agreed(heard: &[Words]) -> Result<()> {
     let in_words = |words: &Words| match words.first_chunk() {
         Some(&TAG) => format!("{CALL} on {} B", words[8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))),
@@ -47,21 +48,25 @@ fn agreed(heard: &[Words]) -> Result<()> {
 }
 
 impl NcclCommunicator {
-    /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. NCCL 2.27.3.
+    /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. Needs NCCL 2.27.3.
     ///
-    /// The memory comes from [`NcclCommunicator::allocate`], or is made by the driver's `cuMemCreate`: NCCL hands a handle of it to the other ranks.
-    /// There is none for a `CudaSlice`, which comes from a pool. The ranks tell each other first, over NCCL, so that all of them get the error where
-    /// one has no such buffer; the communicator works on, and the buffers are dropped.
+    /// The memory must come from [`NcclCommunicator::allocate`] or the driver's `cuMemCreate`: NCCL passes a handle of
+    /// it to the other ranks. A `CudaSlice` does not work, because it comes from a pool. The ranks first compare over
+    /// NCCL, so that all of them get the error if one has no such buffer. The communicator then stays usable, and the
+    /// buffers are dropped.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a buffer of another context, or an empty one; `Mismatch` where lengths differ; `Unsupported` for other memory, on every
-    /// rank, and with an older NCCL; `Nccl`, `Timeout`.
+    /// - `InvalidArgument` for a buffer of another context, or an empty one.
+    /// - `Mismatch` if the lengths differ.
+    /// - `Unsupported` for other memory, on every rank, and with an older NCCL.
+    /// - `Nccl`, `Timeout`.
     ///
     /// # Safety
     ///
-    /// NCCL reaches into the other ranks' windows by what this rank knows of its own. So all ranks open their windows in the same order; and in every
-    /// call all ranks use either the windows that they opened together, or none.
+    /// NCCL accesses the other ranks' windows based on what this rank knows of its own. So all ranks must open their
+    /// windows in the same order. In every call, all ranks must use either the windows that they opened together, or
+    /// none.
     #[doc(alias = "ncclCommWindowRegister")]
     pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
         let (backend, timeout) = (self.backend(), self.config().timeout);
@@ -72,10 +77,11 @@ impl NcclCommunicator {
         } else {
             backend.gather_words(&words(&suits), &|| format!("{CALL} of rank {} of {}", self.rank(), self.world_size()), timeout)?
         };
-        // Of its own refusal a rank knows more than that there is one.
+        // This rank's own error has more detail than the fact that one rank refused.
         suits?;
         agreed(&heard)?;
-        // From here on the others register theirs and wait for this rank's: what it alone is refused ends the communicator. What the library lacks, all lack.
+        // From here on the others register their windows and wait for this rank's. A refusal on this rank alone ends
+        // the communicator. A function that the library lacks is lacking on all ranks.
         let opened = Window::new(backend.comm(), buffer, &Deadline::after(timeout));
         opened.inspect_err(|error| {
             if !error.is_unsupported() {

@@ -1,4 +1,4 @@
-//! How a job is found: by the environment, a URL, a store, or as threads of this process.
+//! Joining a job: by the environment, a URL, a store, or as threads of this process.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,8 +25,8 @@ use crate::error::{Error, Peer, Result};
 use crate::observe::LIFE;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
 
-/// Describes a communicator before it is made: its settings, each a field of [`Config`], and whether it has a device. See
-/// [`Communicator::builder`].
+/// The settings of a communicator before it is made: each is a field of [`Config`]; in addition, whether it has a
+/// device. See [`Communicator::builder`].
 ///
 /// ```
 /// # use collectives::{Communicator, Transport};
@@ -44,7 +44,7 @@ pub struct Builder {
 }
 
 impl Communicator {
-    /// Starts to describe a communicator.
+    /// Returns a builder with default settings.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -58,8 +58,8 @@ impl Communicator {
         Builder::default()
     }
 
-    /// Joins the job that the environment describes: torchrun's or collrun's variables, Slurm's, Open MPI's, PMI's or a Kubernetes
-    /// indexed job's. Waits until every rank has come.
+    /// Joins the job that the environment describes: by the variables of torchrun, collrun, Slurm, Open MPI, PMI or a
+    /// Kubernetes indexed job. Waits until every rank has come.
     ///
     /// ```no_run
     /// # use collectives::Communicator;
@@ -72,8 +72,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Config` where variables are missing or malformed, `Conflict` where ranks contradict each other, `Timeout` naming who has
-    /// not come.
+    /// - `Config` if variables are missing or malformed.
+    /// - `Conflict` if ranks contradict each other.
+    /// - `Timeout`, naming the ranks that have not come.
     #[doc(alias = "init_process_group")]
     pub fn from_env() -> Result<Self> {
         Self::builder().from_env()
@@ -91,12 +92,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::from_env`].
+    /// Those of [`Communicator::from_env`].
     pub fn from_url(url: &str) -> Result<Self> {
         Self::builder().from_url(url)
     }
 
-    /// `world_size` communicators of one new group, for the threads of this process.
+    /// Makes `world_size` communicators of one new group, for the threads of this process.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -115,7 +116,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a size of 0, and what the operating system refuses.
+    /// `InvalidArgument` for a size of 0, and errors of the operating system.
     #[doc(alias = "ncclCommInitAll")]
     pub fn local(world_size: usize) -> Result<Vec<Self>> {
         Self::builder().local(world_size)
@@ -132,20 +133,21 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The error of a rank that failed by itself, if there is one, else the first rank's; a rank that panics is reported as lost.
+    /// The error of a rank that failed by itself, if there is one; otherwise the first rank's. A rank that panics is
+    /// reported as lost.
     pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         Self::builder().run_local(world_size, program)
     }
 }
 
 impl Builder {
-    /// Replaces all settings. [`configure`](Self::configure) changes some.
+    /// Replaces all settings. [`configure`](Self::configure) changes some of them.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// Changes some settings: `change` gets those that are there, the default ones at first.
+    /// Changes some settings: `change` gets the current ones, which are the defaults at first.
     ///
     /// ```
     /// # use collectives::{Communicator, Transport};
@@ -163,35 +165,36 @@ impl Builder {
         self
     }
 
-    /// Gives the communicator a device backend, where there is a GPU for every rank; where there is not, it does without, and
-    /// [`Communicator::why_no_device`] says why. Every rank asks alike.
+    /// Gives the communicator a device backend if there is a GPU for every rank. Otherwise it has none, and
+    /// [`Communicator::why_no_device`] returns the reason. Every rank must make the same choice.
     #[cfg(feature = "cuda")]
     pub fn device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: false });
         self
     }
 
-    /// As [`device`](Self::device), and without a device backend there is no communicator: every rank gets `NoDevice`, with the reason.
+    /// Requires a device backend, chosen as with [`device`](Self::device). Without one there is no communicator: every
+    /// rank gets `NoDevice`, with the reason.
     #[cfg(feature = "cuda")]
     pub fn require_device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: true });
         self
     }
 
-    /// As [`Communicator::from_env`].
+    /// Joins a job with these settings, like [`Communicator::from_env`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::from_env`].
+    /// Those of [`Communicator::from_env`].
     pub fn from_env(self) -> Result<Communicator> {
         self.from_url("env://")
     }
 
-    /// As [`Communicator::from_url`].
+    /// Joins a job with these settings, like [`Communicator::from_url`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::from_url`].
+    /// Those of [`Communicator::from_url`].
     pub fn from_url(mut self, url: &str) -> Result<Communicator> {
         let rendezvous: Rendezvous = url.parse()?;
         self.config = self.config.with_environment()?;
@@ -213,23 +216,23 @@ impl Builder {
         let comm = comm.map_err(|error| rendezvous::Confined::blame(confined.as_ref(), error));
         match &comm {
             Ok(comm) if keeps => comm.keep_store(Some(Arc::new(KeptStore::new(reach, server)))),
-            // The others are as late.
+            // The other ranks are equally late.
             Err(error) if error.is_timeout() => drop(server.map(|server| server.end_within(LATE_LINGER))),
-            // Lingers until the last rank has what it needs of the store.
+            // Lingers until the last rank has read what it needs from the store.
             _ => drop(server),
         }
         comm
     }
 
-    /// Joins over a store that all ranks share. A store serves one communicator: put a [`PrefixStore`] with a
-    /// prefix of its own before it for each further one.
+    /// Joins over a store that all ranks share. A store serves one communicator: for each further one, use a
+    /// [`PrefixStore`] with its own prefix on it.
     ///
-    /// With ranks on several hosts, say by [`Config::listen_address`] where peers reach this one: a store does not
-    /// tell, and the loopback interface is assumed.
+    /// If the ranks are on several hosts, set [`Config::listen_address`] to an address at which peers reach this rank.
+    /// A store does not provide one, so the loopback interface is assumed.
     ///
     /// # Errors
     ///
-    /// As [`Communicator::from_env`].
+    /// Those of [`Communicator::from_env`].
     pub fn with_store(mut self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
         self.config = self.config.with_environment()?;
         let deadline = Deadline::after(self.config.timeout);
@@ -237,7 +240,8 @@ impl Builder {
         self.connect(store, rank, world_size, None, None, &deadline).inspect(|comm| comm.keep_store(kept))
     }
 
-    /// Connects this rank with the others that meet at a store, which it reaches from `from`; then their devices.
+    /// Connects this rank with the others that meet at a store, which it reaches from `from`; then connects their
+    /// devices.
     fn connect(
         self,
         store: Arc<dyn Store>,
@@ -250,7 +254,7 @@ impl Builder {
         let listen = self.config.listen_address.or(from).unwrap_or(IpAddr::from([127, 0, 0, 1]));
         let start = Start { rank, world_size, config: self.config, listen, origin: Origin::Job(RecoveryListener::new(listen)) };
         let comm = connect_over_store(Arc::clone(&store), start, watch, deadline).inspect_err(|error| {
-            // The others would wait for this rank. What they have heard or seen themselves they need not be told.
+            // The others would wait for this rank. Errors that they receive or detect themselves need no notification.
             if matches!(error, Error::Io { .. }) {
                 call_off(&*store, &Error::Conflict { reason: format!("rank {rank} cannot go on: {error}") });
             }
@@ -262,11 +266,11 @@ impl Builder {
         Ok(comm)
     }
 
-    /// As [`Communicator::local`].
+    /// Makes communicators with these settings, like [`Communicator::local`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::local`].
+    /// Those of [`Communicator::local`].
     pub fn local(self, world_size: usize) -> Result<Vec<Communicator>> {
         if world_size == 0 {
             return Err(Error::argument("local", "a group has at least one rank"));
@@ -277,16 +281,16 @@ impl Builder {
         on_threads("local", (0..world_size).collect(), join, call_off).into_iter().collect()
     }
 
-    /// As [`Communicator::run_local`].
+    /// Runs a program with these settings, like [`Communicator::run_local`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::run_local`].
+    /// Those of [`Communicator::run_local`].
     pub fn run_local<R: Send>(self, world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         let comms = self.local(world_size)?;
         // A rank without a thread drops its communicator, so its peers lose it.
         let results = on_threads("run_local", comms, |comm| program(&comm), |_| {});
-        // What a rank did itself says more than that its peers lost it.
+        // A rank's own error explains more than its peers' reports that they lost it.
         let own = |(rank, result): (usize, &Result<R>)| match result {
             Ok(_) => false,
             Err(Error::PeerLost { peer, .. }) => peer.rank == rank,
@@ -299,10 +303,10 @@ impl Builder {
     }
 }
 
-/// Gives a communicator the device backend that was asked for.
+/// Makes the device backend that was requested.
 #[cfg(feature = "cuda")]
 fn connect_device(comm: &Communicator, request: &DeviceRequest) -> Result<()> {
-    // Everyone is here: what late ranks took of the deadline is not taken from NCCL.
+    // All ranks are here: the time that late ranks took of the deadline is not taken from NCCL's.
     let began = Instant::now();
     comm.connect_device(request, &Deadline::after(comm.timeout()))?;
     if comm.device().is_some() {
@@ -312,11 +316,11 @@ fn connect_device(comm: &Communicator, request: &DeviceRequest) -> Result<()> {
     Ok(())
 }
 
-/// How often this process has met others at an agent's store, by the store and the rank.
+/// How often this process has joined at an agent's store, by the store and the rank.
 static RENDEZVOUS_COUNTS: Mutex<BTreeMap<(String, usize), u64>> = Mutex::new(BTreeMap::new());
 
-/// The prefix of the keys of one rendezvous at an agent's store. The store outlives the communicator, so the next one of the same process
-/// needs keys of its own; every rank counts alike.
+/// Returns the key prefix of one rendezvous at an agent's store. The store outlives the communicator, so the next one
+/// of the same process needs its own keys. Every rank counts in the same way.
 fn rendezvous_prefix(agent: String, rank: usize) -> String {
     let mut counts = event::lock(&RENDEZVOUS_COUNTS);
     let number = counts.entry((agent, rank)).or_default();
@@ -324,8 +328,8 @@ fn rendezvous_prefix(agent: String, rank: usize) -> String {
     number.to_string()
 }
 
-/// Runs `program` on a thread for each rank; what they return, in rank order. Where the system gives no more threads, `without_thread`
-/// hears of it, and the ranks that got none have its error.
+/// Runs `program` on a thread for each rank, and returns the results in rank order. If the system refuses a thread,
+/// `without_thread` gets the error, which is also the result of that rank.
 fn on_threads<T: Send, R: Send>(
     doing: &str,
     ranks: Vec<T>,
@@ -346,7 +350,7 @@ fn on_threads<T: Send, R: Send>(
     })
 }
 
-/// What a panic on a rank's thread becomes.
+/// Returns the error for a panic on a rank's thread.
 fn panicked(doing: &str, rank: usize) -> Error {
     let reason = "its thread panicked; the message is on standard error".to_owned();
     Error::PeerLost { doing: doing.to_owned(), peer: Peer::unknown(rank), elapsed: Duration::ZERO, reason }

@@ -1,31 +1,37 @@
-//! Start-up: how the ranks of a new communicator find each other, what they tell each other, and how they are connected.
+//! Start-up: how the ranks of a new communicator find each other, what they exchange, and how they are connected.
 //!
-//! Two steps, the same for a job that begins, a split, a shrink and a device backend. Ranks *exchange* small blobs (`Exchange`): over the
-//! store at which a job meets (`store.rs`), or over the communicator that a new one is made of (`parent.rs`). Then they *connect*: of what
-//! all have told, each makes its backends. `builder.rs` finds the job and its store.
+//! There are two steps. They are the same for a new job, a split, a shrink and a device backend:
+//! - Ranks *exchange* small blobs (`Exchange`): over the store at which a job meets (`store.rs`), or over the
+//!   communicator that a new one is made from (`parent.rs`).
+//! - Then they *connect*: each makes its backends from what all have sent.
+//!
+//! `builder.rs` finds the job and its store.
 //!
 //! # A job
 //!
-//! Each rank claims its number at the store, and says how large it believes the world to be. Contradictions are written under one key that
-//! everyone looks at while waiting, so all hear of them. Facts then travel in four exchanges. Rank 0 collects everyone's blob and publishes
-//! them as one value, so the number of store messages grows as n. After a last barrier nobody needs the store, and rank 0 stops serving it,
-//! unless it is kept for the program (`kept_store.rs`).
+//! Each rank claims its number at the store, and writes its world size. Contradictions are written under one key that
+//! every rank reads while it waits, so all are notified. Facts then travel in four exchanges. Rank 0 collects all
+//! blobs and publishes them as one value, so the number of store messages grows as n. After a last barrier no rank
+//! needs the store, and rank 0 stops serving it, unless it is kept for the program (`kept_store.rs`).
 //!
-//! # Who is let in
+//! # Authentication
 //!
-//! Where the job has a secret, a connection begins with a proof by both ends (`authentication/`): `Initiator` and `Responder` take and give bytes and
-//! know no sockets. Three listeners drive one for each connection, beside those that are proven: the store's server, the listener of a rank,
-//! and the one of shared memory. A silent connection costs a descriptor for a bounded time and holds up nobody: at most 512, 256 and 64 are
-//! there at a time. Once that many are, those that were silent for longer than 100 to 200 ms make room. Between ranks the hello is part of
-//! what is proven. Facts carry an HMAC too: it finds a rank with another secret at a store that proves nothing, and names it on every rank.
-//! Without a secret not one byte more is sent, but for shared memory: its key is a random number then, which the exchange carries.
+//! If the job has a secret, a connection begins with a proof by both ends (`authentication/`): `Initiator` and
+//! `Responder` consume and produce bytes, and use no sockets. Three listeners run one for each connection, separate
+//! from the proven ones: the store's server, the listener of a rank, and the one of shared memory. A silent connection
+//! occupies a descriptor for a bounded time and delays no other: at most 512, 256 and 64 exist at a time. At that
+//! limit, those that were silent for longer than 100 to 200 ms are closed. Between ranks the hello is part of what is
+//! proven. Facts carry an HMAC too: it detects a rank with another secret at a store that proves nothing, and names it
+//! on every rank. Without a secret not one more byte is sent, except for shared memory: its key is then a random
+//! number, which the exchange carries.
 //!
-//! # What is lacking
+//! # Missing resources
 //!
-//! A listener that has no descriptor for who comes rests, since a flood of unproven connections may be the cause. Where none is there, and the lack
-//! lasts, it is a limit of the process's own (`Admission::starved`), and whoever waits is told: a client by a last word for which a
-//! descriptor is kept, rank 0 by its store's server, a rank by its own listener. Where the system refuses to share memory, the ranks of that host, all of them,
-//! go over TCP (`host/shm/group.rs`).
+//! A listener without a descriptor for a new connection pauses, since a flood of unproven connections may be the
+//! cause. If there are no unproven connections and the shortage lasts, the cause is a limit of the process itself
+//! (`Admission::starved`), and the waiting parties are notified: a client by a last message for which a descriptor is
+//! reserved, rank 0 by its store's server, a rank by its own listener. If the system refuses to share memory, all
+//! ranks of that host use TCP (`host/shm/group.rs`).
 
 mod builder;
 mod parent;
@@ -50,25 +56,27 @@ use crate::host::exchange::Exchange;
 use crate::observe::{LIFE, Observers, TraceLog, Watch};
 use crate::rendezvous::Store;
 
-/// What a new communicator comes of.
+/// What a new communicator is made from.
 pub(in crate::communicator) enum Origin {
-    /// A job that begins, in which this rank can be found here.
+    /// A new job, in which this rank can be found at this listener.
     Job(RecoveryListener),
-    /// An older communicator: where its ranks find each other, their numbers in the job, the new one's name, and the log of traces.
+    /// An older communicator: its recovery group, the ranks' numbers in the job, the new one's name, and the log of
+    /// traces.
     Communicator { recovery: RecoveryGroup, world_ranks: Arc<[usize]>, name: String, trace: Option<Arc<TraceLog>> },
 }
 
-/// A rank that starts, and what it knows before it has heard of the others.
+/// A rank that starts, and what it knows before it has received anything from the others.
 pub(in crate::communicator) struct Start {
     pub(in crate::communicator) rank: usize,
     pub(in crate::communicator) world_size: usize,
     pub(in crate::communicator) config: Config,
-    /// Where to listen for other ranks.
+    /// The address on which to listen for other ranks.
     pub(in crate::communicator) listen: IpAddr,
     pub(in crate::communicator) origin: Origin,
 }
 
-/// Connects the ranks that meet at a store. When it returns they need the store no more. `watch` looks for ranks that are gone meanwhile.
+/// Connects the ranks that meet at a store. Once it returns, they no longer need the store. `watch` detects ranks that
+/// are gone meanwhile.
 pub(in crate::communicator) fn connect_over_store(
     store: Arc<dyn Store>,
     start: Start,
@@ -80,7 +88,7 @@ pub(in crate::communicator) fn connect_over_store(
     let met = deadline.elapsed();
     let comm = connect(&mut exchange, start, deadline)?;
     let linked = deadline.elapsed();
-    // Nobody needs the store any more once everyone is here: rank 0 may stop serving it.
+    // No rank needs the store once all are here: rank 0 may stop serving it.
     let timeout = comm.timeout();
     comm.set_timeout(deadline.remaining());
     comm.barrier()?;
@@ -92,7 +100,7 @@ pub(in crate::communicator) fn connect_over_store(
     Ok(comm)
 }
 
-/// Connects the ranks of an exchange, and makes this one's communicator. The others may still be on their way.
+/// Connects the ranks of an exchange, and makes this one's communicator. The others may not have finished yet.
 pub(in crate::communicator) fn connect(exchange: &mut dyn Exchange, start: Start, deadline: &Deadline) -> Result<Communicator> {
     let Start { rank, world_size, config, listen, origin } = start;
     let recovery_listener = match &origin {
@@ -120,7 +128,7 @@ pub(in crate::communicator) fn connect(exchange: &mut dyn Exchange, start: Start
     Ok(Communicator::new(Shared::new(backend, connector, config, listen, recovery, world_ranks, trace)))
 }
 
-/// Begins a trace where one was asked for.
+/// Begins a trace if one is enabled.
 fn new_trace(backend: &HostBackend, config: &Config) -> Option<Arc<TraceLog>> {
     if !config.trace && config.trace_dir.is_none() {
         return None;

@@ -1,4 +1,4 @@
-//! Exchanges over a communicator: all its ranks take part, whichever of them the new communicator is of.
+//! Exchanges over a communicator. All its ranks take part, including those outside the new communicator.
 
 use crate::base::deadline::Deadline;
 use crate::communicator::Communicator;
@@ -6,11 +6,11 @@ use crate::error::{Error, Result};
 use crate::host::backend::HostBackend;
 use crate::host::exchange::Exchange;
 
-/// The most that one rank may say in one exchange.
+/// The most bytes that one rank may send in one exchange.
 const MAX_BLOB_BYTES: u64 = 1 << 20;
 
 impl Communicator {
-    /// What every rank has to say, in rank order.
+    /// Gathers what every rank sends, in rank order.
     pub(in crate::communicator) fn all_gather_blobs(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut lengths = vec![0_u64; self.world_size()];
         self.all_gather_into(&(mine.len() as u64), &mut lengths)?;
@@ -31,7 +31,7 @@ impl Communicator {
     }
 }
 
-/// Among all ranks. Each wait may take as long as in any call of the communicator.
+/// Exchanges among all ranks. Each wait may take as long as in any call of the communicator.
 impl Exchange for &Communicator {
     fn all_gather(&mut self, mine: &[u8], _deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
         self.all_gather_blobs(mine)
@@ -50,8 +50,8 @@ impl<'a> ParentExchange<'a> {
         Self { parent, members, rounds: 0 }
     }
 
-    /// Takes part in the exchanges that are left, with nothing to say: other groups exchange over the same parent at the same time,
-    /// whatever becomes of this one.
+    /// Takes part in the remaining exchanges with empty blobs: other groups exchange over the same parent at the same
+    /// time, even if this one has failed.
     pub(in crate::communicator) fn finish(&mut self, deadline: &Deadline) -> Result<()> {
         while self.rounds < HostBackend::EXCHANGES {
             self.all_gather(&[], deadline)?;

@@ -1,6 +1,7 @@
-//! Exchanges over a store: ranks that can talk to nobody else yet.
+//! Exchanges over a store, for ranks that are not connected yet.
 //!
-//! No value is ever empty: PyTorch's server without libuv sends an empty value so that the kernel holds it back, 200 ms for each.
+//! No value is ever empty: PyTorch's server without libuv sends an empty value in a way that makes the kernel delay
+//! it, by 200 ms each.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,26 +16,26 @@ use crate::host::exchange::Exchange;
 use crate::host::net::identity::host_name;
 use crate::rendezvous::{self, Missing, Store};
 
-/// Where contradictions are written.
+/// The key under which contradictions are written.
 const CONFLICT: &str = "collectives/conflict";
 
-/// Where the first rank writes how many ranks there are, and by whose word.
+/// The key under which the first rank writes the world size, and which rank claims it.
 const WORLD: &str = "collectives/world";
 
-/// Where ranks are counted as they come.
+/// The key that counts ranks as they come.
 const COME: &str = "collectives/come";
 
-/// The most ranks that a world may have; more is a mistake in a variable.
+/// The most ranks of a world; a larger number is a mistake in a variable.
 const MAX_WORLD: usize = 1 << 20;
 
-/// Tells all ranks that meet at this store that nothing comes of it.
+/// Notifies all ranks that meet at this store that the start has failed.
 pub(in crate::communicator) fn call_off(store: &dyn Store, error: &Error) {
-    // Where the store cannot be reached either, the deadline remains.
+    // If the store cannot be reached either, the ranks end at their deadline.
     let reason = if let Error::Conflict { reason } = error { reason.clone() } else { error.to_string() };
     let _ = store.compare_set(CONFLICT, b"", reason.as_bytes());
 }
 
-/// One rank's end of an exchange over a store.
+/// One rank's part of an exchange over a store.
 pub(in crate::communicator) struct StoreExchange {
     store: Arc<dyn Store>,
     rank: usize,
@@ -44,8 +45,8 @@ pub(in crate::communicator) struct StoreExchange {
 }
 
 impl StoreExchange {
-    /// Claims this rank's number and compares the world size with the others'. As soon as `watch` has found somebody gone, the start is called
-    /// off for everyone.
+    /// Claims this rank's number and compares the world size with the others'. As soon as `watch` finds a rank gone,
+    /// the start is called off for all ranks.
     pub(in crate::communicator) fn new(
         store: Arc<dyn Store>,
         rank: usize,
@@ -79,7 +80,7 @@ impl StoreExchange {
         Ok(exchange)
     }
 
-    /// Tells everyone of a contradiction; the first one counts.
+    /// Notifies all ranks of a contradiction; the first one counts.
     fn contradict(&self, reason: &str) -> Error {
         let told = self.store.compare_set(CONFLICT, b"", reason.as_bytes());
         let reason =
@@ -87,7 +88,7 @@ impl StoreExchange {
         Error::Conflict { reason }
     }
 
-    /// Waits for keys, looking out for contradictions; `Ok(false)` where the deadline passes first.
+    /// Waits for keys, and checks for contradictions meanwhile. Returns `Ok(false)` if the deadline passes first.
     fn wait(&self, keys: &[&str], deadline: &Deadline) -> Result<bool> {
         let slice = SLICE.max(SLICE_PER_RANK * self.world_size as u32);
         loop {
@@ -109,7 +110,7 @@ impl StoreExchange {
         }
     }
 
-    /// The error of a deadline: who came, and who did not.
+    /// Returns the error of a deadline, with the ranks that came and those that did not.
     fn late(&self, deadline: &Deadline) -> Error {
         let mut doing = format!("rank {} waiting for the {} ranks of the job to come", self.rank, self.world_size);
         let attendance = self.attendance().unwrap_or_else(|error| {
@@ -124,20 +125,20 @@ impl StoreExchange {
         Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 
-    /// Of ranks that came those that have stopped since, and the others.
+    /// Divides ranks that came into those that have stopped since, and the others.
     fn divided(&self, came: Vec<Peer>) -> (Vec<Peer>, Vec<Peer>) {
         let keys: Vec<String> = came.iter().map(|peer| self.blob_key(peer.rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let limit = Deadline::after(FINDING_OUT);
         let found = rendezvous::missing(&keys, &mut || !limit.has_passed(), &mut |keys| self.store.check(keys));
         let absent: BTreeSet<&str> = found.map(|found| found.absent.into_iter().collect()).unwrap_or_default();
-        // Rank 0 has if only its collection of what the others said is missing.
+        // If no blob is missing, only rank 0's collection of them is: rank 0 has stopped.
         let (none, is_rank_0) = (absent.is_empty(), |peer: &Peer| peer.rank == 0);
         came.into_iter().partition(|peer| if none { is_rank_0(peer) } else { absent.contains(&*self.blob_key(peer.rank)) })
     }
 
-    /// Who came, and who did not. Deadlines pass on all ranks at once, so one finds it out for all, and writes it down. It holds until another
-    /// rank comes.
+    /// Returns which ranks came and which did not. Deadlines pass on all ranks at once, so one rank determines this
+    /// for all, and writes it to the store. The result is valid until another rank comes.
     fn attendance(&self) -> Result<Attendance> {
         let come = self.store.add(COME, 0)?;
         let (key, me) = (format!("collectives/late/{come}"), self.rank.to_string());
@@ -149,12 +150,12 @@ impl StoreExchange {
             return Ok(attendance);
         }
         let attendance = self.find_out()?;
-        // Where that fails, the others find out for themselves.
+        // If that fails, the others determine it themselves.
         let _ = self.store.set(&key, attendance.to_string().as_bytes());
         Ok(attendance)
     }
 
-    /// Asks the store who came, and some of those who they are.
+    /// Reads from the store which ranks came, and the host and process of some of them.
     fn find_out(&self) -> Result<Attendance> {
         let keys: Vec<String> = (0..self.world_size).map(who_key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -171,13 +172,13 @@ impl StoreExchange {
         Ok(Attendance { missing: missing.collect(), arrived: arrived.collect() })
     }
 
-    /// What a rank said of itself: host and process.
+    /// Returns the host and process that a rank has written.
     fn introduction(&self, rank: usize, limit: Duration) -> Option<String> {
         let said = self.store.get(&who_key(rank), limit).ok()?;
         Some(String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// Rank 0: collects everyone's blob of this round and publishes them together.
+    /// Collects all blobs of this round on rank 0, and publishes them together.
     fn collect(&self, deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
         let keys: Vec<String> = (0..self.world_size).map(|rank| self.blob_key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -198,7 +199,8 @@ impl StoreExchange {
     }
 }
 
-/// Who has come to a start, and who has not. A rank of which that was not found out is neither.
+/// The ranks that have come to a start, and those that have not. A rank whose state could not be determined is in
+/// neither list.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Attendance {
     missing: Vec<Peer>,
@@ -206,7 +208,7 @@ struct Attendance {
 }
 
 impl Attendance {
-    /// The reverse of what it is written as; `None` for anything else.
+    /// Parses the written form; `None` for anything else.
     fn parse(text: &str, world_size: usize) -> Option<Self> {
         let mut attendance = Self::default();
         for line in text.lines() {
@@ -223,7 +225,7 @@ impl Attendance {
     }
 }
 
-/// A line for each rank: a sign, its number, and how it introduced itself where that is known.
+/// One line for each rank: a sign, its number, and its host and process if known.
 impl fmt::Display for Attendance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.missing.iter().try_for_each(|peer| writeln!(f, "-{}", peer.rank))?;
@@ -251,12 +253,12 @@ impl Exchange for StoreExchange {
     }
 }
 
-/// Where a rank introduces itself.
+/// Returns the key under which a rank writes its host and process.
 fn who_key(rank: usize) -> String {
     format!("collectives/who/{rank}")
 }
 
-/// The rank that introduced itself so.
+/// Returns the rank that wrote `said`.
 fn peer(rank: usize, said: &str) -> Peer {
     match said.strip_prefix("host ").and_then(|said| said.rsplit_once(", pid ")) {
         Some((host, pid)) => Peer { rank, host: host.to_owned(), pid: pid.parse().unwrap_or(0) },
@@ -264,12 +266,12 @@ fn peer(rank: usize, said: &str) -> Peer {
     }
 }
 
-/// A blob behind its length, which is never empty, and can be told from the next.
+/// Puts a blob behind its length, so that the value is never empty and ends where the next begins.
 fn measured(blob: &[u8]) -> Vec<u8> {
     [&(blob.len() as u32).to_le_bytes(), blob].concat()
 }
 
-/// Blobs that stand side by side, each behind its length.
+/// Splits a sequence of blobs, each behind its length.
 fn split_blobs(mut bytes: &[u8], expected: usize) -> Result<Vec<Vec<u8>>> {
     let malformed = |reason: &str| Error::Protocol { with: "the store of this job".to_owned(), reason: reason.to_owned() };
     let mut blobs = Vec::new();

@@ -1,32 +1,39 @@
-//! A new communicator of those who are left.
+//! A new communicator of the remaining ranks.
 //!
 //! # Design
 //!
-//! The store of the start may have died with rank 0. So every rank of a job has a *recovery listener* (`recovery.rs`): a port at which it
-//! listens from the start and serves nothing. A refused connection means that the process is gone, an accepted one that it is not. Silence
-//! says neither.
+//! The store of the start may have died with rank 0. So every rank of a job has a *recovery listener* (`recovery.rs`):
+//! a port at which it listens from the start and serves nothing. A refused connection means that the process is gone,
+//! an accepted one that it is not. No answer means neither.
 //!
-//! The lowest survivor leads. It opens its recovery listener, which makes it a store, and opens a round there. The others come, and say whom
-//! they had given up. The leader waits for everyone whom it has no reason to take for gone, then says who the members are. They connect over
-//! its store as at the start of a job. Whoever dies meanwhile fails the round for all, the leader included, and there is another round. A
-//! leader steps back where it finds a lower rank leading.
+//! The lowest survivor leads. It opens its recovery listener, which becomes a store, and opens a round there. The
+//! others join it, and send which ranks they had given up. The leader waits for every rank that it has no reason to
+//! consider gone, then publishes the members. They connect over its store as at the start of a job. If a rank dies
+//! meanwhile, even the leader, the round fails for all, and another begins. A leader steps back if it finds a lower
+//! rank leading.
 //!
-//! - **Who is stopped or cut off** cannot be told from who is slow. The failed communicator gives hints: a rank that others gave up waiting for
-//!   is waited for during a second. It may be innocent (held up by another), and ranks may know different things, so it is taken when it comes
-//!   in time. Once the others are complete it gets `LeftBehind`, also when it wakes up much later and would lead: the recovery listeners of
-//!   those who went on stay open and say so.
-//! - **Nobody splits.** Each member says at its own recovery listener that it has gone on. A rank that is about to close a round says so before
-//!   it looks at the others' recovery listeners. It may have been stopped right after it looked, and given up. So before `shrink` returns, each
-//!   member says that it goes on, and looks once more at the recovery listeners of all that are not members; again, as often as that held it up.
-//!   Where ranks cannot be reached, only the larger part of what is not known to be dead goes on, and of two halves the one with the lowest
-//!   rank. A host that loses its power counts as cut off, so of two hosts the second cannot go on without the first.
-//! - **Explored, not only argued**: what a shrink asks of the world is a trait (`protocol.rs`). The tests' world has its own clock, deaths, sleeps
-//!   and cuts, in an order drawn from a seed.
-//! - **What this trusts**: that a refused connection means a process that is gone. With a firewall that refuses for hosts it cuts off, both sides
-//!   go on. A forked child without `exec` keeps its parent's recovery listener, so a dead parent looks alive until it has been waited for. A
-//!   sleeper that wakes after all the others have ended finds nobody, and goes on alone. So does one that comes late, when those who left it
-//!   behind are cut off or stopped.
-//! - Splits of a communicator share the recovery listeners of the one they came from. Keys carry the failed communicator's random number.
+//! - **Stopped and unreachable ranks** cannot be distinguished from slow ones. The failed communicator gives hints: a
+//!   rank that others gave up waiting for is waited for during one second. It may not be the cause (another rank may
+//!   have delayed it), and ranks may know different things, so it is accepted if it comes in time. Once the others are
+//!   complete it gets `LeftBehind`, even if it wakes up much later and would lead: the recovery listeners of the ranks
+//!   that went on stay open and report it.
+//! - **The ranks never split.** Each member reports at its own recovery listener that it has gone on. A rank that is
+//!   about to close a round reports so before it looks at the others' recovery listeners. It may have been stopped
+//!   right after it looked, and given up. So before `shrink` returns, each member reports that it goes on, and looks
+//!   once more at the recovery listeners of all non-members. It repeats this if looking took too long. If ranks cannot
+//!   be reached, only the larger part of the ranks not known to be dead goes on, and of two halves the one with the
+//!   lowest rank. A host that loses its power counts as unreachable, so of two hosts the second cannot go on without
+//!   the first.
+//! - **This is tested, not only argued**: all that a shrink needs from its environment is a trait (`protocol.rs`). The
+//!   tests simulate that environment, with its own clock, deaths, sleeps and network cuts, in an order drawn from a
+//!   seed.
+//! - **Assumption**: a refused connection means that a process is gone. With a firewall that refuses connections to
+//!   hosts that it cuts off, both sides go on. A forked child without `exec` keeps its parent's recovery listener, so
+//!   a dead parent looks alive until the others have finished waiting for it. A stopped rank that wakes after all the
+//!   others have ended finds no rank, and goes on alone. So does one that comes late while the ranks that left it
+//!   behind are unreachable or stopped.
+//! - Splits of a communicator share the recovery listeners of the one they came from. Keys contain the failed
+//!   communicator's random number.
 
 mod protocol;
 mod status;
@@ -55,17 +62,20 @@ use crate::rendezvous::Store;
 use protocol::{Given, GroupSetup, Shrinking, World};
 
 impl Communicator {
-    /// A new communicator of the ranks that are left, in their old order and numbered from 0 without gaps; also of one that has been
-    /// ended by a lost peer, a deadline or an abort. Every rank that is left calls it; so a whole communicator is ended by it, and
-    /// peers that are inside a call get `Aborted` and should call it too.
+    /// Makes a new communicator of the remaining ranks, in their old order and numbered from 0 without gaps. It works
+    /// after a lost peer, a timeout or an abort has ended this communicator. Every remaining rank must call it. A
+    /// communicator that has not ended is ended by it; peers that are inside a call get `Aborted` and should call it
+    /// too.
     ///
-    /// Ranks whose process is gone are left out at once, as are those that had closed this communicator. Those whose lateness had ended
-    /// it are waited for during a second, any other rank during half the [`timeout`](Self::timeout). A rank that dies meanwhile is left
-    /// out too. Where ranks cannot be reached at all, as when a network is cut, only the larger part goes on, or of two halves that with
-    /// the lowest rank. It needs neither the store of the start nor rank 0.
+    /// Ranks whose process is gone are left out at once, as are those that had closed this communicator. A rank whose
+    /// lateness ended this one is waited for during one second, any other rank during half the
+    /// [`timeout`](Self::timeout). A rank that dies meanwhile is left out too. If ranks cannot be reached at all, for
+    /// example because a network is cut, only the larger part goes on, or of two halves the one with the lowest rank.
+    /// Neither the store of the start nor rank 0 is needed.
     ///
-    /// The new communicator has this one's settings and, where this one had it, a device backend on the same GPU. Buffers from
-    /// [`alloc`](Self::alloc) stay with this one. Cost: some ten store requests for each rank, and what a start costs.
+    /// The new communicator has this one's settings and, if this one had it, a device backend on the same GPU. Buffers
+    /// from [`alloc`](Self::alloc) stay with this one. Cost: about ten store requests for each rank, and the cost of a
+    /// start.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -81,14 +91,16 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `LeftBehind` where the others went on without this rank, `Timeout` where they did not come to an agreement, `Unsupported`
-    /// where this rank could not listen when the job began, and those of a start.
+    /// - `LeftBehind` if the others went on without this rank.
+    /// - `Timeout` if they did not agree.
+    /// - `Unsupported` if this rank could not listen when the job began.
+    /// - Those of a start.
     #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink", "shrink_group"))]
     pub fn shrink(&self) -> Result<Self> {
         if self.core.shared.health.is_foreign() {
             return Err(forked("shrink".to_owned()));
         }
-        // A rank takes part once: of several threads the others find that it has.
+        // A rank takes part once: its other threads find that it has.
         let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host());
         let comm = shrunk.unwrap_or_else(|why| Err(self.no_turn("shrink", why)))?;
         #[cfg(feature = "cuda")]
@@ -96,7 +108,7 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// The same, without devices.
+    /// Shrinks without devices.
     fn shrink_host(&self) -> Result<Self> {
         crate::base::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
         self.abort();
@@ -104,7 +116,7 @@ impl Communicator {
         Shrinking::new(self, self.rank(), prefix, self.timeout(), self.given_up()).run()
     }
 
-    /// What the end of this communicator tells of who is missing.
+    /// Returns which ranks the end of this communicator reports as missing.
     fn given_up(&self) -> Given {
         let health = &self.core.shared.health;
         let mut doubts: BTreeSet<usize> = health.late_ranks().into_iter().collect();
@@ -117,13 +129,13 @@ impl Communicator {
         }
         #[cfg(feature = "cuda")]
         doubts.extend(self.late_on_device());
-        // Others may have named this very rank.
+        // Others may have named this rank itself.
         doubts.remove(&self.rank());
         left.remove(&self.rank());
         Given { doubts, left }
     }
 
-    /// Whom a deadline of the device backend was waiting for.
+    /// Returns the ranks that a deadline of the device backend was waiting for.
     #[cfg(feature = "cuda")]
     fn late_on_device(&self) -> Vec<usize> {
         match self.device().and_then(|device| device.failure()) {
@@ -132,8 +144,8 @@ impl Communicator {
         }
     }
 
-    /// Gives a shrunk communicator the GPU of this one. Where a rank is lost meanwhile, the others have gone on without this one already,
-    /// so the new communicator is what is shrunk once more.
+    /// Gives a shrunk communicator the GPU of this one. If a rank is lost meanwhile, the new communicator is shrunk
+    /// once more: the others have already gone on without this one.
     #[cfg(feature = "cuda")]
     fn with_device_of_this(&self, mut comm: Self) -> Result<Self> {
         let Some(device) = self.device() else { return Ok(comm) };

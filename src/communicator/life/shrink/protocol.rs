@@ -1,4 +1,4 @@
-//! The protocol of a shrink: who leads, who comes, when a round is closed, and who may go on.
+//! The protocol of a shrink: which rank leads, which ranks join, when a round is closed, and which ranks may go on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,39 +13,39 @@ use crate::communicator::recovery::Probe;
 use crate::error::{Error, Peer, Result};
 use crate::rendezvous::{PrefixStore, Store};
 
-/// Who leads.
+/// The rank that leads.
 enum Leader {
     Me,
     Other(usize, Arc<dyn Store>),
 }
 
-/// What a shrink asks of the world around it. Ranks are those of the old communicator.
+/// What a shrink needs from its environment. Ranks are those of the old communicator.
 pub(super) trait World {
-    /// What the members end up with: a communicator.
+    /// What the members get in the end: a communicator.
     type Connected;
 
-    /// The ranks.
+    /// Returns the ranks.
     fn peers(&self) -> &[Peer];
 
-    /// Whether a rank's process lives.
+    /// Finds out whether a rank's process lives.
     fn probe(&self, rank: usize) -> Probe;
 
-    /// The store behind a rank's recovery listener; `None` where that is closed, or cannot be reached.
+    /// Returns the store behind a rank's recovery listener; `None` if that is closed or cannot be reached.
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>>;
 
-    /// Opens this rank's own recovery listener, and gives the store behind it.
+    /// Opens this rank's own recovery listener, and returns the store behind it.
     fn host(&self) -> Result<Arc<dyn Store>>;
 
-    /// Lets time pass.
+    /// Waits for this time.
     fn pause(&self, limit: Duration);
 
-    /// Connects this rank with the other members, over keys of this store that are theirs alone.
+    /// Connects this rank with the other members, over keys of this store that only they use.
     fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Connected>;
 }
 
 /// A rank's part in making the new communicator.
 pub(super) struct GroupSetup<'a> {
-    /// In order.
+    /// The members, in order.
     pub(super) members: &'a [usize],
     /// This rank's number among them.
     pub(super) place: usize,
@@ -54,20 +54,20 @@ pub(super) struct GroupSetup<'a> {
     pub(super) deadline: &'a Deadline,
 }
 
-/// Who has been given up before a shrink begins.
+/// The ranks that were given up before a shrink begins.
 #[derive(Debug, Default)]
 pub(super) struct Given {
-    /// Whom some rank has given up waiting for: not waited for long.
+    /// Ranks that another rank has given up waiting for: they are not waited for long.
     pub(super) doubts: BTreeSet<usize>,
-    /// Who has closed the communicator, and is not waited for.
+    /// Ranks that have closed the communicator, and are not waited for.
     pub(super) left: BTreeSet<usize>,
 }
 
-/// One rank's way to the new communicator.
+/// One rank's part of a shrink.
 pub(super) struct Shrinking<'a, W> {
     world: &'a W,
     me: usize,
-    /// What all keys begin with.
+    /// The prefix of all keys.
     prefix: String,
     deadline: Deadline,
     given: Given,
@@ -80,7 +80,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Self { world, me, prefix, deadline: Deadline::after(limit), given, gone: BTreeSet::new() }
     }
 
-    /// Goes through rounds until this rank is a member of a new communicator, or cannot be one.
+    /// Runs rounds until this rank is a member of a new communicator, or cannot become one.
     pub(super) fn run(mut self) -> Result<W::Connected> {
         loop {
             let attempt = match self.find_leader() {
@@ -114,7 +114,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.deadline.elapsed() >= self.deadline.remaining()
     }
 
-    /// How long ago `moment` was, which counts from the beginning.
+    /// Returns the time since `moment`, which is measured from the beginning.
     fn since(&self, moment: Duration) -> Duration {
         self.deadline.elapsed().saturating_sub(moment)
     }
@@ -129,13 +129,14 @@ impl<'a, W: World> Shrinking<'a, W> {
         Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 
-    /// What a rank says of this shrink at its recovery listener, and the store behind that; `None` where it is closed, or says nothing.
+    /// Returns what a rank publishes about this shrink at its recovery listener, and the store behind that; `None` if
+    /// it is closed, or has nothing.
     fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
         let store = self.world.visit(rank)?;
         Some((self.read_status(&*store).ok()??, store))
     }
 
-    /// The store of a rank that leads this shrink, or has led it.
+    /// Returns the store of a rank that leads this shrink, or has led it.
     fn leading(&self, rank: usize) -> Option<Arc<dyn Store>> {
         self.visit(rank).filter(|(status, _)| !matches!(status, Status::SteppedBack)).map(|(_, store)| store)
     }
@@ -153,7 +154,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         ranks.iter().all(|rank| *rank < self.world.peers().len())
     }
 
-    /// Says at this rank's own recovery listener how far it is.
+    /// Publishes this rank's progress at its own recovery listener.
     fn say(&self, store: &dyn Store, status: &Status) -> Result<()> {
         store.set(&self.key("status"), status.to_string().as_bytes())
     }
@@ -166,9 +167,11 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.gone.contains(&rank)
     }
 
-    /// The lowest rank that leads, or this one where every lower one is gone or not to be waited for; `None` once the deadline has passed.
+    /// Returns the lowest rank that leads, or this one if every lower one is gone or not to be waited for; `None` once
+    /// the deadline has passed.
     ///
-    /// A rank that is there and does not serve takes a while to look at, so usually only the lowest is, which should lead.
+    /// Looking at a rank that lives and does not serve takes a while. So usually only the lowest rank, which should
+    /// lead, is looked at.
     fn find_leader(&mut self) -> Option<Leader> {
         let (began, mut pause, mut given_up) = (self.deadline.elapsed(), PAUSE, None::<Duration>);
         let limit = self.deadline.limit();
@@ -189,7 +192,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             if self.deadline.has_passed() {
                 return None;
             }
-            // One after another: the next one may be about to lead, having given up the same one.
+            // One after another: the next rank may be about to lead, having given up the same one.
             if self.is_impatient() && given_up.is_none_or(|since| self.since(since) >= LONG.min(limit / 8)) {
                 self.given.doubts.insert(awaited[0]);
                 (given_up, pause) = (Some(self.deadline.elapsed()), PAUSE);
@@ -200,7 +203,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// Joins the rounds of `leader`; `None` where it is gone, or leads no more.
+    /// Joins the rounds of `leader`; `None` if it is gone, or no longer leads.
     fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Connected>> {
         let (mut joined, mut failed) = (0, 0);
         while !self.deadline.has_passed() {
@@ -208,7 +211,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             match status {
                 Status::SteppedBack => return Ok(None),
                 Status::Open(round) if round > joined => {
-                    // Behind a comma, as no value in a store is empty (`bootstrap/store.rs`).
+                    // After a comma, because no value in a store may be empty (`bootstrap/store.rs`).
                     let doubts = format!(",{}", list(self.given.doubts.iter()));
                     if store.set(&self.join_key(round, self.me), doubts.as_bytes()).is_err() {
                         return Ok(None);
@@ -221,7 +224,7 @@ impl<'a, W: World> Shrinking<'a, W> {
                     }
                     failed = round;
                 }
-                // Whoever is not among the members may come to another round, should this one fail.
+                // A rank that is not a member may join another round if this one fails.
                 Status::Open(_) | Status::Claim(_) | Status::Members(..) => {}
                 Status::Over(members) => {
                     return Err(self.left_behind(&format!("ranks {members:?} went on without it")));
@@ -241,7 +244,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         })
     }
 
-    /// Leads a round; `None` where nothing came of it.
+    /// Leads a round; `None` if it failed.
     fn lead(&mut self) -> Result<Option<W::Connected>> {
         let store = self.world.host()?;
         let round = match self.read_status(&*store)? {
@@ -258,10 +261,10 @@ impl<'a, W: World> Shrinking<'a, W> {
         });
         match outcome {
             Ok(Some(comm)) => Ok(Some(comm)),
-            // Also where a member was lost: this rank may be leading again in a moment, or following another.
+            // Even if a member was lost: this rank may lead again in a moment, or follow another.
             Ok(None) => self.say(&*store, &Status::SteppedBack).map(|()| None),
             Err(error) => {
-                // Those who wait here must not wait for nothing.
+                // The ranks that wait here must not wait without need.
                 let status = if matches!(error, Error::LeftBehind { .. }) { Status::Refused } else { Status::SteppedBack };
                 let _ = self.say(&*store, &status);
                 Err(error)
@@ -269,7 +272,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// Waits for everyone who should come to a round; `None` where a lower rank leads.
+    /// Waits for every rank that should join a round; `None` if a lower rank leads.
     fn gather(&mut self, round: u64, store: &dyn Store) -> Result<Option<Vec<usize>>> {
         let began = self.deadline.elapsed();
         let mut joined = BTreeSet::from([self.me]);
@@ -285,7 +288,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             let has_waited = self.since(began) >= GRACE;
             if present.is_empty() || has_waited && (self.is_impatient() || present.iter().all(|rank| self.given.doubts.contains(rank))) {
                 self.say(store, &Status::Claim(round))?;
-                // Where it has taken long, those who had come may have gone on with others.
+                // If it has taken long, ranks that had joined may have gone on with others.
                 let all: Vec<usize> = (0..self.world.peers().len()).filter(|rank| *rank != self.me && !self.gone.contains(rank)).collect();
                 self.refuse_to_split(if self.since(began) >= LONG { &all } else { &present })?;
                 self.refuse_to_be_few(&present, &joined)?;
@@ -296,13 +299,13 @@ impl<'a, W: World> Shrinking<'a, W> {
                 self.refuse_to_split(&present)?;
                 elsewhere = self.deadline.elapsed();
             }
-            // Only a pause: who came is looked at above.
+            // Only a pause: joins are read above.
             let keys: Vec<String> = present.iter().map(|rank| self.join_key(round, *rank)).collect();
             let _ = store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), SLICE);
         }
     }
 
-    /// Takes in those who have come since.
+    /// Accepts the ranks that have joined since.
     fn admit(&mut self, round: u64, store: &dyn Store, joined: &mut BTreeSet<usize>) -> Result<()> {
         for rank in 0..self.world.peers().len() {
             let key = self.join_key(round, rank);
@@ -315,8 +318,8 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// An error where one of these ranks goes on with others, or is about to and lower than this one. Of two that are about to, both have said so
-    /// before they look.
+    /// Returns an error if one of these ranks goes on with others, or if a lower one than this is about to. Of two
+    /// ranks that are about to, both have published it before they look.
     fn refuse_to_split(&self, ranks: &[usize]) -> Result<()> {
         let goes_on = |rank: &usize| match self.visit(*rank) {
             Some((Status::Members(..) | Status::Over(_), _)) => true,
@@ -329,7 +332,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// An error where ranks that cannot be reached may be going on by themselves, and those here are not the larger part.
+    /// Returns an error if unreachable ranks may go on by themselves, and the ranks here are not the larger part.
     fn refuse_to_be_few(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
         let silent: Vec<usize> = present.iter().copied().filter(|rank| self.world.probe(*rank) == Probe::NoAnswer).collect();
         let all = joined.len() + silent.len();
@@ -342,7 +345,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Err(self.left_behind(&reason))
     }
 
-    /// Makes the communicator of the members; `None` where a member was lost meanwhile.
+    /// Makes the communicator of the members; `None` if a member was lost meanwhile.
     fn connect(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Connected>> {
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(self.round_key(round, "found"), Arc::clone(store)));
         let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
@@ -352,20 +355,22 @@ impl<'a, W: World> Shrinking<'a, W> {
             Err(error) => {
                 call_off(&*store, &error);
                 let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
-                // Of a deadline it says most itself; anything else is only how another rank's end was noticed here.
+                // A timeout is the best explanation itself; any other error only shows how this rank noticed another
+                // one's end.
                 if is_final || error.is_timeout() && self.deadline.has_passed() { Err(error) } else { Ok(None) }
             }
         }
     }
 
-    /// Says at this rank's recovery listener that it goes on, and then makes sure that nobody else does. It may have been stopped since it last
-    /// looked at recovery listeners, and given up meanwhile. Of any two who would go on apart, both say so first, so one sees the other.
+    /// Publishes at this rank's recovery listener that it goes on, then makes sure that no other group does. This rank
+    /// may have been stopped since it last looked at the listeners, and given up meanwhile. Of any two ranks that
+    /// would go on separately, both publish first, so one sees the other.
     fn settle(&self, members: &[usize]) -> Result<()> {
         let told = self.world.host().and_then(|own| self.say(&*own, &Status::Over(members.to_vec())).map(|()| own));
         let own = match told {
             Ok(own) => own,
             Err(error) => {
-                // It has told nobody anything else either.
+                // It has published nothing else to any rank, either.
                 crate::base::event::warn!(%error, "late ranks will not hear from this one that it went on");
                 return Ok(());
             }
@@ -383,14 +388,14 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// Looks at every recovery listener but the members'. Gives by how much that took longer than it should: others may have found nobody here
-    /// in that time.
+    /// Looks at every recovery listener except the members'. Returns by how much that took longer than usual: in that
+    /// time, others may have found no rank here.
     fn look_for_others(&self, members: &[usize]) -> Result<Duration> {
         let mut held_up = Duration::ZERO;
         let others = (0..self.world.peers().len()).filter(|rank| !members.contains(rank) && !self.gone.contains(rank));
         for rank in others {
             let began = self.deadline.elapsed();
-            // A rank that sleeps for less than two visits take does not notice.
+            // If a rank sleeps for less time than two visits take, this does not notice.
             let seen = self.visit(rank).or_else(|| self.visit(rank));
             if let Some((Status::Over(theirs), _)) = seen {
                 return Err(self.left_behind(&format!("ranks {theirs:?} went on without ranks {members:?}")));

@@ -1,21 +1,21 @@
-//! What a rank says of a shrink at its recovery listener.
+//! What a rank publishes about a shrink at its recovery listener.
 
 use std::fmt;
 
-/// How far a rank is, as it says at its recovery listener.
+/// The progress of a rank, as it publishes it at its recovery listener.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Status {
-    /// It leads this round and takes in whoever comes.
+    /// It leads this round and accepts ranks.
     Open(u64),
     /// It is about to close the round.
     Claim(u64),
     /// The round is complete, with these ranks, and they connect.
     Members(u64, Vec<usize>),
-    /// It leads no round at the moment: a lower rank does, or its last one failed.
+    /// It leads no round at the moment: a lower rank leads, or its last round failed.
     SteppedBack,
     /// It has found that others may have gone on.
     Refused,
-    /// It is a rank of the new communicator of these.
+    /// It is a rank of the new communicator of these ranks.
     Over(Vec<usize>),
 }
 
@@ -49,12 +49,12 @@ impl fmt::Display for Status {
     }
 }
 
-/// Ranks as they are written in a store: in decimal, between commas.
+/// Writes ranks for a store: in decimal, separated by commas.
 pub(super) fn list<'a>(ranks: impl Iterator<Item = &'a usize>) -> String {
     ranks.map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The reverse of [`list`].
+/// Parses the output of [`list`].
 pub(super) fn parse(text: &str) -> Option<Vec<usize>> {
     text.split(',').filter(|rank| !rank.is_empty()).map(|rank| rank.parse().ok()).collect()
 }

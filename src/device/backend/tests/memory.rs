@@ -5,7 +5,7 @@ use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use super::*;
 use crate::base::tuning::device_folds::{FIRST_SCRATCH_BYTES, STAGED_BYTES};
 
-/// Where source and destination begin behind a multiple of 16: each remainder of either, together and apart.
+/// Returns offsets of source and destination from a multiple of 16: each remainder of either, together and apart.
 fn shifts(size: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..16).step_by(size).flat_map(move |from| [(from, from), (from, (7 * from + 3 * size) % 16)])
 }
@@ -60,7 +60,7 @@ fn a_large_mean_by_a_sum_gives_the_bits_of_the_host_and_overflows_where_a_sum_do
                 run(&backend, &case, &memories, dtype, Some(Reduction::Builtin(ReduceOp::Avg)), &fold);
             }
         }
-        // Which of the two ways a call went shows where the sum is no number of the type: of a small one NCCL divides first.
+        // An overflow shows which of the two ways a call took: for a small one NCCL divides before it adds.
         for (bytes, mean) in [(1020, 1e38_f32), (1024, f32::INFINITY)] {
             let mut case = Case::some(Collective::AllReduce, true, 4, 1, &mut random);
             (case.n, case.blocks) = (8, vec![bytes; 8]);
@@ -72,7 +72,7 @@ fn a_large_mean_by_a_sum_gives_the_bits_of_the_host_and_overflows_where_a_sum_do
     sim.finish();
 }
 
-/// Every block to every rank, in place, in more memory than a backend has from the start.
+/// Returns an in-place exchange of every block with every rank, in more memory than a backend has from the start.
 fn large_swap() -> Case {
     let mut case = Case::some(Collective::AllToAll, true, 1, 1, &mut Random(1));
     (case.n, case.root, case.blocks) = (2, 0, vec![FIRST_SCRATCH_BYTES / 2 + 1000; 2]);
@@ -105,7 +105,7 @@ fn memory_for_large_calls_comes_with_the_first_of_them_and_once() {
             assert_eq!(backend.scratch.allocated(), FIRST_SCRATCH_BYTES + most);
             assert!(!backend.first_use(&job).is_any());
         }
-        // What some rank lacks is agreed on again, and is there already.
+        // A resource that some rank lacks is agreed on again, and this rank has it already.
         backend.unload(&job, FirstUse { kernel: false, memory: true });
         assert!(backend.first_use(&job).is_any());
         backend.load(&job, stream).unwrap();
@@ -149,7 +149,7 @@ fn memory_that_one_rank_lacks_for_a_call_that_nobody_compared_ends_the_communica
         if me == 1 {
             simgpu::fail_call_of_this_thread("cuMemAlloc_v2", 1, 2);
         }
-        // SAFETY: the memory is there until the stream has done what it has.
+        // SAFETY: the memory is there until the stream has completed its work.
         let queued = unsafe { backend.enqueue(&job, stream, Duration::from_secs(2)) };
         if me == 1 {
             assert!(matches!(queued, Err(Error::Cuda { code: 2, .. })), "{queued:?}");
@@ -174,7 +174,7 @@ fn the_stream_of_calls_comes_before_the_one_of_folds() {
             unsafe { sys::cuStreamGetPriority(stream.cu_stream(), &mut priority) }.result().unwrap();
             priority
         };
-        // Lower numbers come first.
+        // Lower numbers have priority.
         assert!(priority(&backend.stream) < priority(&backend.side) && priority(&backend.exchange) < priority(&backend.side));
     });
     sim.finish();

@@ -1,4 +1,4 @@
-//! The whole device backend over the simulated driver and NCCL: ranks are threads, each with a device of its own.
+//! The whole device backend over the simulated driver and NCCL: ranks are threads, each with its own device.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
@@ -38,7 +38,7 @@ impl Sim {
         Self(alone)
     }
 
-    /// Nothing was found wrong, and nothing is left.
+    /// Checks that no error was found, and that nothing is left.
     fn finish(self) {
         let deadline = Deadline::after(LONG);
         while simgpu::nccl::counts().communicators > 0 {
@@ -50,12 +50,12 @@ impl Sim {
     }
 }
 
-/// What most tests use.
+/// Returns the options that most tests use.
 fn options() -> Options {
     Options { reproducible: false, scratch_bytes: 1 << 20, least_capability: (9, 0), has_switch: false }
 }
 
-/// The backends of a new communicator.
+/// Creates the backends of a new communicator.
 fn several(size: usize, options: &Options) -> Vec<DeviceBackend> {
     let library = nccl::library(None).unwrap();
     let ids = [unique_id(library).unwrap()];
@@ -84,7 +84,7 @@ fn ranks<T: Send>(size: usize, options: &Options, test: impl Fn(&DeviceBackend) 
     on_threads(several(size, options), |backend| test(&backend))
 }
 
-/// Each item on a thread of its own.
+/// Handles each item on its own thread.
 fn on_threads<I: Send, T: Send>(items: impl IntoIterator<Item = I>, work: impl Fn(I) -> T + Sync) -> Vec<T> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -93,24 +93,24 @@ fn on_threads<I: Send, T: Send>(items: impl IntoIterator<Item = I>, work: impl F
     })
 }
 
-/// Bytes on a device.
+/// Copies bytes to a device.
 fn upload(stream: &Arc<CudaStream>, bytes: &[u8]) -> CudaSlice<u8> {
     stream.clone_htod(bytes).unwrap()
 }
 
-/// What is in device memory once the stream has done what it has.
+/// Returns the contents of device memory once the stream has completed its work.
 fn download(stream: &Arc<CudaStream>, memory: &CudaSlice<u8>) -> Vec<u8> {
     let bytes = stream.clone_dtoh(memory).unwrap();
     stream.synchronize().unwrap();
     bytes
 }
 
-/// Where memory is. Its events are left alone: these tests order by streams.
+/// Returns the address of memory. Its events are not used: these tests order by streams.
 fn address(stream: &Arc<CudaStream>, memory: &mut CudaSlice<u8>) -> u64 {
     memory.device_ptr_mut(stream).0
 }
 
-/// A case's job for a rank whose memory begins here.
+/// Returns a case's job for a rank whose memory begins at `base`.
 fn job_at(case: &Case, me: usize, base: u64, dtype: DType, reduction: Option<Reduction>) -> Job {
     let mut job = case.job(me, dtype, reduction);
     for address in [&mut job.memory.source, &mut job.memory.destination] {
@@ -119,7 +119,7 @@ fn job_at(case: &Case, me: usize, base: u64, dtype: DType, reduction: Option<Red
     job
 }
 
-/// The memories of all ranks of a case, the same on every rank.
+/// Creates the memories of all ranks of a case, the same on every rank.
 fn memories(case: &Case, random: &mut Random, element: impl Fn(&mut Random, usize) -> Vec<u8>) -> Vec<Vec<u8>> {
     let length = case.memory_len();
     let memory = |rank: usize| {
@@ -145,7 +145,7 @@ fn run(
     let (me, stream) = (backend.comm().rank(), backend.stream());
     let mut memory = upload(stream, &memories[me]);
     let job = job_at(case, me, address(stream, &mut memory), dtype, reduction);
-    // SAFETY: the memory is as the case says, and is read back on the same stream.
+    // SAFETY: the memory is as the case states, and is read back on the same stream.
     unsafe { backend.enqueue(&job, stream, LONG) }.unwrap_or_else(|error| panic!("{error}: {case:?}"));
     case.compare(me, &download(stream, &memory), &case.expected(memories, fold)[me]);
 }
@@ -199,7 +199,7 @@ fn ops() -> impl Iterator<Item = ReduceOp> {
     ReduceOp::ALL.into_iter().map(|op| if matches!(op, ReduceOp::PreMulSum(_)) { ReduceOp::PreMulSum(SCALAR) } else { op })
 }
 
-/// The bytes of a number as an element of a float type.
+/// Returns the bytes of a number as an element of a float type.
 fn float(dtype: DType, value: f64) -> Vec<u8> {
     match dtype {
         DType::F32 => (value as f32).to_ne_bytes().to_vec(),
@@ -212,7 +212,7 @@ fn float(dtype: DType, value: f64) -> Vec<u8> {
     }
 }
 
-/// An element for which every order of folding gives the same bits.
+/// Returns an element for which every order of folding gives the same bits.
 fn exact(op: ReduceOp, dtype: DType, random: &mut Random) -> Vec<u8> {
     if !dtype.is_float() {
         let bound = if dtype == DType::Bool { 2 } else { 256 };
@@ -226,19 +226,19 @@ fn exact(op: ReduceOp, dtype: DType, random: &mut Random) -> Vec<u8> {
     float(dtype, value)
 }
 
-/// An element for which the order shows.
+/// Returns an element for which the order changes the result.
 fn inexact(op: ReduceOp, dtype: DType, random: &mut Random) -> Vec<u8> {
     let value = (random.below(2001) as f64 - 1000.0) / 997.0;
     float(dtype, if op == ReduceOp::Prod { 1.0 + value / 8.0 } else { value })
 }
 
-/// The fold of the host, in rank order.
+/// Folds on the host, in rank order.
 fn folded<T: Element>(op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     let reduction = crate::call::op::Reduction::<T>::from(op);
     let kernel = Kernel::of(&reduction, TypeTag::of::<T>(), inputs.len()).unwrap();
     let elements = |bytes: &Vec<u8>| -> Vec<T> {
         let mut elements = vec![T::default(); bytes.len() / size_of::<T>()];
-        // SAFETY: plain data of as many bytes.
+        // SAFETY: plain data of this many bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), elements.as_mut_ptr().cast(), bytes.len()) };
         elements
     };
@@ -253,7 +253,7 @@ fn folded<T: Element>(op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     let mut result = contributions[0].clone();
     let bytes = size_of_val(&result[..]);
     let mut out = vec![0; bytes];
-    // SAFETY: all are vectors of as many elements; the bytes go to a vector as long.
+    // SAFETY: all are vectors of this many elements; the bytes go to a vector of the same length.
     unsafe {
         kernel.fold(result.as_mut_ptr().cast(), &pointers, bytes, true);
         std::ptr::copy_nonoverlapping(result.as_ptr().cast(), out.as_mut_ptr(), bytes);
@@ -261,7 +261,7 @@ fn folded<T: Element>(op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     out
 }
 
-/// The host's fold of a type.
+/// Returns the host's fold of a type.
 fn fold_of(dtype: DType) -> fn(ReduceOp, &[Vec<u8>]) -> Vec<u8> {
     match dtype {
         DType::F32 => folded::<f32>,
@@ -282,7 +282,7 @@ fn fold_of(dtype: DType) -> fn(ReduceOp, &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
-/// Every kind, op and type on one backend.
+/// Runs every kind, op and type on one backend.
 fn everything(backend: &DeviceBackend, seed: u64, dtypes: &[DType], element: impl Fn(ReduceOp, DType, &mut Random) -> Vec<u8>) {
     let n = backend.comm().world_size();
     let mut random = Random(seed);

@@ -1,4 +1,4 @@
-//! Streams, graphs, groups and ops of the caller's, and errors.
+//! Streams, graphs, groups, custom ops, and errors.
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::call::Collective;
 use crate::call::op::DeviceCode;
 
-/// A bitwise all-reduce in place, which goes through the backend's memory in slabs.
+/// Returns a bitwise all-reduce in place, which goes through the backend's memory in slabs.
 fn large(n: usize) -> Case {
     let mut case = Case::some(Collective::AllReduce, true, 1, 1, &mut Random(1));
     (case.n, case.root, case.blocks) = (n, 0, vec![300_000; n]);
@@ -42,7 +42,7 @@ fn calls_on_several_streams_take_turns_with_the_backends_memory() {
         let mut memories: Vec<_> = streams.iter().zip(&inputs).map(|(stream, inputs)| upload(stream, &inputs[me])).collect();
         for ((case, stream), memory) in cases.iter().zip(&streams).zip(&mut memories) {
             let job = job_at(case, me, address(stream, memory), DType::U8, by_xor());
-            // SAFETY: the memory is as the case says, and is read back on the same stream.
+            // SAFETY: the memory is as the case states, and is read back on the same stream.
             unsafe { backend.enqueue(&job, stream, LONG) }.unwrap();
         }
         for (((case, stream), memory), inputs) in cases.iter().zip(&streams).zip(&memories).zip(&inputs) {
@@ -76,7 +76,7 @@ fn a_graph_replays_a_fold_in_slabs() {
         assert!(refused.is_unsupported() && refused.to_string().contains("before the capture"), "{refused}");
         graph.launch().unwrap();
         case.compare(me, &download(stream, &memory), &case.expected(&inputs, &xor)[me]);
-        // Of two equal halves nothing is left.
+        // The XOR of two equal halves is zero.
         graph.launch().unwrap();
         let got = download(stream, &memory);
         assert!(got[(job.memory.destination - address(stream, &mut memory)) as usize..][..300_000].iter().all(|byte| *byte == 0));
@@ -108,7 +108,7 @@ fn a_kernel_that_cannot_be_launched_ends_the_communicator_on_all_ranks() {
         if me == 0 {
             simgpu::fail_call_of_this_thread("cuLaunchKernel", 1, 2);
         }
-        // SAFETY: the memory is as the case says, and outlives the backend's communicator.
+        // SAFETY: the memory is as the case states, and outlives the backend's communicator.
         let outcome = unsafe { backend.enqueue(&job, stream, Duration::from_secs(2)) };
         if me == 0 {
             let error = outcome.unwrap_err();
@@ -138,7 +138,7 @@ fn the_native_path_of_a_call_makes_one_call_of_nccls() {
         let mut memory = upload(stream, &bytes(&case, 160)[me]);
         let job = job_at(&case, me, address(stream, &mut memory), DType::F32, Some(Reduction::Builtin(ReduceOp::PreMulSum(0.5))));
         for round in 1..=3 {
-            // SAFETY: the memory is as the case says, and is read back on the same stream.
+            // SAFETY: the memory is as the case states, and is read back on the same stream.
             unsafe { backend.enqueue(&job, stream, LONG) }.unwrap();
             assert_eq!(simgpu::nccl::calls_of_this_thread("ncclAllReduce"), round);
             assert_eq!(simgpu::nccl::calls_of_this_thread("ncclRedOpCreatePreMulSum"), 1);
@@ -150,11 +150,11 @@ fn the_native_path_of_a_call_makes_one_call_of_nccls() {
     sim.finish();
 }
 
-/// A backend goes where its communicator goes.
+/// A backend can be sent to another thread with its communicator.
 const fn is_send<T: Send>() {}
 const _: () = is_send::<DeviceBackend>();
 
-/// The cases of a group: native ones, composed ones and folds, of bytes.
+/// Returns the cases of a group: native ones, composed ones and folds, of bytes.
 fn cases(n: usize) -> Vec<(Case, Option<ReduceOp>)> {
     let mut random = Random(100 + n as u64);
     let kinds = [
@@ -184,7 +184,7 @@ fn fold(op: Option<ReduceOp>) -> impl Fn(&[Vec<u8>]) -> Vec<u8> {
     }
 }
 
-/// One rank's memory for each case, and one for what goes around.
+/// One rank's memory for each case, and one for the messages around the ring.
 struct Share {
     memories: Vec<CudaSlice<u8>>,
     ring: CudaSlice<u8>,
@@ -203,7 +203,7 @@ fn share(backend: &DeviceBackend, cases: &[(Case, Option<ReduceOp>)], all: &[Vec
     let mut ring = upload(stream, &[vec![me as u8; 64], vec![0xee; 64]].concat());
     let base = address(stream, &mut ring);
     let message = |peer, sends, address, bytes| Message { peer, sends, address, bytes, element: TypeTag::Scalar(DType::U8) };
-    // Around the ring, to itself where it is alone, and nothing at all.
+    // Around the ring, to itself if it is alone, and an empty one.
     let messages =
         vec![message((me + 1) % n, true, base, 64), message((me + n - 1) % n, false, base + 64, 64), message((me + 1) % n, true, base, 0)];
     Share { memories, ring, jobs, messages }
@@ -229,7 +229,7 @@ fn a_group_does_collectives_and_messages_together() {
         let (cases, all) = (cases(n), all_memories(&cases(n)));
         ranks(n, &options(), |backend| {
             let share = share(backend, &cases, &all);
-            // SAFETY: the memory is as the cases say, and is read back on the same stream.
+            // SAFETY: the memory is as the case states, and is read back on the same stream.
             unsafe { DeviceBackend::enqueue_group(&[(backend, &share.jobs, &share.messages, backend.stream())], LONG) }.unwrap();
             check(backend, &share, &cases, &all);
         });
@@ -250,7 +250,7 @@ fn one_thread_may_drive_all_ranks() {
         // SAFETY: as above.
         unsafe { DeviceBackend::enqueue_group(&parts, LONG) }.unwrap();
         backends.iter().zip(&shares).for_each(|(backend, share)| check(backend, share, &cases, &all));
-        // Whoever ends a communicator waits for the others.
+        // A thread that ends a communicator waits for the others.
         on_threads(backends, drop);
     }
     sim.finish();
@@ -267,14 +267,15 @@ fn messages_go_both_ways_at_once() {
             Message { peer: 1 - me, sends: true, address: base, bytes: 100, element: TypeTag::Scalar(DType::U8) },
             Message { peer: 1 - me, sends: false, address: base + 100, bytes: 100, element: TypeTag::Scalar(DType::U8) },
         ];
-        // SAFETY: both lie in the memory, which is read back on the same stream.
+        // SAFETY: both are inside the memory, which is read back on the same stream.
         unsafe { DeviceBackend::enqueue_group(&[(backend, &[], &messages, stream)], LONG) }.unwrap();
         assert_eq!(download(stream, &memory)[100..], [1 - me as u8; 100]);
     });
     sim.finish();
 }
 
-/// A kernel of a caller's: three quarters of what was folded so far, rounded down, plus the next rank's byte; the order shows.
+/// A custom kernel: three quarters of the fold so far, rounded down, plus the next rank's byte. The order changes the
+/// result.
 const IMAGE: &str = "
 .version 8.0
 .target sm_70
@@ -337,7 +338,7 @@ fn mixed(inputs: &[Vec<u8>]) -> Vec<u8> {
     (0..inputs[0].len()).map(element).collect()
 }
 
-/// A case of a kind on blocks of `bytes`.
+/// Returns a case of a kind on blocks of `bytes`.
 fn case(kind: Collective, n: usize, bytes: usize) -> Case {
     let mut case = Case::some(kind, true, 1, 1, &mut Random(1));
     (case.n, case.root, case.blocks) = (n, 0, vec![bytes; n]);
@@ -398,7 +399,7 @@ fn what_cannot_be_loaded_says_why_and_leaves_the_communicator_usable() {
 #[test]
 fn an_expression_folds_in_rank_order_or_says_that_there_is_no_compiler() {
     let sim = Sim::new();
-    // SAFETY: opening the library runs its initialisers, which ask for nothing.
+    // SAFETY: opening the library runs its initialisers, which have no preconditions.
     let is_there = unsafe { cudarc::nvrtc::sys::is_culib_present() };
     ranks(3, &options(), |backend| {
         let case = case(Collective::AllReduce, 3, 4000);

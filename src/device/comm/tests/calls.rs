@@ -1,4 +1,4 @@
-//! Calls that go well: collectives, groups, waits, and what a drop waits for.
+//! Successful calls: collectives, groups, waits, and what a drop waits for.
 
 use std::time::Instant;
 
@@ -68,7 +68,7 @@ fn calls_that_are_in_progress_for_a_while_come_to_their_end() {
 fn one_thread_has_calls_of_several_communicators_in_one_group() {
     let sim = Sim::new();
     let ids = [unique_id(library()).unwrap()];
-    // Each rank is made by a thread of its own, as all of them must be there at once; then one thread has them all.
+    // Each rank is created by its own thread, as all of them must be there at once; then one thread has them all.
     let ranks: Vec<Rank> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || Rank::new(&ids, rank, 3))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -236,12 +236,12 @@ fn the_watchdog_leaves_a_capture_alone() {
         use cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
         let mut vector = rank.vector(10);
         rank.stream.synchronize().unwrap();
-        // SAFETY: one stream at a time uses the vector; cudarc's own events would be of no use inside a capture.
+        // SAFETY: one stream at a time uses the vector; cudarc's own events would be useless inside a capture.
         unsafe { rank.gpu.context.disable_event_tracking() };
         rank.stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         rank.all_reduce(&mut vector, LONG).unwrap();
         let looks = nccl::calls("ncclCommGetAsyncError");
-        // Some rounds of the watchdog, which looks at both communicators in each.
+        // Some rounds of the watchdog, which queries both communicators in each.
         wait_until("the watchdog has looked", || nccl::calls("ncclCommGetAsyncError") >= looks + 6);
         let graph = rank.stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap().unwrap();
         graph.launch().unwrap();
@@ -293,7 +293,7 @@ fn later() -> Deadline {
     Deadline::after(LONG)
 }
 
-/// Sums over a communicator what each rank of the world has.
+/// Sums each rank's vector over a communicator.
 fn check(comm: &NcclComm, rank: &Rank, members: &[usize]) {
     let mut vector = rank.vector(33);
     sum(comm, &rank.stream, &mut vector, LONG).unwrap();
@@ -313,7 +313,7 @@ fn splits_of_what_was_revoked_order_ranks_by_key_and_leave_out_those_without_col
         let members = [own % 2, own % 2 + 2];
         assert_eq!((child.rank(), child.world_size()), (usize::from(own < 2), 2));
         check(&child, &rank, &members);
-        // Its flags are its own.
+        // The child's flags are separate.
         rank.comm.abort();
         check(&child, &rank, &members);
     });

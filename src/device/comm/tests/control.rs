@@ -1,4 +1,5 @@
-//! The control communicator and the data communicator: calls that start no thread, aborts that reach into calls, ends that wait for nobody.
+//! The control and data communicators: calls that start no thread, aborts that reach into calls, ends that do not wait
+//! for other ranks.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -10,7 +11,7 @@ use crate::device::memory::{NcclBuffer, Registration, Window};
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// NCCL's threads; those of the whole process are counted where a test has a process of its own (`tests/device/threads.rs`).
+/// Counts NCCL's threads; `tests/device/threads.rs` counts those of a whole process, in a test with its own process.
 #[test]
 fn a_thousand_all_reduces_start_no_thread_and_ask_nothing_afterwards() {
     let sim = Sim::new();
@@ -44,7 +45,7 @@ fn the_two_communicators_are_configured_for_their_purpose() {
     sim.finish();
 }
 
-/// The first call of rank 0, which waits inside NCCL for rank 1 to connect to, and its error.
+/// Makes the first call of rank 0, which waits inside NCCL for rank 1 to connect to, and returns its error.
 fn stuck_inside(rank: &Rank, timeout: Duration) -> Error {
     let mut vector = rank.vector(10);
     rank.all_reduce(&mut vector, timeout).unwrap_err()
@@ -202,9 +203,9 @@ fn a_destroy_that_fails_leaves_later_calls_of_the_thread_alone() {
     sum(&second, &stream, &mut vector, LONG).unwrap();
     assert_eq!(read(&stream, &vector), [1.0, 2.0]);
     second.finalize(&Deadline::after(LONG)).unwrap();
-    // The one that was not destroyed is lost to everybody but this test.
+    // The one that was not destroyed is known only to this test.
     assert_eq!(nccl::counts().communicators, 1);
-    // SAFETY: the handle is of a communicator that is still there, and that nobody else knows any more.
+    // SAFETY: the handle is of a communicator that still exists, and that nothing else knows any longer.
     let aborted = unsafe { library().ncclCommAbort(lost) };
     assert_eq!(aborted.map(|code| code.0).ok(), Some(0));
     drop((first, second, stream, vector, gpu));
@@ -228,7 +229,7 @@ fn first_calls_of_two_communicators_in_opposite_orders_do_not_wait_for_each_othe
             assert_eq!(read(&streams[index], &vector), [3.0]);
         };
         let entered = |index: usize| comms[index].inner.entries.load(Ordering::SeqCst);
-        // The one that this rank calls first; the other rank calls the other one.
+        // The communicator that this rank calls first; the other rank calls the other one first.
         let before = entered(own);
         thread::scope(|scope| {
             scope.spawn(|| call(own));
@@ -237,7 +238,7 @@ fn first_calls_of_two_communicators_in_opposite_orders_do_not_wait_for_each_othe
         });
         other.finalize(&Deadline::after(LONG)).unwrap();
     });
-    // Whoever went on without its turn may launch while the other one does.
+    // A thread that went on without its turn may launch while the other one does.
     assert!(nccl::reports().iter().all(|report| report.starts_with("two threads inside NCCL on device")));
     sim.finish();
 }

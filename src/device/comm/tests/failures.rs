@@ -1,4 +1,4 @@
-//! What goes wrong ends in a typed error, on time, and is the cause of all later refusals.
+//! Every failure ends in a typed error, on time, which is the cause of all later refusals.
 
 use std::thread;
 
@@ -106,11 +106,11 @@ fn work_that_a_shrink_stops_is_waited_for_in_vain() {
                 let child = rank.comm.shrink(&[2], true, &NcclConfig::default(), &Deadline::after(LONG)).unwrap();
                 (waiting.join().unwrap(), child)
             });
-            // The device has come to the event: only this communicator knows that the sum is none.
+            // The device has reached the event: only this communicator knows that the sum is invalid.
             rank.stream.synchronize().unwrap();
             assert!(error.is_poisoned() && rank.comm.wait(&event, &Deadline::after(LONG)).unwrap_err().is_poisoned(), "{error}");
             assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
-            // What NCCL would split off now would have this communicator's abort flags.
+            // A communicator that NCCL would split off now would have this one's abort flags.
             let error = rank.comm.split_revoked(Some(0), 0, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
             assert!(error.is_unsupported() && error.to_string().contains("split the communicator that the shrink made"), "{error}");
             let mut vector = rank.vector(10);
@@ -176,7 +176,7 @@ fn a_lost_rank_ends_the_others() {
         let failure = failure_of(&rank.comm);
         assert!(matches!(&failure, Error::Nccl { code: 6, name: "ncclRemoteError", .. }), "{failure}");
         assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
-        // NCCL would say the same of everything that is made of it.
+        // NCCL would report the same for everything that is created from it.
         let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
         let refused =
             [rank.comm.shrink(&[1], true, &config, &deadline).map(drop), rank.comm.split_revoked(Some(0), 0, &config, &deadline).map(drop)];
@@ -263,7 +263,7 @@ fn a_failing_close_aborts_what_is_left() {
             nccl::reset();
             closed.into_iter().next().unwrap()
         };
-        // The timekeeper asks NCCL for errors, too, and may be the one who gets this.
+        // The timekeeper queries NCCL for errors too, and may get this one first.
         let error = (0..10).find_map(|_| closed().err()).unwrap();
         assert!(error.to_string().contains(function), "{error}");
     }
@@ -295,8 +295,7 @@ fn a_failing_group_ends_all_its_communicators_and_is_closed() {
         assert!(matches!(&error, Error::Nccl { code: 4, .. }) && error.to_string().contains(function), "{error}");
         assert!(pair.iter().all(|rank| rank.comm.failure().is_some()));
         if function == "ncclGroupEnd" {
-            // The planted failure took the place of the end.
-            // SAFETY: the function asks for nothing.
+            // The planted failure replaced the end of the group. SAFETY: the function has no preconditions.
             let _ = unsafe { library().ncclGroupEnd() };
         }
         assert_eq!(nccl::group_depth(), 0);
@@ -312,7 +311,7 @@ fn a_broken_device_is_noticed() {
     let sim = Sim::new();
     ranks(1, |rank| {
         let work = || {
-            // This thread has no context yet, and does not get one.
+            // This thread has no context yet, and gets none.
             simgpu::fail_call_of_this_thread("cuCtxSetCurrent", 1, 201);
             // SAFETY: nothing is put on the stream.
             unsafe { rank.comm.enqueue(&|| "nothing".to_owned(), &rank.stream, LONG, |_| Ok(())) }

@@ -14,14 +14,14 @@ use crate::device::comm::live_graphs::LiveGraphs;
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Captures what `calls` put on the rank's stream.
+/// Captures the calls that `calls` puts on the rank's stream.
 fn captured(rank: &Rank, calls: impl FnOnce()) -> CudaGraph {
     rank.stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     calls();
     rank.stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap().unwrap()
 }
 
-/// A vector that no events are kept for, so that its uses can be captured. One stream at a time uses it.
+/// Returns a vector without events, so that its uses can be captured. One stream at a time uses it.
 fn untracked(rank: &Rank, len: usize) -> CudaSlice<f32> {
     // SAFETY: the tests use it on the rank's stream alone and wait for that before they drop it.
     unsafe { rank.gpu.context.disable_event_tracking() };
@@ -107,7 +107,7 @@ fn branches_of_one_graph_are_one_graph_and_outlive_the_communicator() {
         assert_eq!(rank.comm.inner.live_graphs(), 1);
         graph.launch().unwrap();
         rank.stream.synchronize().unwrap();
-        // Dropped and not closed: it is aborted. What its nodes write to is there as long as they are.
+        // Dropped and not closed, so it is aborted. The memory that its nodes write to exists as long as they do.
         drop(rank.comm);
         drop(graph);
     });

@@ -1,4 +1,4 @@
-//! Each call keeps the time that it was given, whatever others are given.
+//! Each call keeps its time limit, whatever the limits of others are.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Looks after the device as the watchdog does, when so much time has passed.
+/// Looks after the device as the watchdog does after this time.
 fn look_after(rank: &Rank, time: Duration) {
     for now in [Instant::now(), Instant::now() + time] {
         rank.comm.inner.probe(now);
@@ -14,7 +14,7 @@ fn look_after(rank: &Rank, time: Duration) {
     }
 }
 
-/// A call that ends as soon as its stream comes to it.
+/// Makes a call that ends as soon as its stream reaches it.
 fn nothing(rank: &Rank, stream: &Arc<CudaStream>, timeout: Duration) {
     // SAFETY: nothing is put on the stream.
     unsafe { rank.comm.enqueue(&|| "nothing".to_owned(), stream, timeout, |_| Ok(())) }.unwrap();
@@ -88,14 +88,14 @@ fn the_time_of_a_call_counts_from_the_end_of_what_was_queued_before() {
         }
         rank.all_reduce(&mut first, LONG).unwrap();
         let event = rank.comm.position(&rank.stream);
-        // Long enough for a look at the end of the first one, however busy the machine is.
+        // Long enough to see the end of the first one, however busy the machine is.
         let limit = 10 * SHORT;
         rank.all_reduce(&mut second, limit).unwrap();
         look_after(&rank, 10 * limit);
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
         late.meet();
         rank.comm.wait(&event, &Deadline::after(LONG)).unwrap();
-        // Now the second one is the oldest, and nobody comes.
+        // Now the second one is the oldest, and no rank joins it.
         let failure = failure_of(&rank.comm);
         assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (limit..LONG).contains(elapsed)), "{failure}");
         let _ = rank.stream.synchronize();

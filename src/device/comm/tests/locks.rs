@@ -1,5 +1,6 @@
-//! Calls that the driver holds up: another one keeps the context's lock until the device has come to rest, or a stream's queue is full. While a kernel
-//! waits for a rank that never comes they would wait for ever. A deadline frees them, since who keeps it asks the driver nothing.
+//! Calls that the driver holds up: another call keeps the context's lock until the device has come to rest, or a
+//! stream's queue is full. While a kernel waits for a rank that never comes, they would wait forever. A deadline
+//! releases them, since the timekeeper does not call the driver.
 
 use std::thread;
 
@@ -10,7 +11,7 @@ use super::*;
 
 const SHORT: Duration = Duration::from_millis(500);
 
-/// Calls of rank 0 that rank 1 never makes, until one fails; its error.
+/// Makes calls of rank 0 that rank 1 never makes, until one fails, and returns its error.
 fn call_until_it_fails(rank: &Rank, limit: Duration) -> Error {
     let mut vector = rank.vector(10);
     let deadline = Deadline::after(LONG);
@@ -22,13 +23,13 @@ fn call_until_it_fails(rank: &Rank, limit: Duration) -> Error {
     }
 }
 
-/// What another thread does that keeps the context's lock until the device has come to rest.
+/// A driver call of another thread that keeps the context's lock until the device has come to rest.
 type Keeper = fn(&Gpu);
 
 const KEEPERS: [(&str, Keeper); 4] = [
     ("a free", |gpu| {
         driver::bind(&gpu.context).unwrap();
-        // SAFETY: memory that nobody uses; it is freed once.
+        // SAFETY: the memory is not used; it is freed once.
         unsafe { result::free_sync(result::malloc_sync(1 << 10).unwrap()) }.unwrap();
     }),
     ("the load of a module", |gpu| {
@@ -76,7 +77,7 @@ fn a_deadline_frees_a_call_for_which_its_stream_has_no_room() {
             return leave_late(&rank.comm);
         }
         let before = waits_for_room();
-        // Long enough for more of them than the queue takes, on a busy machine too.
+        // Long enough for more of them than fit in the queue, on a busy machine too.
         let error = call_until_it_fails(&rank, 6 * SHORT);
         assert!(error.is_timeout(), "{error}");
         assert!(waits_for_room() > before, "the queue was never full");
@@ -121,7 +122,7 @@ fn a_full_queue_is_no_error_where_the_device_goes_on() {
         let mut vector = rank.vector(10);
         let call = |vector: &mut CudaSlice<f32>| (0..2000).for_each(|_| rank.all_reduce(vector, LONG).unwrap());
         if rank.comm.rank() == 1 {
-            // When the other one has come as far as it can.
+            // Once the other one has come as far as it can.
             wait_until("the other rank finds its queue full", || waits_for_room() != before);
         }
         call(&mut vector);

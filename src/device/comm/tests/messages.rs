@@ -1,5 +1,5 @@
-//! Messages. The first one from a rank to another connects the two inside the call, which waits there for the other end: whatever becomes of that,
-//! the call ends in time, with an error in its type, and its stream comes free.
+//! Messages. The first one from a rank to another connects the two inside the call, which waits there for the other
+//! end. Whatever happens there, the call ends in time, with a typed error, and its stream is released.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -17,7 +17,7 @@ enum End {
     RecvFrom(usize),
 }
 
-/// Makes one end of a message of a rank's own.
+/// Makes one end of a message, alone.
 fn message(rank: &Rank, end: End, vector: &mut CudaSlice<f32>, timeout: Duration) -> Result<()> {
     group_of(rank, &mut [(end, vector)], timeout)
 }
@@ -35,11 +35,11 @@ fn group_of(rank: &Rank, ends: &mut [(End, &mut CudaSlice<f32>)], timeout: Durat
         })
     };
     let mut parts: [Part<'_>; 1] = [(&rank.comm, stream, &mut calls)];
-    // SAFETY: the calls use this stream alone, and make sense as one group.
+    // SAFETY: the calls use this stream alone, and are valid as one group.
     unsafe { grouped(&mut parts, &|| "messages".to_owned(), timeout) }
 }
 
-/// Waits for the stream, which only comes free because nothing hangs on it.
+/// Waits for the stream, which returns only because nothing is stuck on it.
 fn assert_stream_is_free(rank: &Rank) {
     let _ = rank.stream.synchronize();
 }
@@ -59,7 +59,7 @@ fn the_first_message_waits_in_the_call_for_its_other_end_and_later_ones_do_not()
             until_called("ncclSend", 1);
             assert!(!has_returned.load(Ordering::SeqCst));
             message(&rank, End::RecvFrom(0), &mut vector, LONG).unwrap();
-            // Of the later ones the sender does not wait for anybody: not in its calls.
+            // In its calls for the later ones the sender waits for no rank.
             sent.meet();
             (0..3).for_each(|_| message(&rank, End::RecvFrom(0), &mut vector, LONG).unwrap());
         }
@@ -116,7 +116,7 @@ fn a_ring_and_an_exchange_among_all_connect_in_one_group() {
         let ring = &mut [(End::SendTo(next), &mut mine), (End::RecvFrom(previous), &mut theirs)];
         group_of(&rank, ring, LONG).unwrap();
         assert_eq!(read(&rank.stream, &theirs), total(10, &[previous]));
-        // By the distance that this rank likes least: what is connected first is NCCL's to say.
+        // In descending order: NCCL decides what is connected first.
         let mut others: Vec<(usize, CudaSlice<f32>, CudaSlice<f32>)> =
             (0..size).rev().filter(|other| *other != own).map(|other| (other, rank.vector(10), rank.vector(10))).collect();
         let each = others.iter_mut().flat_map(|(other, mine, theirs)| [(End::RecvFrom(*other), theirs), (End::SendTo(*other), mine)]);
@@ -163,7 +163,7 @@ fn a_peer_that_is_killed_while_a_message_connects_is_an_error_or_a_timeout() {
             }
             let mut vector = rank.vector(10);
             let error = message(&rank, End::SendTo(1), &mut vector, if is_told { LONG } else { 5 * SHORT }).unwrap_err();
-            // Who follows the stream may have ended the communicator first.
+            // The watchdog may have ended the communicator first.
             let is_remote = matches!(error.root(), Error::Nccl { code: 6, .. });
             assert!(if is_told { is_remote } else { error.is_timeout() }, "{error}");
             assert_stream_is_free(&rank);

@@ -1,4 +1,4 @@
-//! Communicators over the simulated driver and NCCL: ranks are threads, each with a device of its own.
+//! Communicators over the simulated driver and NCCL: ranks are threads, each with its own device.
 
 mod calls;
 mod control;
@@ -48,7 +48,7 @@ impl Rank {
         Self { gpu, stream, comm }
     }
 
-    /// A vector on the device in which each rank's elements differ.
+    /// Returns a vector on the device in which each rank's elements differ.
     fn vector(&self, len: usize) -> CudaSlice<f32> {
         let values: Vec<f32> = (0..len).map(|index| (index % 97) as f32 + self.comm.rank() as f32).collect();
         self.stream.clone_htod(&values).unwrap()
@@ -72,7 +72,7 @@ fn sum(comm: &NcclComm, stream: &Arc<CudaStream>, vector: &mut CudaSlice<f32>, t
     }
 }
 
-/// What [`Rank::vector`] sums to over `ranks`.
+/// Returns the sum of [`Rank::vector`] over `ranks`.
 fn total(len: usize, ranks: &[usize]) -> Vec<f32> {
     (0..len).map(|index| ranks.iter().map(|rank| (index % 97) as f32 + *rank as f32).sum()).collect()
 }
@@ -104,14 +104,15 @@ impl Sim {
         Self(alone)
     }
 
-    /// Nothing was found wrong, and nothing is left.
+    /// Checks that no error was found, and that nothing is left.
     fn finish(self) {
         self.wait_until_none_is_left();
         assert_eq!(simgpu::nccl::reports(), Vec::<String>::new());
         assert_eq!(simgpu::reports(), Vec::<String>::new());
     }
 
-    /// Aborts go on in the background, and hold on to the context; a broken one is whole again when all have let go of it.
+    /// Waits for aborts, which go on in the background and hold the context. A broken context works again when all have
+    /// released it.
     fn wait_until_none_is_left(&self) {
         let deadline = Deadline::after(Duration::from_secs(30));
         while simgpu::nccl::counts() != simgpu::nccl::Counts::default() || simgpu::counts() != simgpu::Counts::default() {
@@ -121,18 +122,18 @@ impl Sim {
     }
 }
 
-/// Waits until something has been called so often.
+/// Waits until a function has been called this many times.
 fn until_called(function: &str, times: u64) {
     wait_until(function, || simgpu::nccl::calls(function) >= times);
 }
 
-/// What a rank does that makes no call: it goes once some rank's communicator is aborted.
+/// Makes no call, and returns once some rank's communicator is aborted.
 fn leave_late(comm: &NcclComm) {
     until_called("ncclCommAbort", 1);
     comm.abort();
 }
 
-/// Waits for what ends a communicator.
+/// Waits for the error that ends a communicator.
 fn failure_of(comm: &NcclComm) -> Error {
     wait_until("what ends the communicator", || comm.failure().is_some());
     comm.failure().unwrap()
@@ -202,7 +203,7 @@ fn registrations_and_windows_end_before_their_buffer_and_before_the_communicator
         drop(window);
         let slice = Registration::new(&rank.comm, rank.vector(10), &deadline).unwrap();
         assert_eq!(read(&rank.stream, &slice), total(10, &[rank.comm.rank()]));
-        // Left for after the communicator's end, which takes its registrations with it.
+        // Dropped after the communicator's end, which ends its registrations.
         let Rank { comm, .. } = rank;
         comm.finalize(&deadline).unwrap();
         drop(comm);

@@ -1,4 +1,4 @@
-//! The driver holds up whoever asks it, as it does while a kernel waits for other ranks and another thread frees memory.
+//! The driver holds up its callers, as it does while a kernel waits for other ranks and another thread frees memory.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::*;
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// All that is asked about streams and contexts.
+/// The driver's queries about streams and contexts.
 const ASKED: [&str; 8] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -21,7 +21,7 @@ const ASKED: [&str; 8] = [
     "cuMemFree_v2",
 ];
 
-/// Waits for the end of a call that the other rank does not make, in a driver that answers this thread alone.
+/// Waits for the end of a call that the other rank does not make, in a driver that answers only this thread.
 fn freed_by_the_timekeeper(rank: &Rank, held: &HeldUp) -> Error {
     // Returns because the communicator is aborted.
     let _ = rank.stream.synchronize();
@@ -79,7 +79,7 @@ fn calls_that_nobody_looked_at_are_given_their_time_and_a_moment_for_the_look() 
         rank.comm.inner.keep_time(now + LONG / 2);
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
         drop(held);
-        // Whoever looks again finds that they are done.
+        // The next query finds that they are done.
         let is_idle = || rank.comm.inner.trackers().iter().all(|tracker| tracker.is_idle());
         wait_until("somebody has looked", || is_idle() && rank.comm.inner.watched.unfinished().is_none());
         rank.comm.inner.keep_time(Instant::now() + 10 * LONG);
@@ -96,7 +96,7 @@ fn each_device_has_a_prober_and_all_have_one_timekeeper() {
         let device = rank.comm.inner.device.number;
         let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
         let another = NcclComm::create(setup(&rank.gpu, &ids, rank.comm.rank(), 2, &config, &deadline)).unwrap();
-        // As many as one each, however many communicators there are: one device that is held up holds up no other.
+        // One each, however many communicators there are: a device that is held up holds up no other.
         assert_eq!(super::super::watchdog::threads(device), (1, 1));
         drop((another, rank));
         wait_until("the prober goes, since there is nothing to look at", || super::super::watchdog::threads(device).1 == 0);
@@ -111,7 +111,7 @@ fn an_abort_that_found_no_thread_is_started_by_the_timekeeper() {
     ranks(1, |rank| {
         let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
         let another = NcclComm::create(setup(&rank.gpu, &ids, 0, 1, &config, &deadline)).unwrap();
-        // As one leaves it that could start no thread. The timekeeper stays for the other one.
+        // The state that an end without a thread for the abort leaves. The timekeeper remains for the other one.
         another.inner.ended.store(true, Ordering::SeqCst);
         another.inner.aborting.store(true, Ordering::SeqCst);
         assert!(super::super::watchdog::abort_later(&another.inner));

@@ -1,19 +1,22 @@
 //! Reductions that NCCL lacks: exchange, our kernel, exchange, in slabs.
 //!
-//! Each rank folds a share of the vector: it gets that share from all others and folds the inputs in rank order, in one pass. What was
-//! folded then goes to whoever wants it. An all-reduce so has the bytes of a ring on the wire, `2 (n - 1) / n` of the vector for each rank.
-//! Small vectors go to whoever wants the result as a whole, which saves a step.
+//! Each rank folds a share of the vector: it receives that share from all others and folds the inputs in rank order, in
+//! one pass. The results then go to the ranks that need them. So an all-reduce moves as many bytes as a ring:
+//! `2 (n - 1) / n` of the vector for each rank. Small vectors go as a whole to the ranks that need the result, which
+//! saves a step.
 //!
-//! A large vector goes through the backend's scratch memory in slabs, by turns in its two halves. The transfers are on the stream of the
-//! call, the folds of several slabs on one beside it: while a slab is folded, the next one is under way. Both streams are joined by
-//! events, so that this can be captured into a graph.
+//! A large vector goes through the backend's scratch memory in slabs, alternately in its two halves. The transfers are
+//! on the stream of the call, and the folds of several slabs on one beside it: while a slab is folded, the next one is
+//! in transit. Events join both streams, so that this can be captured into a graph.
 //!
-//! What was folded of a slab passes on in the same group of NCCL's in which the next slab but one comes in, since both wait for the same fold:
-//! `s` slabs of an all-reduce take `s + 2` groups. Every fold but a lone one is hidden behind such a group, the last one behind what passes
-//! on of the slab before. So larger slabs cost nothing as long as a device folds a slab faster than its wire moves one.
+//! The results of a slab are sent in the same NCCL group in which the next slab but one arrives, since both wait for
+//! the same fold: `s` slabs of an all-reduce take `s + 2` groups. Except for a lone one, every fold is hidden behind
+//! such a group; the last fold is hidden behind the sending of the results of the slab before. So larger slabs cost
+//! nothing as long as a device folds a slab faster than its wire moves one.
 //!
-//! Our kernels read and write 16 bytes at once where all addresses have one remainder by 16. What comes from others lies at multiples of 16,
-//! for NCCL too moves single bytes to where it is not. So this rank's own input, and its output, are copied where they are not at one.
+//! Our kernels read and write 16 bytes at once if all addresses have the same remainder by 16. Inputs from other ranks
+//! are put at multiples of 16, because elsewhere NCCL too moves single bytes. So this rank's own input and its output
+//! are copied unless they are at one.
 
 #[cfg(test)]
 mod tests;
@@ -33,31 +36,32 @@ use crate::error::Result;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Folding {
     pub(crate) folder: Folder,
-    /// Contributions are multiplied first.
+    /// Contributions are multiplied by this scalar first.
     pub(crate) multiply: Option<(f64, DType)>,
-    /// What the kernel counts, in bytes.
+    /// The size of what the kernel counts, in bytes.
     pub(crate) element_bytes: usize,
 }
 
 impl Folding {
-    /// A fold by one of our kernels, of elements that are multiplied first where it says so.
+    /// Creates a fold by one of our kernels, of elements that are multiplied first if there is a scalar.
     pub(crate) fn by(op: FoldOp, dtype: DType, multiply: Option<f64>) -> Self {
         // Bitwise kernels count bytes.
         let element_bytes = if op.is_bitwise() { 1 } else { dtype.size_bytes() };
         Self { folder: Folder::Ours(op, dtype), multiply: multiply.map(|scalar| (scalar, dtype)), element_bytes }
     }
 
-    /// A fold by one of the caller's kernels.
+    /// Creates a fold by one of the custom kernels.
     pub(crate) fn by_user(place: usize, element_bytes: usize) -> Self {
         Self { folder: Folder::User(place), multiply: None, element_bytes }
     }
 }
 
-/// The steps of a fold between two ranks or more.
+/// Plans a fold between two ranks or more.
 ///
 /// # Errors
 ///
-/// `Unsupported` where the backend's scratch memory is too small, `InvalidArgument` for a layout that its kind does not have.
+/// `Unsupported` if the backend's scratch memory is too small; `InvalidArgument` for a layout that its kind does not
+/// have.
 pub(crate) fn plan(job: &Job, folding: Folding, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
     let fold = Fold::of(job, folding, ranks, scratch);
     Ok(match fold.way(job)? {
@@ -67,7 +71,7 @@ pub(crate) fn plan(job: &Job, folding: Folding, ranks: Ranks, scratch: Scratch) 
     })
 }
 
-/// How many bytes of scratch memory the fold uses where it may have `most`: as many on every rank.
+/// Returns how much scratch memory, in bytes, the fold uses if it may use `most`; the same on every rank.
 pub(crate) fn room(job: &Job, folding: Folding, ranks: Ranks, most: usize) -> usize {
     let fold = Fold::of(job, folding, ranks, Scratch { address: 0, bytes: most });
     match fold.way(job) {
@@ -77,7 +81,7 @@ pub(crate) fn room(job: &Job, folding: Folding, ranks: Ranks, most: usize) -> us
     }
 }
 
-/// Who gets what was folded.
+/// The ranks that get the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goal {
     /// Every rank gets everything.
@@ -88,19 +92,20 @@ enum Goal {
     Own,
 }
 
-/// How the vector travels.
+/// How the vector is exchanged.
 #[derive(Debug)]
 enum Way {
     Nothing,
-    /// As a whole, of so many bytes.
+    /// As a whole, with this many bytes.
     Whole(usize),
     Slabs(Slabs),
 }
 
 /// One fold on this rank.
 ///
-/// In slabs, its scratch memory consists of chunks: for each half the inputs in rank order, of which this rank's own place is free for a copy
-/// of its contribution, and, where one rank gets everything, what was folded for it; behind both halves what is multiplied for others.
+/// In slabs, its scratch memory consists of chunks. Each half holds the inputs in rank order; this rank's own chunk is
+/// free for a copy of its contribution. If one rank gets everything, each half also holds the result for it. Behind
+/// both halves is the room for what is multiplied for others.
 #[derive(Debug, Clone, Copy)]
 struct Fold {
     source: u64,
@@ -137,30 +142,31 @@ impl Fold {
         }
     }
 
-    /// Whether the vector is better gathered as a whole.
+    /// Whether it is better to gather the vector as a whole.
     fn is_small(&self, bytes: usize) -> bool {
         let padded = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|bytes| bytes.checked_mul(self.ranks.n));
         padded.is_some_and(|all| all <= SMALL_BYTES.min(self.scratch.bytes))
     }
 
-    /// How far apart vectors are that are gathered as a whole.
+    /// Returns the distance between vectors that are gathered as a whole.
     fn stride_of_whole(&self, bytes: usize) -> usize {
         // An all-gather leaves no room between them.
         if matches!(self.goal, Goal::Root(_)) { bytes.next_multiple_of(ALIGNMENT) } else { bytes }
     }
 
-    /// How many chunks are in half the scratch memory.
+    /// Returns the number of chunks in half the scratch memory.
     fn half(&self) -> usize {
         self.ranks.n + usize::from(matches!(self.goal, Goal::Root(_)))
     }
 
-    /// How many chunks so many slabs use. What is multiplied for others is written and sent on one stream, so there is room for one slab of it.
+    /// Returns the number of chunks that this many slabs use. Products for others are written and sent on one stream,
+    /// so they need room for one slab only.
     fn chunks(&self, slabs: usize) -> usize {
         let multiplied = if self.folding.multiply.is_some() { self.ranks.n - 1 } else { 0 };
         self.half() * slabs.min(2) + multiplied
     }
 
-    /// The most that a rank can fold in a slab, in bytes.
+    /// Returns the most bytes that a rank can fold in a slab.
     fn chunk_room(&self, job: &Job) -> Result<usize> {
         let (unit, chunks) = (unit(self.folding.element_bytes), self.chunks(2));
         let most = self.scratch.bytes / chunks / unit * unit;
@@ -171,12 +177,12 @@ impl Fold {
         Err(Error::unsupported(format!("{} between {} ranks by our kernels", job.call.kind.name(), self.ranks.n), reason))
     }
 
-    /// Where the input of a rank is in the half of a slab.
+    /// Returns the address of a rank's input in the half of a slab.
     fn input(&self, slabs: &Slabs, slab: usize, rank: usize) -> u64 {
         self.scratch.address + ((slab % 2 * self.half() + rank) * slabs.chunk()) as u64
     }
 
-    /// The whole vector goes to whoever wants the result, and is folded there.
+    /// Sends the whole vector to the ranks that need the result, which fold it.
     fn whole(&self, bytes: usize) -> Vec<Step> {
         let Ranks { me, n } = self.ranks;
         debug_assert!(n > 1, "an only rank has nobody to fold with");
@@ -203,14 +209,14 @@ impl Fold {
         steps
     }
 
-    /// Slab by slab: each rank gets its share from all others and folds it.
+    /// Folds slab by slab: each rank receives its share from all others and folds it.
     fn slabs(&self, slabs: &Slabs) -> Vec<Step> {
         let count = slabs.count();
         let role = if count > 1 { StreamRole::Side } else { StreamRole::Call };
         let mut steps = Vec::with_capacity(count * 8);
         for next in 0..count + 2 {
             let mut transfers = Vec::with_capacity(2 * self.ranks.n);
-            // Once a slab is folded, it is passed on, and the next but one may come into its half.
+            // Once a slab is folded, its result is sent, and the next but one may arrive in its half.
             let done = next.checked_sub(2).filter(|slab| *slab < count);
             if let Some(slab) = done {
                 if role == StreamRole::Side {
@@ -221,7 +227,7 @@ impl Fold {
             if next < count {
                 self.exchange(slabs, next, &mut steps, &mut transfers);
             }
-            // As many groups on every rank, whoever has something to move.
+            // The same number of groups on every rank, including ranks with nothing to move.
             if next < count || (done.is_some() && self.goal != Goal::Own) {
                 steps.push(Step::Transfer(transfers));
             }
@@ -232,7 +238,7 @@ impl Fold {
         steps
     }
 
-    /// Where this rank's contribution to what a rank folds of a slab is.
+    /// Returns the address of this rank's contribution to the part of a slab that `rank` folds.
     fn contribution(&self, slabs: &Slabs, slab: usize, rank: usize) -> u64 {
         let Ranks { me, n } = self.ranks;
         match self.folding.multiply {
@@ -245,7 +251,7 @@ impl Fold {
         }
     }
 
-    /// Elements of this rank's times its scalar, from anywhere to a multiple of 16.
+    /// Multiplies elements of this rank by its scalar, from any address to a multiple of 16.
     fn multiply(&self, source: u64, destination: u64, bytes: usize, steps: &mut Vec<Step>) {
         let Some((scalar, dtype)) = self.folding.multiply else { return };
         let mut from = source;
@@ -256,7 +262,7 @@ impl Fold {
         steps.push(Step::Multiply { source: from, destination, count: bytes / dtype.size_bytes(), dtype, scalar });
     }
 
-    /// Every rank's share of a slab to that rank.
+    /// Sends every rank's share of a slab to that rank.
     fn exchange(&self, slabs: &Slabs, slab: usize, steps: &mut Vec<Step>, transfers: &mut Vec<Transfer>) {
         let Ranks { me, n } = self.ranks;
         for rank in (0..n).filter(|_| self.folding.multiply.is_some()) {
@@ -277,7 +283,7 @@ impl Fold {
         }
     }
 
-    /// Where this rank's share of a slab is folded into.
+    /// Returns the address of the result of this rank's share of a slab.
     fn output(&self, slabs: &Slabs, slab: usize) -> u64 {
         match self.goal {
             Goal::Root(root) if root != self.ranks.me => self.input(slabs, slab, self.ranks.n),
@@ -286,7 +292,7 @@ impl Fold {
         }
     }
 
-    /// This rank's share of a slab, once the inputs have come.
+    /// Folds this rank's share of a slab, once the inputs have arrived.
     fn start_fold(&self, slabs: &Slabs, slab: usize, role: StreamRole, steps: &mut Vec<Step>) {
         let me = self.ranks.me;
         let region = slabs.region(slab, me);
@@ -305,8 +311,9 @@ impl Fold {
         }
     }
 
-    /// A fold, with copies of this rank's own input and of its output in the place that is free among the inputs, where the kernel would go
-    /// element by element without. On the stream of the fold, so that they are hidden as it is.
+    /// Folds with copies of this rank's own input and of its output, in the free chunk among the inputs, if the kernel
+    /// would otherwise move single elements. The copies are on the stream of the fold, so that they are hidden as it
+    /// is.
     fn fold_staged(&self, role: StreamRole, mut arguments: FoldArguments, bytes: usize, steps: &mut Vec<Step>) {
         let FoldArguments { inputs, stride, own, output, .. } = arguments;
         let is_ours = matches!(self.folding.folder, Folder::Ours(..));
@@ -328,7 +335,7 @@ impl Fold {
         }
     }
 
-    /// What was folded of a slab to whoever wants it.
+    /// Sends the result of a slab to the ranks that need it.
     fn pass_on(&self, slabs: &Slabs, slab: usize, transfers: &mut Vec<Transfer>) {
         let me = self.ranks.me;
         let place = |rank: usize| {
@@ -356,7 +363,7 @@ impl Fold {
         }
     }
 
-    /// What the kernel is told about a region.
+    /// Returns the kernel's arguments for a region.
     fn arguments(&self, inputs: u64, stride: usize, own: Option<(u64, u32)>, output: u64, region: Region) -> FoldArguments {
         let count = (region.bytes / self.folding.element_bytes) as u64;
         let ranks = self.ranks.n as u32;

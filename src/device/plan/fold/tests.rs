@@ -19,7 +19,7 @@ fn numbers(random: &mut Random) -> [u8; 4] {
     (random.below(1 << 20) as f32 / 7.0).to_ne_bytes()
 }
 
-/// What a fold in rank order leaves.
+/// Returns the result of a fold in rank order.
 fn folded(folding: Folding, inputs: &[Vec<u8>]) -> Vec<u8> {
     let size = folding.element_bytes;
     let multiplied = |input: &Vec<u8>| match folding.multiply {
@@ -44,7 +44,8 @@ fn folded(folding: Folding, inputs: &[Vec<u8>]) -> Vec<u8> {
     result
 }
 
-/// The folds that the model knows: bitwise, a mean, a sum whose order shows, one after a multiplication, and the caller's.
+/// Returns one of the folds of the model: bitwise, a mean, a sum that depends on the order, a sum after a
+/// multiplication, or a custom one.
 fn some_folding(random: &mut Random) -> Folding {
     let ours = |op, dtype: DType, element_bytes| Folding { folder: Folder::Ours(op, dtype), multiply: None, element_bytes };
     match random.below(5) {
@@ -90,7 +91,7 @@ fn large_folds_go_in_slabs_through_little_memory() {
         let most = 2 * (2 * case.n + 1) * unit(folding.element_bytes) * (1 + random.below(20));
         let rooms: Vec<_> = everyone(case.n).map(|ranks| room(&case.job(ranks.me, DType::U8, None), folding, ranks, most)).collect();
         assert!(rooms.iter().all(|room| *room == rooms[0] && *room <= most), "{rooms:?} of {most}");
-        // What is there is what is said to be used, and no byte more.
+        // The memory has exactly the size that the plan reports.
         case.scratch = rooms[0];
         println!("round {round} of seed {seed}: {folding:?} {case:?}");
         let plan = |ranks: Ranks, scratch| {
@@ -134,7 +135,7 @@ fn too_little_memory_says_how_much_is_needed() {
     assert!(error.is_unsupported() && error.to_string().contains(&format!("{} B", 32 * case.n)), "{error}");
 }
 
-/// The steps of a rank of `n` for a vector of 1 GiB in all, with the memory that communicators have by default.
+/// Returns the steps of a rank of `n` for a vector of 1 GiB in all, with the default scratch memory.
 fn steps_of_a_gibibyte(kind: Collective, folding: Folding, ranks: Ranks) -> Vec<Step> {
     let mut case = Case::some(kind, true, folding.element_bytes, 1, &mut Random(44));
     let bytes = if matches!(kind, Collective::AllReduce | Collective::Reduce) { 1 << 30 } else { (1 << 30) / ranks.n };
@@ -200,7 +201,7 @@ fn our_kernels_move_16_bytes_at_once_wherever_source_and_destination_begin() {
             let kind = REDUCING[random.below(REDUCING.len())];
             let mut case = Case::some(kind, from == to && random.below(2) == 0, size, 1, &mut random);
             (case.n, case.root, case.shifts) = ([2, 3][random.below(2)], 0, (from, to));
-            // One slab or several, and such that each rank folds enough.
+            // One slab or several, with enough for each rank to fold.
             let share = STAGED_BYTES + size * (1 + random.below(1000));
             let bytes = if matches!(kind, Collective::AllReduce | Collective::Reduce) { case.n * share } else { share };
             case.blocks = vec![bytes; case.n];

@@ -13,14 +13,14 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::engine::Links;
 use crate::host::link::ByteLink;
 
-/// One direction of a ring in memory.
+/// One direction of an in-memory link.
 #[derive(Default)]
 struct Ring {
     bytes: VecDeque<u8>,
     is_closed: bool,
 }
 
-/// One end of a pair of rings. Takes and gives random parts, and at random nothing.
+/// One end of a pair of rings. It accepts and returns random parts, and at random nothing.
 pub(super) struct Chaos {
     to: Arc<Mutex<Ring>>,
     from: Arc<Mutex<Ring>>,
@@ -36,7 +36,7 @@ impl Chaos {
         (end(&a, &b, seed), end(&b, &a, seed.wrapping_mul(31)))
     }
 
-    /// How much of `len` moves this time.
+    /// Returns how many of `len` bytes move this time.
     fn part(&mut self, len: usize) -> io::Result<usize> {
         if len == 0 || self.random.below(4) == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -87,7 +87,7 @@ pub(super) struct Socket(File);
 
 impl Socket {
     pub(super) fn pair() -> (Self, Self) {
-        // Written to and read from as files are: Miri knows no other way.
+        // They are written and read like files, the only way that Miri supports.
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a pair of sockets");
         (Self(a.into()), Self(b.into()))
@@ -164,7 +164,7 @@ impl<K: ByteLink> Links for Mesh<K> {
     }
 }
 
-/// A mesh for each rank; `pair` makes the two ends of the link between two ranks, where there is to be one.
+/// Returns a mesh for each rank. `pair` makes the two ends of the link between two ranks, if there is to be one.
 pub(super) fn meshes<K>(size: usize, mut pair: impl FnMut(usize, usize) -> Option<(K, K)>) -> Vec<Mesh<K>> {
     let mut meshes: Vec<_> = (0..size).map(|_| Mesh((0..size).map(|_| None).collect())).collect();
     for a in 0..size {
@@ -178,7 +178,7 @@ pub(super) fn meshes<K>(size: usize, mut pair: impl FnMut(usize, usize) -> Optio
     meshes
 }
 
-/// All connected by rings in memory of random small sizes.
+/// Connects all ranks by in-memory rings of random small sizes.
 pub(super) fn chaos(size: usize, seed: u64) -> Vec<Mesh<Chaos>> {
     let mut random = Random(seed);
     meshes(size, |_, _| {
@@ -187,7 +187,7 @@ pub(super) fn chaos(size: usize, seed: u64) -> Vec<Mesh<Chaos>> {
     })
 }
 
-/// All connected by sockets.
+/// Connects all ranks by sockets.
 pub(super) fn sockets(size: usize) -> Vec<Mesh<Socket>> {
     meshes(size, |_, _| Some(Socket::pair()))
 }

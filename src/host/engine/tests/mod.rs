@@ -21,7 +21,7 @@ use crate::host::health::Health;
 use crate::host::link::ByteLink;
 use crate::host::plan::{Action, Plan};
 
-/// A call like any other.
+/// Returns an ordinary call.
 pub(crate) fn call(sequence: u64) -> Call {
     Call { kind: Collective::AllReduce, op: 1, element: TypeTag::Scalar(DType::U64), count: 4, root: None, counts_hash: 0, sequence }
 }
@@ -49,7 +49,7 @@ impl Fold for Sum {
     }
 }
 
-/// Plain data as bytes for `Memory`.
+/// Passes plain data as bytes to `Memory`.
 fn memory(source: &[u64], source_len: usize, destination: &mut [u64], destination_len: usize) -> Memory<'static> {
     assert!(source_len <= source.len() * 8 && destination_len <= destination.len() * 8);
     // SAFETY: checked above; every test keeps its vectors until the run is over.
@@ -101,7 +101,7 @@ impl<K: ByteLink> Rank<K> {
     }
 }
 
-/// Runs `body` for every rank on a thread of its own; links stay open until all are done.
+/// Runs `body` for every rank on its own thread. The links stay open until all are done.
 fn on_threads<K: ByteLink + Send, T: Send>(ranks: Vec<Rank<K>>, body: impl Fn(usize, &mut Rank<K>) -> T + Sync) -> Vec<T> {
     let (body, mut ranks) = (&body, ranks);
     std::thread::scope(|scope| {
@@ -110,13 +110,13 @@ fn on_threads<K: ByteLink + Send, T: Send>(ranks: Vec<Rank<K>>, body: impl Fn(us
     })
 }
 
-/// Numbers that no other rank has.
+/// Returns numbers that no other rank has.
 fn numbers(rank: usize, count: usize) -> Vec<u64> {
     (0..count as u64).map(|index| ((rank as u64 + 1) << 40) + index * 7).collect()
 }
 
 fn is_exact_over<K: ByteLink + Send>(meshes: impl Fn(usize) -> Vec<Mesh<K>>) {
-    // Lengths around the input buffer, the longest message and none.
+    // Lengths around the size of the input buffer, a longer one, and zero.
     for &len in if cfg!(miri) { &[0, 1, 4097][..] } else { &[0, 1, 4095, 4096, 4097, 70_001] } {
         on_threads(Rank::all(meshes(2)), |rank, this| {
             let (mine, theirs, mut got) = (numbers(rank, 9000), numbers(1 - rank, 9000), vec![0; 9000]);
@@ -149,7 +149,7 @@ fn results_are_exact_over_sockets() {
     is_exact_over(sockets);
 }
 
-/// Thirteen ranks, parts of many lengths, some of them empty.
+/// Thirteen ranks exchange parts of many lengths, some of them empty.
 #[test]
 fn thirteen_ranks_trade_parts_of_any_length() {
     const SIZE: usize = 13;
@@ -181,7 +181,7 @@ fn nobody_leaves_a_barrier_before_all_have_entered() {
     });
 }
 
-/// Three megabytes are more than one message, more than a socket holds, and a dozen pieces of a fold.
+/// Three megabytes are longer than one message and than a socket buffer, and take a dozen pieces of a fold.
 #[test]
 fn what_is_longer_than_a_message_and_a_piece_goes_in_parts() {
     const COUNT: usize = 3 * 131_072 + 3;
@@ -199,7 +199,7 @@ fn what_is_longer_than_a_message_and_a_piece_goes_in_parts() {
     });
 }
 
-/// Rank 0 only sends, so it runs through many calls before the others have done the first.
+/// Rank 0 only sends, so it completes many calls before the others have done the first.
 #[test]
 fn a_rank_may_run_ahead() {
     use self::plans::{destination, plan, source, step};
@@ -210,7 +210,7 @@ fn a_rank_may_run_ahead() {
                 0 => Action::Send { to: peer, from: source(0, 24) },
                 _ => Action::Receive { from: 0, into: destination(0, 24) },
             };
-            // The last rank hears from its neighbour before it may read what rank 0 has sent long ago.
+            // The last rank first receives from its neighbour, and only then may read what rank 0 sent long before.
             let plan = match rank {
                 0 => plan(vec![step(action(1), &[]), step(action(2), &[])], 0),
                 1 => plan(vec![step(action(0), &[]), step(Action::Send { to: 2, from: destination(0, 24) }, &[0])], 0),

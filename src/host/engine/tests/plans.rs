@@ -1,4 +1,4 @@
-//! Small plans, written out by hand; and plans that are wrong, and folds that panic.
+//! Small hand-written plans, plans that are wrong, and folds that panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -29,13 +29,14 @@ pub(super) fn plan(steps: Vec<Step>, scratch_bytes: usize) -> Plan {
     Plan { steps, scratch_bytes }
 }
 
-/// Two ranks swap `len` bytes.
+/// Returns a plan in which two ranks swap `len` bytes.
 pub(super) fn exchange(rank: usize, len: usize) -> Plan {
     let send = Action::Send { to: 1 - rank, from: source(0, len) };
     plan(vec![step(send, &[]), step(Action::Receive { from: 1 - rank, into: destination(0, len) }, &[])], 0)
 }
 
-/// Everyone sends rank `to` a part of `lens[from][to]` bytes; parts lie one behind the other on both sides.
+/// Returns a plan in which every rank sends rank `to` a part of `lens[from][to]` bytes. The parts are contiguous on
+/// both sides.
 pub(super) fn all_to_all(rank: usize, lens: &[Vec<usize>]) -> Plan {
     let (mut steps, mut sent, mut received) = (vec![], 0, 0);
     for (peer, theirs) in lens.iter().enumerate() {
@@ -51,7 +52,7 @@ pub(super) fn all_to_all(rank: usize, lens: &[Vec<usize>]) -> Plan {
     plan(steps, 0)
 }
 
-/// Nobody leaves before all have entered, in rounds of doubling distance.
+/// Returns a plan that no rank finishes before all have begun, in rounds of doubling distance.
 pub(super) fn barrier(rank: usize, size: usize) -> Plan {
     let (mut steps, mut distance) = (vec![], 1);
     while distance < size {
@@ -63,7 +64,7 @@ pub(super) fn barrier(rank: usize, size: usize) -> Plan {
     plan(steps, 0)
 }
 
-/// Ring reduce-scatter, then ring all-gather, in `size` blocks of `block` bytes.
+/// Returns a plan of a ring reduce-scatter, then a ring all-gather, in `size` blocks of `block` bytes.
 pub(super) fn ring(rank: usize, size: usize, block: usize) -> Plan {
     let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
     let part = |index: usize| ((rank + size * 2 - index) % size) * block;
@@ -87,7 +88,7 @@ pub(super) fn ring(rank: usize, size: usize, block: usize) -> Plan {
     plan(steps, size * block)
 }
 
-/// Runs steps that cannot be run on rank 0 of two, whose peer is told.
+/// Checks that rank 0 of two fails to run the steps, and that its peer is notified.
 fn fails(steps: Vec<Step>, scratch_bytes: usize) {
     let mut ranks = Rank::all(sockets(2));
     let stop = ranks[0].run(&plan(steps, scratch_bytes), &call(1), memory(&[1; 4], 32, &mut [2; 4], 32));
@@ -117,7 +118,7 @@ fn a_plan_of_nothing_and_one_for_a_single_rank_are_done_at_once() {
     assert_eq!(got, [2, 3, 0, 0]);
 }
 
-/// Panics as a user's own op may.
+/// A fold that panics, as a user-defined op may.
 struct Panics;
 
 impl Fold for Panics {
@@ -138,7 +139,7 @@ impl Fold for Panics {
 fn after_a_fold_that_panicked_everyone_is_told() {
     let mut ranks = Rank::all(sockets(2));
     let fold = Action::Fold { into: destination(0, 8), inputs: vec![source(0, 8)], last: true };
-    // More than a socket holds: the send stays half done.
+    // This is more than a socket holds, so the send stays half done.
     let count = 1 << 18;
     let (mine, mut got) = (vec![1; count], vec![0; count]);
     let long = step(Action::Send { to: 1, from: source(0, count * 8) }, &[]);

@@ -1,4 +1,4 @@
-//! Ranks that disagree, die, never come, give up, or talk nonsense.
+//! Ranks that disagree, die, never arrive, time out, or send garbage.
 
 use std::time::Instant;
 
@@ -10,13 +10,14 @@ use crate::host::plan::Action;
 
 const SOON: Duration = Duration::from_secs(1);
 
-/// Runs the same ring on every rank, each with its own call; what each gets, and whether its destination was left alone.
+/// Runs the same ring on every rank, each with its own call. Returns the results, and checks that a failed rank's
+/// destination is untouched.
 fn calls_over<K: ByteLink + Send>(meshes: Vec<Mesh<K>>, calls: &(dyn Fn(usize) -> Call + Sync)) -> Vec<Result<(), Interrupted>> {
     let size = meshes.len();
     let began = Instant::now();
     let results = on_threads(Rank::all(meshes), |rank, this| {
         let (mine, mut got) = (numbers(rank, size * 2), vec![u64::MAX; size * 2]);
-        // The agreement goes round first, as a plan that promises to leave memory alone has it.
+        // The agreement runs first, as in a plan that promises not to touch the destination before it.
         let mut agreed = plans::barrier(rank, size);
         let last = agreed.steps.len() - 1;
         for mut later in plans::ring(rank, size, 16).steps {
@@ -66,7 +67,7 @@ fn every_rank_learns_which_two_calls_differ() {
     }
 }
 
-/// Calls that are equal, but one rank sends more than the other expects.
+/// The calls are equal, but one rank sends more than the other expects.
 #[test]
 fn counts_that_only_two_ranks_know_are_compared() {
     let results = on_threads(Rank::all(sockets(2)), |rank, this| {
@@ -83,11 +84,11 @@ fn counts_that_only_two_ranks_know_are_compared() {
     });
     let Err(Interrupted { abort_reason: AbortReason::Mismatch { first, second }, .. }) = &results[1] else { panic!("{results:?}") };
     assert_eq!((first.0, first.1.count, second.0, second.1.count), (0, 5, 1, 3));
-    // Rank 0 got all that it expected, so it may have been done before.
+    // Rank 0 received all that it expected, so it may have finished before.
     assert!(results[0].is_ok() || results[0] == results[1], "{results:?}");
 }
 
-/// Ranks 0 and 2 have no link to each other, and hear of each other's end through rank 1.
+/// Ranks 0 and 2 have no link to each other, and learn of each other's end through rank 1.
 #[test]
 fn an_abort_reason_reaches_ranks_that_have_no_link_to_the_culprit() {
     let line = meshes(4, |a, b| (b == a + 1).then(Socket::pair));
@@ -118,7 +119,7 @@ fn survivors_name_the_dead<K: ByteLink + Send>(meshes: Vec<Mesh<K>>) {
     });
     let lost = |rank| Err(AbortReason::Lost { rank }.into());
     assert_eq!(results[1..], vec![lost(2); 3]);
-    // It hears of it from its neighbours; where it gets no core for long, one of them cuts it off instead.
+    // Rank 0 learns of it from its neighbours. If it gets no core for long, one of them cuts its link instead.
     assert!([2, 1, 3].map(lost).contains(&results[0]), "{:?}", results[0]);
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }
@@ -135,9 +136,9 @@ fn a_deadline_names_who_did_not_come() {
         if rank == 3 {
             return None;
         }
-        // Everyone to everyone: rank 3 is awaited by all, and the others have sent their part.
+        // Every rank sends to every rank: all wait for rank 3, and the others have sent their part.
         let plan = plans::all_to_all(rank, &vec![vec![8; 4]; 4]);
-        // The first to give up tells the others; it must be rank 0.
+        // The first rank to time out notifies the others. It must be rank 0.
         let limit = Duration::from_millis(if rank == 0 { 100 } else { 20_000 });
         Some(this.run_within(limit, &plan, &call(1), memory(&[1; 4], 32, &mut [0; 4], 32)))
     });
@@ -148,7 +149,7 @@ fn a_deadline_names_who_did_not_come() {
     }
 }
 
-/// A peer that has sent all it should and takes nothing is missing too; one whose bytes cannot be read yet is not.
+/// A peer that has sent all it should but takes nothing is missing too. One whose bytes cannot be read yet is not.
 #[test]
 fn a_deadline_tells_who_is_waited_for_from_who_waits() {
     let mut ranks = Rank::all(sockets(3));
@@ -165,7 +166,7 @@ fn a_deadline_tells_who_is_waited_for_from_who_waits() {
     let send = plan(vec![step(Action::Send { to: 1, from: source(0, 1 << 21) }, &[])], 0);
     let stop = ranks[0].run_within(Duration::from_millis(50), &send, &call(1), memory(&long, 1 << 21, &mut [], 0)).expect_err("late");
     assert_eq!((stop.missing, stop.arrived), (vec![1], vec![0]));
-    // The message was cut off, so the link is closed rather than a reason to abort put in the middle of it.
+    // The message was cut off, so the link is closed: a reason to abort must not be sent in the middle of it.
     assert!(ranks[0].links.0[1].is_none());
 }
 
@@ -207,7 +208,7 @@ fn an_interruption_ends_the_run_and_is_passed_on() {
     assert_eq!(ranks[1].run(&plans::barrier(1, 2), &call(1), memory(&[], 0, &mut [], 0)), Err(abort_reason.into()));
 }
 
-/// Rank 0 is interrupted when the socket is full, in the middle of a message.
+/// Rank 0 is interrupted in the middle of a message, when the socket is full.
 #[test]
 fn an_abort_reason_never_lands_in_the_middle_of_a_payload() {
     const COUNT: usize = 1 << 20;
@@ -231,12 +232,12 @@ fn an_abort_reason_never_lands_in_the_middle_of_a_payload() {
         } else {
             this.run(&plan(vec![step(Action::Receive { from: 0, into: destination(0, COUNT * 8) }, &[])], 0), &call(1), memory)
         };
-        // What came is payload, and what did not was not written.
+        // Received bytes are payload, and the others were not written.
         assert!(rank == 0 || got.iter().zip(&mine).all(|(got, sent)| *got == *sent || *got == 0));
         result
     });
     assert_eq!(results[0], Err(abort_reason.into()));
-    // A rank that gets no core for long is cut off instead.
+    // If a rank gets no core for long, its link is cut instead.
     assert!(
         [abort_reason, AbortReason::Lost { rank: 0 }].map(|abort_reason| Err(abort_reason.into())).contains(&results[1]),
         "{:?}",
@@ -260,14 +261,14 @@ fn who_leaves_in_good_order_is_missed_only_when_needed() {
     }
     for needs in [Action::Receive { from: 2, into: destination(0, 8) }, Action::Send { to: 2, from: source(0, 8) }] {
         let rank = if matches!(needs, Action::Send { .. }) { &mut *second } else { &mut *first };
-        // The abort reason of the first of the two would come first.
+        // The abort reason of the first of the two would otherwise arrive first.
         rank.links.0.iter_mut().take(2).for_each(|link| *link = None);
         let result = rank.run(&plan(vec![step(needs, &[])], 0), &call(3), memory(&[5], 8, &mut [0], 8));
         assert_eq!(result, Err(AbortReason::Left { rank: 2 }.into()));
     }
 }
 
-/// A rank that makes a call others do not, and needs nothing of them, still learns of it when it waits.
+/// A rank that makes a different call and needs nothing from the others still learns of the mismatch when it waits.
 #[test]
 fn a_rank_that_expects_nothing_hears_of_a_mismatch_all_the_same() {
     let results = on_threads(Rank::all(sockets(3)), |rank, this| {
@@ -283,7 +284,7 @@ fn a_rank_that_expects_nothing_hears_of_a_mismatch_all_the_same() {
     assert_eq!((first.0, first.1.kind, second.0, second.1.kind), (1, Collective::Broadcast, 0, Collective::AllReduce));
 }
 
-/// What rank 0 makes of `bytes` from rank 1 where it expects 16.
+/// Returns the abort reason of rank 0 when it expects 16 bytes and receives `bytes` from rank 1.
 fn hears(bytes: &[u8]) -> AbortReason {
     let mut ranks = Rank::all(meshes(2, |_, _| Some(Chaos::pair(0x5eed_0030, 1 << 16))));
     let mut at = 0;
@@ -303,14 +304,14 @@ fn nonsense_from_a_peer_is_an_error_that_quotes_it() {
     let garbled = |header: [u8; 8]| AbortReason::Garbled { rank: 1, header: u64::from_be_bytes(header) };
     assert_eq!(hears(b"GET / HTTP/1.1\r\n"), garbled(*b"GET / HT"));
     assert_eq!(hears(&[good.clone(), vec![0; 8]].concat()), garbled([0; 8]));
-    // The first message is a later one; a later one is a first one.
+    // The first message has the header of a later one, and a later one that of a first.
     assert_eq!(hears(&wire::encode_next(8)), garbled([2, 0, 0, 0, 8, 0, 0, 0]));
     assert_eq!(hears(&[good.clone(), first(16, 8)].concat()), garbled([1, 0, 0, 0, 8, 0, 0, 0]));
-    // Longer than its place, empty where it must not be.
+    // The payload is longer than its span, or empty when it must not be.
     assert_eq!(hears(&first(16, 9)), garbled([1, 0, 0, 0, 9, 0, 0, 0]));
     assert_eq!(hears(&[good.clone(), wire::encode_next(9).to_vec()].concat()), garbled([2, 0, 0, 0, 9, 0, 0, 0]));
     assert_eq!(hears(&[good.clone(), wire::encode_next(0).to_vec()].concat()), garbled([2, 0, 0, 0, 0, 0, 0, 0]));
-    // No call at all.
+    // The fingerprint is not that of any call.
     let no_call = wire::encode_first(&[0xff; 32], 16, 8);
     assert_eq!(hears(&no_call), garbled([0xff; 8]));
     assert_eq!(hears(&[good, wire::encode_leave().to_vec()].concat()), AbortReason::Left { rank: 1 });
@@ -322,7 +323,7 @@ fn random_bytes_end_the_run_and_nothing_else() {
     let mut random = Random(seed);
     for round in 0..300 {
         let mut bytes = [wire::encode_first(&call(1).to_bytes(), 16, 8).to_vec(), vec![1; 8], wire::encode_next(8).to_vec()].concat();
-        // One byte of what would be right is not; the payload is not checked, so spare it.
+        // One byte of a correct stream is wrong. The payload is not checked, so it is not chosen.
         let at = [random.below(48), 56 + random.below(8)][random.below(2)];
         bytes[at] ^= 1 + random.below(255) as u8;
         bytes.extend((0..300).map(|_| 0xee));

@@ -1,4 +1,4 @@
-//! How a link begins, and who is turned away.
+//! How a link begins, and which connections are refused.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use crate::host::net::hello::{Answer, CONFIRM, Hello, Reason};
 use crate::host::net::listener::Acceptor;
 use crate::host::net::{Channel, Link};
 
-/// What a connection attempt ends in, with `acceptor` serving meanwhile.
+/// Returns the result of a connection attempt while `acceptor` is served.
 fn attempt(acceptor: &mut Acceptor, hello: Hello) -> std::result::Result<Link, ConnectError> {
     let mut connector = Connector::new(acceptor.address().unwrap(), hello, terms(None), true, None);
     let deadline = soon();
@@ -48,7 +48,7 @@ fn a_refused_hello_tells_why() {
     assert_eq!((wrong.reason, wrong.text.as_str()), (Reason::Communicator, "communicator 0x4e was named, this is 0x4d"));
 }
 
-/// Waits until the acceptor has something to do, and lets it.
+/// Waits until the acceptor has something to do, and serves it.
 fn serve_once(acceptor: &mut Acceptor) {
     wait_for_descriptor(acceptor.readiness().as_fd(), PollFlags::IN);
     acceptor.poll();
@@ -69,7 +69,7 @@ fn a_link_that_waits_is_not_replaced_by_another() {
     assert!(attempt(&mut acceptor, hello(0, 1)).is_ok());
 }
 
-/// A connection that has said hello as rank 0, was welcomed, and has not confirmed.
+/// Returns a connection that sent a hello as rank 0, was welcomed, and has not confirmed.
 fn welcomed(acceptor: &mut Acceptor) -> TcpStream {
     let mut peer = TcpStream::connect(acceptor.address().unwrap()).unwrap();
     peer.write_all(&hello(0, 1).to_bytes()).unwrap();
@@ -127,7 +127,7 @@ fn silent_unproven_connections_are_few_and_do_not_stay() {
     assert!(closed[..64].iter().all(|&closed| closed), "the oldest make room: {closed:?}");
     assert!(!closed[64..].iter().any(|&closed| closed), "the others may stay: {closed:?}");
 
-    // Among them someone who belongs is taken in all the same.
+    // Even among them, a valid peer is accepted.
     drop(attempt(&mut acceptor, hello(2, 1)).unwrap());
     acceptor.poll_at(begun + Duration::from_secs(9));
     assert!(!is_closed(&mut pending[255]));
@@ -173,7 +173,7 @@ fn a_connection_that_is_dropped_without_an_answer_is_tried_again() {
     while !connector.progress().contains("not answered") {
         assert!(connector.advance().unwrap().is_none());
     }
-    // The peer runs out of room before it hears the hello: its acceptor drops the connection unread.
+    // The peer has no room left before it reads the hello: its acceptor drops the connection unread.
     while acceptor.accept_raw().is_err() {}
     let deadline = soon();
     let link = loop {
@@ -189,7 +189,7 @@ fn a_connection_that_is_dropped_without_an_answer_is_tried_again() {
 
 #[test]
 fn a_black_hole_does_not_hold_the_connector() {
-    // A host that drops everything is not to be had in a test; a full queue of connections drops new ones likewise.
+    // A test cannot have a host that drops everything, but a full queue of connections also drops new ones.
     let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     listener.bind(&SocketAddr::new(LOCALHOST, 0).into()).unwrap();
     listener.listen(0).unwrap();
@@ -205,7 +205,7 @@ fn a_black_hole_does_not_hold_the_connector() {
     assert!(connectors.iter().any(|connector| connector.progress().contains("still connecting")));
 }
 
-/// What a connection attempt ends in where the two ends have these secrets.
+/// Returns the result of a connection attempt if the two ends have these secrets.
 fn proving(mine: Option<u8>, theirs: Option<u8>, hello: Hello) -> std::result::Result<(), ConnectError> {
     let secret = |seed: Option<u8>| seed.map(|seed| Secret::new(vec![seed; 32]).unwrap());
     proving_with(secret(mine), secret(theirs), hello)
@@ -287,7 +287,7 @@ fn an_encrypted_link_wants_the_same_secret_and_encryption_at_both_ends() {
         Err(ConnectError::Refused { refusal, .. }) => assert_eq!(refusal.reason, Reason::Unauthenticated),
         other => panic!("{other:?}"),
     }
-    // What is refused after the proof is told over what was agreed on.
+    // After the proof, a refusal uses the encryption that was agreed on.
     match proving_with(encrypting(1), encrypting(1), Hello { receiver: 2, ..hello(0, 1) }) {
         Err(ConnectError::Refused { refusal, .. }) => {
             assert_eq!((refusal.reason, refusal.text.as_str()), (Reason::Rank, "rank 2 was wanted, this is rank 1"));
@@ -298,7 +298,7 @@ fn an_encrypted_link_wants_the_same_secret_and_encryption_at_both_ends() {
 
 #[test]
 fn a_proof_cannot_be_sent_back_to_the_rank_that_made_it() {
-    // Somebody stands in for rank 1 and passes on all that rank 0 says to rank 0's own listener, and the other way round.
+    // A third party poses as rank 1 and relays everything between rank 0's connector and rank 0's own listener.
     let secret = Secret::new(vec![1; 32]).unwrap();
     let mut acceptor = Acceptor::bind(LOCALHOST, membership(0), terms(Some(secret.clone()))).unwrap();
     let between = TcpListener::bind((LOCALHOST, 0)).unwrap();

@@ -28,7 +28,7 @@ const NONCE: [u8; 16] = *b"a nonce of tests";
 const COMMUNICATOR: u64 = 77;
 const PAYLOAD: usize = 3001;
 
-/// A deadline that a test only meets when it fails.
+/// Returns a deadline that passes only if the test fails.
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
@@ -52,7 +52,7 @@ fn new_mesh_with(secret: Option<&Secret>, exchange: &mut dyn Exchange, rank: usi
     Mesh::exchange(exchange, rank, size, true, listen, NONCE, COMMUNICATOR, &terms(secret.cloned()), &soon()).unwrap()
 }
 
-/// Runs `body` as each rank of a mesh on its own thread, and returns what they return, by rank.
+/// Runs `body` as each rank of a mesh on its own thread, and returns the results by rank.
 fn run<R: Send>(size: usize, listen: IpAddr, body: impl Fn(usize, Mesh) -> R + Sync) -> Vec<R> {
     run_with(None, size, listen, body)
 }
@@ -79,7 +79,7 @@ impl Mesh {
     }
 }
 
-/// The links for collectives of one rank, opened when they are first wanted.
+/// The links for collectives of one rank, opened when they are first needed.
 struct CollectiveLinks<'a> {
     mesh: &'a Mesh,
     open: BTreeMap<usize, Link>,
@@ -107,7 +107,7 @@ impl<'a> CollectiveLinks<'a> {
     }
 }
 
-/// Where a mesh listens, found out through the exchange like any rank does.
+/// An exchange that records the addresses of a mesh, as any rank learns them.
 struct Eavesdropper<'a>(&'a mut dyn Exchange, Vec<Vec<u8>>);
 
 impl Exchange for Eavesdropper<'_> {
@@ -117,26 +117,26 @@ impl Exchange for Eavesdropper<'_> {
     }
 }
 
-/// The address in a blob of the IPv4 form.
+/// Returns the address in a blob of the IPv4 form.
 fn address(blob: &[u8]) -> SocketAddr {
     let &[4, a, b, c, d, high, low] = blob else { panic!("{blob:?}") };
     SocketAddr::from(([a, b, c, d], u16::from_be_bytes([high, low])))
 }
 
-/// What rank `from` sends to rank `to`: different for each pair, channel and place.
+/// Returns what rank `from` sends to rank `to`: different for each pair, channel and position.
 fn payload(channel: Channel, from: usize, to: usize) -> Vec<u8> {
     let seed = from * 31 + to * 7 + usize::from(channel == Channel::Collective) * 101;
     (0..PAYLOAD).map(|index| (seed + index * 3 + index / 256) as u8).collect()
 }
 
 fn wait_for(link: &Link, flags: PollFlags) {
-    // There is none where something was read ahead.
+    // There is no descriptor if something was read ahead.
     if let Some(descriptor) = link.descriptor() {
         wait_for_descriptor(descriptor, flags);
     }
 }
 
-/// Waits, and fails where nothing comes: the other end may have failed.
+/// Waits, and fails if nothing arrives: the other end may have failed.
 fn wait_for_descriptor(descriptor: BorrowedFd<'_>, flags: PollFlags) {
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
     assert_ne!(poll(&mut [PollFd::from_borrowed_fd(descriptor, flags)], Some(&limit)).unwrap(), 0, "waited in vain for {flags:?}");
@@ -171,7 +171,7 @@ fn wait_for_caller(mesh: &Mesh) {
     wait_for_descriptor(mesh.listener_descriptor().unwrap(), PollFlags::IN);
 }
 
-/// Point-to-point links from everyone else.
+/// Returns `count` point-to-point links that peers have opened.
 fn accept_all(mesh: &Mesh, count: usize) -> Vec<(usize, Link)> {
     let mut links = mesh.accepted(Channel::PointToPoint);
     while links.len() < count {
@@ -181,7 +181,7 @@ fn accept_all(mesh: &Mesh, count: usize) -> Vec<(usize, Link)> {
     links
 }
 
-/// Opens everything in random order, then exchanges bytes on every link in both directions.
+/// Opens all links in random order, then exchanges bytes on every link in both directions.
 fn full_mesh(size: usize, listen: IpAddr, seed: u64) {
     full_mesh_with(None, size, listen, seed);
 }
@@ -193,7 +193,7 @@ fn full_mesh_with(secret: Option<&Secret>, size: usize, listen: IpAddr, seed: u6
         let mut links = CollectiveLinks::of(&mesh);
         let peers: Vec<usize> = (0..size).filter(|&peer| peer != rank).collect();
         let mut outgoing = Vec::new();
-        // Collective links in an order of this rank's own, point-to-point links in between in another.
+        // Collective links in a random order, and point-to-point links interleaved in another.
         for (collective, single) in shuffled(&mut random, peers.clone()).into_iter().zip(shuffled(&mut random, peers.clone())) {
             links.link(collective, &soon(), &mut || None).unwrap();
             outgoing.push((single, mesh.connect(single, &soon(), &mut || None).unwrap()));
@@ -254,7 +254,7 @@ fn partners_connect_all_at_once() {
         });
         for (rank, open) in open.iter().enumerate() {
             assert!(open.iter().all(|peer| participants.contains(peer)), "rank {rank} opened {open:?} of {participants:?}");
-            // In groups of up to seven the distances 1, 2, 4 reach everyone.
+            // In groups of up to seven, the distances 1, 2, 4 reach every participant.
             let expected = if participants.contains(&rank) { participants.len() - 1 } else { 0 };
             assert_eq!(open.len(), expected, "rank {rank} opened {open:?} of {participants:?}");
         }
@@ -276,7 +276,7 @@ fn links_opened_from_both_ends_at_once_are_two() {
     }
 }
 
-/// The hello of a rank of the tests' job of three.
+/// Returns the hello of a rank in the tests' job of three.
 fn hello(sender: u32, receiver: u32) -> Hello {
     Hello { channel: Channel::PointToPoint, sender: membership(sender), receiver }
 }
@@ -285,7 +285,7 @@ fn membership(rank: u32) -> Membership {
     Membership { job_nonce: NONCE, communicator: COMMUNICATOR, rank, world_size: 3 }
 }
 
-/// Whether the other end has closed the connection, perhaps after some words.
+/// Whether the other end has closed the connection, perhaps after some bytes.
 fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     loop {
@@ -305,7 +305,7 @@ fn unproven_connections_do_not_disturb_the_job() {
             scope.spawn(move || {
                 let mut eavesdropper = Eavesdropper(&mut exchange, Vec::new());
                 let mesh = new_mesh(&mut eavesdropper, rank, 3, LOCALHOST);
-                // Each rank bothers the next before it does anything else.
+                // Each rank sends junk to the next before it does anything else.
                 let target = address(&eavesdropper.1[(rank + 1) % 3]);
                 let say = |words: &[u8]| {
                     let mut stream = TcpStream::connect(target).unwrap();
@@ -332,7 +332,7 @@ fn unproven_connections_do_not_disturb_the_job() {
                     assert_eq!(read_exactly(link, PAYLOAD), payload(Channel::Collective, peer, rank));
                 }
                 assert!(mesh.accepted(Channel::PointToPoint).is_empty(), "no unproven connection came in");
-                // Each rank's junk is thrown out by the next, so all go on until all have seen it.
+                // Each rank's junk is dropped by the next, so all continue until every rank has seen it.
                 let deadline = soon();
                 loop {
                     assert!(mesh.accepted(Channel::PointToPoint).is_empty());
@@ -356,7 +356,7 @@ fn a_peer_that_has_gone_is_lost_at_once() {
         0 => None,
         1 => {
             let mut links = CollectiveLinks::of(&mesh);
-            // Rank 2 goes once it has been reached, and its listener goes first.
+            // Rank 2 ends once it has been reached, and its listener goes first.
             let mut link = mesh.connect(2, &soon(), &mut || None).unwrap();
             wait_for(&link, PollFlags::IN);
             assert_eq!(link.try_read(&mut [0]).unwrap_err().kind(), ErrorKind::UnexpectedEof);
@@ -383,7 +383,7 @@ fn a_deadline_names_whom_it_waited_for() {
         let mut links = CollectiveLinks::of(&mesh);
         let began = Instant::now();
         let stop = match rank {
-            // Rank 2 sits there and serves nobody: one waits for its answer, one is never called.
+            // Rank 2 is idle and serves no rank: one rank waits for its answer, and one is never called.
             0 => links.link(2, &Deadline::after(limit), &mut || None).map(|_| ()).unwrap_err(),
             1 => links.link(0, &Deadline::after(limit), &mut || None).map(|_| ()).unwrap_err(),
             _ => return (None, mesh),
@@ -430,8 +430,8 @@ fn an_interruption_ends_a_wait() {
             asked += 1;
             (asked > 2).then_some(abort_reason)
         };
-        // Neither rank serves the other once it has been interrupted, and either may be first; rank 1 waits to be called
-        // by a rank that never calls.
+        // Neither rank serves the other once it has been interrupted, and either may be first. Rank 1 waits to be
+        // called by a rank that never calls.
         if rank == 1 {
             let stop = links.link(0, &soon(), &mut interrupted).map(|_| ()).unwrap_err();
             assert_eq!(stop, Interrupted::from(abort_reason));
@@ -474,7 +474,7 @@ fn who_does_not_listen_cannot_be_reached() {
 
 #[test]
 fn a_rank_that_cannot_listen_tells_everyone() {
-    // 192.0.2.0/24 is kept for documentation: no host has it.
+    // 192.0.2.0/24 is reserved for documentation: no host has it.
     for (bad, needle) in [(IpAddr::from([192, 0, 2, 1]), "192.0.2.1"), (IpAddr::from([0, 0, 0, 0]), "0.0.0.0")] {
         let exchanges = local::exchanges(3);
         thread::scope(|scope| {
@@ -490,7 +490,7 @@ fn a_rank_that_cannot_listen_tells_everyone() {
     }
 }
 
-/// An exchange that returns what it is told to.
+/// An exchange that returns given blobs.
 struct Forged(Vec<Vec<u8>>);
 
 impl Exchange for Forged {
@@ -507,12 +507,13 @@ fn forged_addresses_are_refused() {
     }
 }
 
-/// The descriptors that this process has open.
+/// Returns how many descriptors this process has open.
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Only sound where no other test runs in the process: see the next test.
+/// Checks that no descriptor or thread is left. It is valid only if no other test runs in the process: see the next
+/// test.
 fn leave_nothing_behind() {
     full_mesh(2, LOCALHOST, 31);
     let before = open_descriptors();
@@ -550,7 +551,7 @@ fn nothing_is_left_behind() {
 
 #[test]
 fn threads_share_a_mesh() {
-    // One thread opens collective links while another takes in point-to-point ones, as a communicator's two threads do.
+    // One thread opens collective links while another accepts point-to-point ones, as a communicator's two threads do.
     run(4, LOCALHOST, |rank, mesh| {
         let mut links = CollectiveLinks::of(&mesh);
         let peers: Vec<usize> = (0..4).filter(|&peer| peer != rank).collect();

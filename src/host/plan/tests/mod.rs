@@ -1,4 +1,5 @@
-//! Every plan of every collective, against an independent oracle, the promises of the module, and what it may cost.
+//! Every plan of every collective, checked against an independent oracle, the guarantees of the module, and its
+//! permitted cost.
 
 mod proof;
 mod simulator;
@@ -15,22 +16,22 @@ use crate::call::algorithm::Algorithm;
 use proof::{Claims, prove, sent_bytes};
 use simulator::{Op, Rank, simulate};
 
-/// Numbers of ranks.
+/// Numbers of ranks to test.
 const WORLDS: &[usize] = if cfg!(miri) { &[1, 2, 3] } else { &[1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17] };
 
-/// Everyone hears everyone.
+/// Every rank must hear from every other.
 fn everyone(_: usize, _: usize) -> bool {
     true
 }
 
-/// The root alone need hear everyone: the others get nothing.
+/// Only the root must hear from every rank: the others receive nothing.
 fn root_alone(me: usize, root: usize) -> bool {
     me == root
 }
 
-/// Proves the plans and runs them under a few schedules, which must agree; returns the destinations.
+/// Proves the plans and runs them under a few schedules, which must agree. Returns the destinations.
 fn run(what: &str, ranks: &[Rank], op: Op, claims: Claims, seed: u64) -> Vec<Vec<Option<u8>>> {
-    // Says which case it was where an assertion fails further down.
+    // Prints the case if an assertion fails further down.
     let context = Context(what, seed);
     prove(ranks, claims);
     let moved: usize = ranks.iter().map(sent_bytes).sum();
@@ -41,7 +42,7 @@ fn run(what: &str, ranks: &[Rank], op: Op, claims: Claims, seed: u64) -> Vec<Vec
     results
 }
 
-/// Prints the case when it is dropped, that is, while a failed assertion unwinds.
+/// A guard that prints the case when it is dropped during the unwinding of a failed assertion.
 struct Context<'a>(&'a str, u64);
 
 impl Drop for Context<'_> {
@@ -50,18 +51,18 @@ impl Drop for Context<'_> {
     }
 }
 
-/// Bytes that were all written.
+/// Returns bytes that were all written.
 fn written(bytes: &[u8]) -> Vec<Option<u8>> {
     bytes.iter().copied().map(Some).collect()
 }
 
-/// What the ranks contribute.
+/// Returns the ranks' contributions.
 fn sources(n: usize, len: impl Fn(usize) -> usize, seed: u64) -> Vec<Vec<u8>> {
     let mut random = Random(seed);
     (0..n).map(|rank| random.bytes(len(rank))).collect()
 }
 
-/// Plans of a collective, one for each rank.
+/// Returns the plans of a collective, one for each rank.
 fn ranks(
     sources: &[Vec<u8>],
     plan: impl Fn(usize) -> Plan,
@@ -77,13 +78,14 @@ fn ranks(
     sources.iter().enumerate().map(rank).collect()
 }
 
-/// The fold of all contributions at once, in rank order; a rank that is alone folds nothing.
+/// Returns the fold of all contributions at once, in rank order. A single rank folds nothing.
 fn oracle(op: Op, sources: &[Vec<u8>], element: usize) -> Vec<u8> {
     let inputs: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();
     if inputs.len() == 1 { inputs[0].to_vec() } else { op.fold(&inputs, element, true) }
 }
 
-/// Shapes of a reduction: elements, their size, the segment, in place or not. All of them turn up at every number of ranks.
+/// Returns shapes of a reduction: element count, element size, segment, in place or not. All of them occur at every
+/// number of ranks.
 fn shapes(n: usize) -> Vec<(usize, usize, usize, bool)> {
     let counts = [0, 1, n - 1, n, 2 * n + 1, 67, 300];
     let sizes = [(4, 16), (12, 100), (1, 7), (4, 1 << 20), (12, 0), (5, 64)];
@@ -94,7 +96,7 @@ fn shapes(n: usize) -> Vec<(usize, usize, usize, bool)> {
     counts.into_iter().chain(counts).enumerate().map(shape).collect()
 }
 
-/// Lengths of blocks in elements: equal, or with zeros and a giant.
+/// Returns lengths of blocks in elements: equal, or with zeros and a giant.
 fn block_counts(n: usize, index: usize) -> Vec<usize> {
     let mut random = Random(index as u64 * 31 + n as u64);
     match index % 5 {
@@ -106,7 +108,7 @@ fn block_counts(n: usize, index: usize) -> Vec<usize> {
     }
 }
 
-/// The ops whose result this algorithm promises, and whether it is that of one fold of all operands.
+/// Returns the ops whose result this algorithm guarantees, and whether it is that of one fold of all operands.
 fn ops(algorithm: Algorithm) -> &'static [(Op, bool)] {
     match algorithm {
         Algorithm::Direct => &[(Op::Hash, true)],
@@ -115,7 +117,7 @@ fn ops(algorithm: Algorithm) -> &'static [(Op, bool)] {
     }
 }
 
-/// The most scratch that a reduction by segments may have.
+/// Returns the most scratch that a reduction in segments may use.
 fn scratch_bound(algorithm: Algorithm, n: usize, bytes: usize, element: usize, segment: usize) -> usize {
     let aligned = |len: usize| len.next_multiple_of(64.max(element & element.wrapping_neg()));
     match algorithm {
@@ -218,7 +220,7 @@ fn reduce_scatter_folds_each_block_for_its_rank() {
                     format!("{algorithm} reduce_scatter n={n} {lens:?} element={element} segment={segment} in_place={in_place} {op:?}");
                 let sources = sources(n, |_| bytes, index as u64);
                 let plan = |me| reduce_scatter(algorithm, n, me, blocks, element, segment);
-                // A rank that is alone copies its block, which is all there is.
+                // A single rank copies its block, which is the whole vector.
                 let ranks = ranks(&sources, plan, |me| lens[me], |me| in_place.then_some(start(me) as isize));
                 let results = run(&what, &ranks, op, Claims { element, hears: Some(everyone), root: 0 }, index as u64);
                 let expected = written(&oracle(op, &sources, element));
@@ -289,7 +291,7 @@ fn gather_and_scatter_between_the_root_and_everyone() {
             let (root, in_place) = (index * 3 % n, index > 4);
             let lens = block_counts(n, index);
             let start = |me: usize| lens[..me].iter().sum::<usize>();
-            // Others than the root know their own block alone.
+            // Ranks other than the root know only their own block.
             let blocks = |me: usize| if me == root { Blocks::Each(&lens) } else { Blocks::Equal(lens[me]) };
             let aliased = |me, offset: isize| (in_place && me == root).then_some(offset);
 
@@ -317,10 +319,11 @@ fn gather_and_scatter_between_the_root_and_everyone() {
     }
 }
 
-/// What a plan begins with, and what is to be proved of it then.
+/// How a plan begins, and what is to be proved of it then.
 type Way = (Claims, fn(usize, usize) -> Builder);
 
-/// With an agreement of the plan's own, and after one; a rank that is alone has nobody to hear.
+/// Returns the two ways: with an agreement in the plan, and after an earlier one. A single rank has no other to hear
+/// from.
 fn ways(n: usize, root: usize) -> Vec<Way> {
     let agreed: Way = (Claims { element: 1, hears: Some(everyone), root }, Builder::agreed);
     let after: Way = (Claims { element: 1, hears: None, root }, |n, _| Builder::new(n));
@@ -369,7 +372,7 @@ fn all_to_all_brings_each_block_where_it_belongs() {
 
 #[test]
 fn what_is_too_large_to_be_carried_goes_straight() {
-    // Ranks need not agree on whether they do it in place.
+    // Ranks need not all make the call in place, or all not.
     let ways: [fn(usize) -> bool; 3] = [|_| false, |_| true, |me| me % 2 == 0];
     for (n, way) in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 2), (4, 1), (4, 2)] {
         let in_place = ways[way];
@@ -456,13 +459,13 @@ fn no_schedule_changes_the_result() {
     }
 }
 
-/// Whether the proof or the simulation finds fault with these ranks.
+/// Whether the proof or the simulation finds a fault in these ranks.
 fn is_refuted(ranks: &[Rank]) -> bool {
     let claims = Claims { element: 4, hears: Some(everyone), root: 0 };
     std::panic::catch_unwind(|| run("broken on purpose", ranks, Op::Hash, claims, 1)).is_err()
 }
 
-/// The proof is worth what it refuses.
+/// The proof is only worth something if it rejects broken plans.
 #[test]
 fn broken_plans_are_refuted() {
     let make = |n: usize, algorithm| {
@@ -504,7 +507,7 @@ fn broken_plans_are_refuted() {
     let gather = |me| all_gather(Algorithm::Ring, 4, me, Blocks::Equal(8), 4);
     let mut ranks = self::ranks(&sources, gather, |_| 32, |_| None);
     for rank in &mut ranks {
-        // Without the agreement of two rounds.
+        // The plan lacks the agreement, which takes two rounds.
         rank.plan.steps.drain(..4);
         rank.plan.steps.iter_mut().for_each(|step| step.after = step.after.iter().filter_map(|earlier| earlier.checked_sub(4)).collect());
     }
@@ -517,7 +520,7 @@ fn a_simulation_that_stops_says_so() {
     let span = super::Span { space: super::Space::Source, offset: 0, len: 2 };
     let step = |action, after| super::Step { action, after };
     let into = super::Span { space: super::Space::Destination, ..span };
-    // Both send before they receive, over links that hold less than a message.
+    // Both send before they receive, over links that hold less than one message.
     let plan = |me: usize| Plan {
         steps: vec![step(Action::Send { to: 1 - me, from: span }, vec![]), step(Action::Receive { from: 1 - me, into }, vec![0])],
         scratch_bytes: 0,

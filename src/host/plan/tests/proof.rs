@@ -1,7 +1,8 @@
-//! What holds for a set of plans under every schedule and any capacity of the links, shown on the graph of their steps.
+//! Properties of a set of plans under every schedule and any capacity of the links, shown on the graph of their steps.
 //!
-//! Plans name their partners beforehand, so what happens is determined but for its timing: if the graph of "comes after",
-//! with each message's two ends tied together as if links could hold nothing, has no cycle, then no schedule can stop.
+//! Plans name their partners in advance, so only the timing is undetermined. In the graph of "comes after", the two
+//! ends of each message are tied together as if links could hold nothing. If this graph has no cycle, no schedule can
+//! deadlock.
 
 use super::simulator::Rank;
 use crate::host::plan::{Action, Space, Span};
@@ -9,17 +10,18 @@ use crate::host::plan::{Action, Space, Span};
 /// A set of ranks, one bit each.
 type Heard = u32;
 
-/// What to ask of a set of plans besides what holds for all.
+/// What to check about a set of plans, in addition to what holds for all.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claims {
     pub(super) element: usize,
-    /// Ranks that have heard everyone when they are done, whether they write or not; `None` where all have when they begin.
+    /// Whether a rank (given with the root) must have heard from every rank when it is done, even if it writes nothing.
+    /// `None` if all have when they begin.
     pub(super) hears: Option<fn(usize, usize) -> bool>,
     /// The root, for `hears`.
     pub(super) root: usize,
 }
 
-/// What a step reads and writes.
+/// Returns what a step reads and writes.
 fn accesses(action: &Action) -> (Vec<Span>, Option<Span>) {
     match action {
         Action::Send { from, .. } => (vec![*from], None),
@@ -38,7 +40,8 @@ pub(super) fn prove(ranks: &[Rank], claims: Claims) {
     check_messages(ranks, claims);
 }
 
-/// Steps name earlier ones, spans fit, lengths agree, the source is not written, folds are of whole elements and aligned.
+/// Checks that steps name earlier ones, spans fit, lengths agree, the source is not written, and folds are of whole,
+/// aligned elements.
 fn check_steps(rank: &Rank, element: usize) {
     for (index, step) in rank.plan.steps.iter().enumerate() {
         assert!(step.after.iter().all(|earlier| *earlier < index), "{index} comes after a later step: {:?}", step.after);
@@ -61,7 +64,7 @@ fn check_steps(rank: &Rank, element: usize) {
     }
 }
 
-/// For each step, the set of steps that are done before it starts.
+/// Returns, for each step, the set of steps that are done before it starts.
 fn ancestors(rank: &Rank) -> Vec<Vec<u64>> {
     let steps = &rank.plan.steps;
     let mut sets: Vec<Vec<u64>> = Vec::with_capacity(steps.len());
@@ -76,8 +79,8 @@ fn ancestors(rank: &Rank) -> Vec<Vec<u64>> {
     sets
 }
 
-/// Of two steps that touch the same byte, one of them writing, one comes after the other. This is the rule for in-place calls
-/// too: the ranges are addresses.
+/// Checks that if two steps touch the same byte and one of them writes, one comes after the other. This also covers
+/// in-place calls, because the ranges are addresses.
 fn check_races(rank: &Rank) {
     let mut touched = Vec::new();
     for (index, step) in rank.plan.steps.iter().enumerate() {
@@ -102,7 +105,7 @@ fn check_races(rank: &Rank) {
     }
 }
 
-/// A step's two ends in the graph: when it may start, and when it is done.
+/// The two nodes of a step in the graph: when it may start, and when it is done.
 #[derive(Clone, Copy)]
 enum End {
     Start(usize, usize),
@@ -112,13 +115,13 @@ enum End {
 /// The graph of all ranks' steps.
 struct Graph<'a> {
     ranks: &'a [Rank],
-    /// The first step of each rank, counted through.
+    /// For each rank, the index of its first step when all ranks' steps are numbered consecutively.
     first: Vec<usize>,
     edges: Vec<Vec<usize>>,
     incoming: Vec<usize>,
     /// For a receive that waits for a message: its send.
     matching: Vec<Option<usize>>,
-    /// The receive before, from the same rank.
+    /// The previous receive from the same rank.
     previous: Vec<Option<usize>>,
 }
 
@@ -160,7 +163,8 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The messages of a link: as many sends as receives, equally long, in order, neither end done before the other starts.
+    /// Connects the messages of a link: as many sends as receives, equally long, in order, and neither end done before
+    /// the other starts.
     fn connect_link(&mut self, from: usize, to: usize) {
         let ranks = self.ranks;
         let steps = |rank: usize, wanted: fn(&Action, usize) -> Option<usize>, peer| {
@@ -194,7 +198,7 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// Every node after those that it comes after; fails where there is a cycle.
+    /// Returns every node after those that it comes after. Fails if there is a cycle.
     fn order(&self) -> Vec<usize> {
         let mut waiting = self.incoming.clone();
         let mut order: Vec<usize> = (0..waiting.len()).filter(|node| waiting[*node] == 0).collect();
@@ -213,7 +217,8 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// Messages meet, nothing can stop, and destinations are written by those alone who have heard everyone.
+/// Checks that messages match, that nothing can deadlock, and that only ranks that have heard from all others write to
+/// destinations.
 fn check_messages(ranks: &[Rank], claims: Claims) {
     let graph = Graph::new(ranks);
     let all: Heard = ((1_u64 << ranks.len()) - 1) as Heard;
@@ -241,7 +246,7 @@ fn check_messages(ranks: &[Rank], claims: Claims) {
     }
 }
 
-/// The bytes that a rank puts on the wire.
+/// Returns how many bytes a rank sends.
 pub(super) fn sent_bytes(rank: &Rank) -> usize {
     rank.plan.steps.iter().map(|step| if let Action::Send { from, .. } = step.action { from.len } else { 0 }).sum()
 }

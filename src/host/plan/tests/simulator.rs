@@ -1,4 +1,4 @@
-//! Runs the plans of all ranks over links of small capacity, in an order drawn at random.
+//! Runs the plans of all ranks over links of small capacity, in random order.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,12 +6,12 @@ use std::ops::Range;
 use crate::base::random::Random;
 use crate::host::plan::{Action, Plan, Space, Span};
 
-/// One rank: its plan, what it contributes, and where its destination lies.
+/// One rank: its plan, its contribution, and where its destination lies.
 pub(super) struct Rank {
     pub(super) plan: Plan,
     pub(super) source: Vec<u8>,
     pub(super) destination_len: usize,
-    /// In place: where the destination begins, counted from the beginning of the source.
+    /// In place: where the destination begins, relative to the start of the source.
     pub(super) in_place: Option<isize>,
 }
 
@@ -28,7 +28,7 @@ impl Rank {
         }
     }
 
-    /// Where a span lies; fails where it does not fit its space.
+    /// Returns the range of a span. Fails if it does not fit its space.
     pub(super) fn range(&self, span: Span) -> Range<usize> {
         let len = match span.space {
             Space::Source => self.source.len(),
@@ -41,19 +41,21 @@ impl Rank {
     }
 }
 
-/// The ops by which plans are tested.
+/// The ops with which plans are tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Bytes are added: any order will do.
+    /// Bytes are added: any order is correct.
     Sum,
-    /// Every four bytes are a 2x2 matrix modulo 256, and are multiplied; other bytes are added. Associative, not commutative.
+    /// Every four bytes are a 2x2 matrix modulo 256, and are multiplied; other bytes are added. Associative, not
+    /// commutative.
     Matrix,
-    /// A hash over all inputs' elements: neither associative nor commutative, so it tells every grouping from every other.
+    /// A hash over all inputs' elements. It is neither associative nor commutative, so every grouping gives another
+    /// result.
     Hash,
 }
 
 impl Op {
-    /// The fold of these inputs; `last` changes every byte, so that it shows where it is missing or done twice.
+    /// Returns the fold of these inputs. `last` changes every byte, which shows if it is missing or done twice.
     pub(super) fn fold(self, inputs: &[&[u8]], element: usize, last: bool) -> Vec<u8> {
         let mut folded = match self {
             Op::Sum => add(inputs),
@@ -96,12 +98,12 @@ fn hash(inputs: &[&[u8]], element: usize) -> Vec<u8> {
     folded
 }
 
-/// One direction between two ranks: steps still to come, in order, and bytes under way.
+/// One direction between two ranks: the remaining steps, in order, and the bytes in transit.
 #[derive(Default)]
 struct Link {
     sends: VecDeque<usize>,
     receives: VecDeque<usize>,
-    /// Whether the first message has been sent, and received, if only in part.
+    /// Whether the first message has been sent, and received, at least in part.
     first_sent: bool,
     first_received: bool,
     /// Bytes that the first step of each end has moved.
@@ -114,13 +116,13 @@ struct Link {
 struct State {
     memory: std::collections::HashMap<Space, Vec<Option<u8>>>,
     waiting: Vec<usize>,
-    /// The steps that each step allows.
+    /// The steps that each step enables.
     allows: Vec<Vec<usize>>,
     local: Vec<usize>,
     undone: usize,
 }
 
-/// All ranks, and what the schedule draws.
+/// All ranks, and the random state of the schedule.
 struct World<'a> {
     ranks: &'a [Rank],
     states: Vec<State>,
@@ -134,7 +136,7 @@ struct World<'a> {
 
 /// Runs all plans to their end and returns the destinations. `None` is a byte that was never written.
 ///
-/// A message without bytes that is not the first of its link is received at once: links need not carry it.
+/// An empty message that is not the first of its link is received at once: links need not carry it.
 pub(super) fn simulate(ranks: &[Rank], op: Op, element: usize, capacity: usize, seed: u64) -> Vec<Vec<Option<u8>>> {
     let n = ranks.len();
     let mut links: Vec<Link> = (0..n * n).map(|_| Link::default()).collect();
@@ -164,7 +166,7 @@ impl State {
         let mut memory = std::collections::HashMap::new();
         memory.insert(Space::Scratch, vec![None; rank.plan.scratch_bytes]);
         if let Some(offset) = rank.in_place {
-            // One memory from the lower of both beginnings on.
+            // One shared memory, starting at the lower of the two starts.
             let before = offset.min(0).unsigned_abs();
             let end = (rank.source.len() + before).max(rank.destination_len + offset.max(0).unsigned_abs());
             let mut shared = vec![None; end];
@@ -182,7 +184,7 @@ impl State {
         state
     }
 
-    /// Notes a fold or copy that may start.
+    /// Queues a fold or copy that may start.
     fn offer(&mut self, rank: &Rank, index: usize) {
         let local = matches!(rank.plan.steps[index].action, Action::Fold { .. } | Action::Copy { .. });
         if local && self.waiting[index] == 0 {
@@ -215,14 +217,14 @@ impl State {
 }
 
 impl World<'_> {
-    /// Makes random moves until all is done; fails where no move is left.
+    /// Makes random moves until all is done. Fails if no move is possible.
     fn run(&mut self) {
         let n = self.ranks.len();
         let used: Vec<usize> =
             (0..n * n).filter(|link| !self.links[*link].sends.is_empty() || !self.links[*link].receives.is_empty()).collect();
         let kinds = 2 * used.len() + n;
         while self.states.iter().any(|state| state.undone > 0) {
-            // Moves from a random place on, the rest in turn: each round makes at least one move, or there is none.
+            // Tries the moves from a random one on, in turn: each round makes at least one move, or none is possible.
             let first = self.random.below(kinds);
             let moved = (first..first + kinds).map(|kind| kind % kinds).any(|kind| match kind {
                 kind if kind < used.len() => self.send(used[kind]),
@@ -242,7 +244,7 @@ impl World<'_> {
         }
     }
 
-    /// Hands some bytes of the next message over.
+    /// Sends some bytes of the next message.
     fn send(&mut self, link: usize) -> bool {
         let me = link / self.ranks.len();
         let Some(&index) = self.links[link].sends.front() else { return false };
@@ -269,7 +271,7 @@ impl World<'_> {
         true
     }
 
-    /// Takes some bytes of the next message.
+    /// Receives some bytes of the next message.
     fn receive(&mut self, link: usize) -> bool {
         let me = link % self.ranks.len();
         let Some(&index) = self.links[link].receives.front() else { return false };

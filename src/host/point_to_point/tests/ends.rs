@@ -1,4 +1,4 @@
-//! Peers that leave, die or talk nonsense; deadlines and abort reasons.
+//! Peers that leave, die or send garbage; deadlines and abort reasons.
 
 use std::os::fd::BorrowedFd;
 use std::thread;
@@ -18,7 +18,7 @@ fn lost(rank: u32) -> Outcome {
     Err(MessageError::Ended(AbortReason::Lost { rank }))
 }
 
-/// Rank 1 dies after so many rounds of traffic in all directions.
+/// Rank 1 dies after this many rounds of traffic in all directions.
 fn death<W: Wire>(rounds: usize) {
     let (_network, [mut a, mut b, mut c]) = TestNetwork::<W>::of(9);
     let data = pattern(1, LONG);
@@ -35,17 +35,17 @@ fn death<W: Wire>(rounds: usize) {
     drop(b);
     let stop = a.finish_all(&[requests[0], from_c]).expect_err("the send's peer died");
     assert_eq!(stop, Interrupted::from(AbortReason::Lost { rank: 1 }));
-    // Short and long messages that came whole before count; nothing else does.
+    // Short and long messages that had arrived completely count; nothing else does.
     for (at, request) in requests.into_iter().enumerate() {
         let outcome = a.outcome(request);
         assert!(outcome == lost(1) || at >= 2 && outcome.is_ok(), "request {at}: {outcome:?}");
     }
-    // The others go on, and a receive from anyone has someone left to wait for.
+    // The other ranks continue, and a receive from any source still has a peer to wait for.
     let sends = [c.isend(0, 1, &data), c.isend(0, 50, &data[..10])];
     pump(&mut [&mut a, &mut c]);
     assert!(a.outcome(from_c).is_ok() && a.outcome(any).is_ok_and(|envelope| envelope.source == 2));
     assert!(sends.iter().all(|send| c.outcome(*send).is_ok()));
-    // What was lost stays lost.
+    // A lost peer stays lost.
     assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Lost { rank: 1 }.into()));
     assert_eq!(a.irecv_typed(Some(1), None, TypeTag::Plain(1), &mut []), Err(AbortReason::Lost { rank: 1 }.into()));
     let waiting = a.irecv(None, Some(51), &mut into[0]);
@@ -76,26 +76,26 @@ fn a_peer_that_dies_fails_what_waits_for_it_and_nothing_else() {
     }
 }
 
-/// Rank 0 sends and leaves at once; rank 1 looks later.
+/// Rank 0 sends and leaves at once; rank 1 polls later.
 fn leaving<W: Wire>() {
     let (_network, [mut a, mut b]) = TestNetwork::<W>::of(10);
     let (data, long) = (pattern(1, EAGER_BYTES), pattern(2, LONG));
     let mut into = vec![0; LONG];
     let never = b.irecv(Some(0), Some(99), &mut into);
-    // Short enough for the link to take at once.
+    // This is short enough for the link to take it at once.
     let early = b.isend(0, 1, &data[..EAGER_BYTES / 4]);
     let sends = [a.isend(1, 1, &data), a.isend(1, 2, &[]), a.isend(1, 3, &long)];
     thread::scope(|scope| {
         scope.spawn(|| a.leave(&soon()).expect("left in order"));
         assert_eq!(b.finish_all(&[never]), Err(AbortReason::Left { rank: 0 }.into()));
     });
-    // What came whole is still there.
+    // Messages that arrived completely are still there.
     assert!(b.recv(Some(0), Some(2), 10).1.is_empty());
     assert!(b.recv(None, Some(1), EAGER_BYTES).1 == data);
     assert_eq!(b.outcome(never), Err(MessageError::Ended(AbortReason::Left { rank: 0 })));
     assert!(b.outcome(early).is_ok());
     assert_eq!(b.isend_typed(0, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Left { rank: 0 }.into()));
-    // The announced one was never met.
+    // The announced message was never matched.
     assert!(b.irecv_typed(Some(0), Some(3), TypeTag::Plain(1), &mut []).is_err());
     assert!(a.outcome(sends[0]).is_ok() && a.outcome(sends[1]).is_ok());
     assert_eq!(a.outcome(sends[2]), Err(MessageError::Ended(AbortReason::Left { rank: 0 })));
@@ -108,7 +108,7 @@ fn a_peer_that_leaves_has_said_what_it_sent() {
     leaving::<SocketLink>();
 }
 
-/// Both ranks open a link at the same moment; the peer's last message comes on the one that is seen last.
+/// Both ranks open a link at the same moment. The peer's last message arrives on the one that is seen last.
 fn two_links<W: Wire>() {
     let (network, [mut a, mut b]) = TestNetwork::<W>::of(11);
     network.shut(0, true);
@@ -121,7 +121,7 @@ fn two_links<W: Wire>() {
     pump(&mut [&mut b]);
     b.leave(&soon()).expect("left in order");
     assert!(b.outcome(send).is_ok());
-    // The goodbye on the first link says that there is another.
+    // The leave frame on the first link announces another link.
     pump(&mut [&mut a]);
     assert!(a.poll(receive).is_none(), "the message was given up before its link was looked at");
     network.shut(0, false);
@@ -144,7 +144,7 @@ fn links_from_nowhere_are_closed() {
     pump(&mut [&mut a]);
     let closed = pending.map(|mut link| link.try_read(&mut [0; 1]).is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock));
     assert_eq!(closed, [true, true, false, true]);
-    // The one that was taken is dropped by now, and with it rank 1 is lost.
+    // The accepted link has been dropped by now, and so rank 1 is lost.
     pump(&mut [&mut a, &mut b]);
     assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Lost { rank: 1 }.into()));
 }
@@ -154,7 +154,7 @@ fn a_peer_s_word_ends_a_wait() {
     let (_network, [mut a, mut b]) = TestNetwork::<SocketLink>::of(14);
     let mut into = [0; 4];
     let receive = a.irecv(Some(1), Some(1), &mut into);
-    // Also the other side of a busy link hears it.
+    // The other side of a busy link learns of it too.
     let long = pattern(1, LONG);
     let send = b.isend(0, 5, &long);
     pump(&mut [&mut a, &mut b]);
@@ -177,7 +177,7 @@ fn leaving_does_not_wait_for_ever() {
     assert!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]).is_err());
 }
 
-/// Writes bytes to rank 0 as if they came from rank 1, and then a message from rank 2; whether rank 1 is given up.
+/// Writes bytes to rank 0 as if they came from rank 1, and then a message from rank 2. Returns whether rank 1 is lost.
 fn told<W: Wire>(bytes: &[u8]) -> bool {
     let (network, [mut a, _b, mut c]) = TestNetwork::<W>::of(16);
     let mut raw = network.open(1, 0);
@@ -212,7 +212,7 @@ fn nonsense_from_a_peer_is_its_own_loss() {
         let (bytes, length) = frame.encode();
         bytes[..length].to_vec()
     };
-    // The receive that was posted has number 0, the send number 1.
+    // The posted receive has number 0, and the send has number 1.
     let well = [
         frame(Frame::Withdraw { message: 9, after: 0 }),
         frame(Frame::Abandon { message: 1, reply: 5 }),
@@ -236,7 +236,7 @@ fn nonsense_from_a_peer_is_its_own_loss() {
         // The announcement of the send costs 128.
         frame(Frame::Credit { cost: 129 }),
         frame(Frame::Credit { cost: u64::MAX }),
-        // More than a rank may have waiting: 64 MiB among three.
+        // This is more than a rank may have waiting: 64 MiB among three.
         frame(Frame::Eager { tag: 5, element, bytes: 0 }).repeat((64 << 20) / 3 / 128 + 1),
     ];
     for bytes in &well {
@@ -290,7 +290,7 @@ fn random_streams_do_no_harm() {
                 9 => Frame::Leave { opened: number },
                 _ => Frame::AbortReason(AbortReason::Failed { rank: 1 }),
             };
-            // A notice would end the waits of the test itself.
+            // An abort reason would end the waits of the test itself.
             let (bytes_of_head, length) = if matches!(frame, Frame::AbortReason(_)) { ([0; 112], 7) } else { frame.encode() };
             stream.extend_from_slice(&bytes_of_head[..length]);
             if matches!(frame, Frame::Eager { .. } | Frame::Data { .. }) && random.below(4) > 0 {
@@ -323,7 +323,7 @@ fn a_peer_that_left_before_it_saw_our_link_has_left_and_not_died() {
     assert!(a.outcome(receives[0]).is_ok() && into[0] == data);
 }
 
-/// Opens none, and finds none.
+/// A connector that opens no links, and finds none.
 struct NoLinks;
 
 impl Connector for NoLinks {

@@ -1,4 +1,4 @@
-//! Receives that give up in the middle of a long message, and what becomes of it.
+//! Receives that give up in the middle of a long message, and the fate of the message.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::host::point_to_point::{GivenUp, MessageError, Ticket};
 const LONG: usize = 2 * CHUNK_BYTES + 4000;
 const AFTER: Duration = Duration::from_millis(20);
 
-/// Lets a message come in for a while, but not whole.
+/// Lets a message arrive in part.
 fn begin<W: Wire>(a: &mut Messages<Usher<W>>, b: &mut Messages<Usher<W>>, receive: Ticket) {
     let mut rounds = 0;
     while !b.matching_state.has_begun() {
@@ -27,7 +27,7 @@ fn data(which: u64) -> Vec<u8> {
     pattern(which, LONG)
 }
 
-/// Gives up a receive in the middle of its message. Nothing of it is written any more.
+/// Gives up a receive in the middle of its message. Nothing more is written to its memory.
 fn give_up<W: Wire>(b: &mut Messages<Usher<W>>, receive: Ticket) {
     assert_eq!(b.give_up(receive, AFTER), GivenUp::Kept { source: 0, bytes: LONG });
 }
@@ -46,7 +46,7 @@ fn kept_in_its_place<W: Wire>(is_whole: bool) {
         pump(&mut [&mut a, &mut b]);
         assert!(!b.has_incoming_rest(), "it is here");
     }
-    // Again in the middle, where it still comes.
+    // Give up in the middle again, if it is still arriving.
     if !is_whole {
         let mut second = vec![0; LONG];
         let receive = b.irecv(None, Some(1), &mut second);
@@ -108,7 +108,7 @@ fn a_receive_that_cannot_take_the_message_uses_it_up() {
             let refused = b.irecv_typed(Some(0), Some(1), element, &mut other).expect("the peer is there");
             assert!(b.outcome(refused).is_err() && other.iter().all(|byte| *byte == 0));
             pump(&mut [&mut a, &mut b]);
-            // One that came whole was done for its sender.
+            // If it arrived completely, its send was complete.
             let outcome = a.outcome(send).map(|envelope| envelope.bytes);
             assert_eq!(outcome, if is_whole { Ok(LONG) } else { Err(MessageError::Abandoned { peer: 1 }) });
             a.send(1, 1, &[7]);
@@ -118,7 +118,7 @@ fn a_receive_that_cannot_take_the_message_uses_it_up() {
     }
 }
 
-/// A receive waits already that cannot take the message: the one that gives up, the one that waits and the sender all hear that it is lost.
+/// A waiting receive cannot take the message: both receives and the sender learn that it is lost.
 fn lost_to_one_that_waits<W: Wire>() {
     let (_network, [mut a, mut b]) = TestNetwork::<W>::of(27);
     let messages = [data(1), data(2)];
@@ -165,7 +165,7 @@ fn a_message_that_both_ends_give_up_leaves_a_note() {
     assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
 }
 
-/// Where there is no room for the message: what both ends hear. The messages behind it arrive.
+/// There is no room for the message: checks the errors on both ends. The following messages arrive.
 fn lost<W: Wire>() {
     let (_network, [mut a, mut b]) = TestNetwork::<W>::of(25);
     let messages = [data(1), data(2)];

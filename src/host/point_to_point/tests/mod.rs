@@ -1,4 +1,4 @@
-//! The engine as a whole, over links in memory and over sockets.
+//! The whole engine, over in-memory links and over sockets.
 
 #![expect(unsafe_code, reason = "posting takes memory for longer than the call")]
 
@@ -28,14 +28,14 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
 use crate::host::shm::{RingLink, ring_pair};
 
-/// Every byte is an element.
+/// The element type of messages without another one: bytes.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
 
-/// Bytes that no other `which` has, nor another place of the same.
+/// Returns bytes that differ from those of every other `which`, and from one position to another.
 fn pattern(which: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random(which.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut data = Vec::with_capacity(bytes + 8);
-    // Drawing takes Miri too long: the same bytes again and again.
+    // Random numbers are slow under Miri, so the same bytes are repeated.
     let drawn = if cfg!(miri) { bytes.min(500) } else { bytes };
     while data.len() < drawn {
         data.extend_from_slice(&random.next().to_le_bytes());
@@ -47,18 +47,18 @@ fn pattern(which: u64, bytes: usize) -> Vec<u8> {
     data
 }
 
-/// Long enough that only a hang reaches it.
+/// Returns a deadline that passes only if the test hangs.
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// What tests say to an engine. All memory that is passed in outlives its request: each test holds its buffers until it has
-/// polled, cancelled or dropped the engine.
+/// The operations that tests perform on an engine. All memory that is passed in outlives its request: each test holds
+/// its buffers until it has polled, cancelled or dropped the engine.
 trait Talk {
     fn isend_typed(&mut self, to: usize, tag: u64, element: TypeTag, data: &[u8]) -> Result<Ticket, Interrupted>;
     fn irecv_typed(&mut self, from: Option<usize>, tag: Option<u64>, element: TypeTag, into: &mut [u8]) -> Result<Ticket, Interrupted>;
-    /// Moves things until all these requests are finished. Ends early where one fails because its peer is gone, or with a peer's
-    /// word that the communicator ended.
+    /// Makes progress until all these requests are finished. Ends early if one fails because its peer is gone, or if a
+    /// peer reports that the communicator ended.
     fn finish_all(&mut self, tickets: &[Ticket]) -> Result<(), Interrupted>;
     fn outcome(&mut self, ticket: Ticket) -> Outcome;
 
@@ -77,7 +77,7 @@ trait Talk {
         assert_eq!(self.outcome(ticket).map(|envelope| envelope.bytes), Ok(data.len()));
     }
 
-    /// Receives and waits; what came.
+    /// Receives a message, waits for it, and returns it.
     fn recv(&mut self, from: Option<usize>, tag: Option<u64>, capacity: usize) -> (Envelope, Vec<u8>) {
         let mut into = vec![0; capacity];
         let ticket = self.irecv(from, tag, &mut into);
@@ -125,7 +125,7 @@ impl<C: Connector> Talk for Messages<C> {
     }
 }
 
-// Where the ranks of a test meet: links of two kinds, and a connector that opens them.
+// The network of a test: links of two kinds, and a connector that opens them.
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -133,23 +133,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A kind of link.
 trait Wire: ByteLink + Sized + Send + 'static {
-    /// Whether connectors of this kind can be slept on, too.
+    /// Whether connectors of this kind have a descriptor to sleep on.
     const HAS_WAKE_UP: bool;
 
     fn pair(seed: u64) -> (Self, Self);
 }
 
-/// How much one direction of a link in memory holds: less than a header and a half now and then, and less than a message.
+/// The capacity of one direction of an in-memory link. It is less than a message, and its rest is now and then less
+/// than a header.
 const PIPE_BYTES: usize = 40_000;
 
-/// One direction.
+/// One direction of a link.
 #[derive(Default)]
 struct Pipe {
     bytes: VecDeque<u8>,
     is_closed: bool,
 }
 
-/// A link in memory that takes and gives as much as a seeded generator says.
+/// An in-memory link that moves as many bytes as a seeded generator decides.
 struct MemoryLink {
     input: Arc<Mutex<Pipe>>,
     output: Arc<Mutex<Pipe>>,
@@ -157,7 +158,7 @@ struct MemoryLink {
 }
 
 impl MemoryLink {
-    /// How much of `most` moves this time; mostly much, sometimes single bytes or nothing.
+    /// Returns how many of `most` bytes move this time: mostly many, sometimes one or none.
     fn some(&mut self, most: usize) -> io::Result<usize> {
         let some = match self.random.below(8) {
             0 => return Err(io::ErrorKind::WouldBlock.into()),
@@ -189,7 +190,7 @@ impl ByteLink for MemoryLink {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let there = into.len().min(pipe.bytes.len());
-        // Once the other end is closed all that is left can be read, as of a socket.
+        // Once the other end is closed, everything that is left can be read, as with a socket.
         let some = if pipe.is_closed { there } else { self.some(there)? };
         pipe.bytes.read_exact(&mut into[..some])?;
         Ok(some)
@@ -229,7 +230,7 @@ impl Wire for RingLink {
     }
 }
 
-/// A socket that does not block.
+/// A nonblocking socket.
 struct SocketLink(File);
 
 impl ByteLink for SocketLink {
@@ -258,22 +259,22 @@ impl Wire for SocketLink {
     }
 }
 
-/// A pair of sockets that never block, written to and read from as files are: Miri knows no other way.
+/// Returns a pair of nonblocking sockets, written and read like files, the only way that Miri supports.
 fn sockets() -> (File, File) {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a pair of sockets");
     (one.into(), other.into())
 }
 
-/// A rank's place in the network.
+/// A rank's listener in the network.
 struct Acceptor<W> {
     waiting: Vec<(usize, W)>,
-    /// While it is shut, links that were opened are not seen yet.
+    /// While it is set, links that were opened are not visible yet.
     is_shut: bool,
     is_gone: bool,
 }
 
-/// What the ranks of a test share.
+/// The state that the ranks of a test share.
 struct TestNetwork<W> {
     acceptors: Vec<Mutex<Acceptor<W>>>,
     wake_ups: Vec<OwnedFd>,
@@ -281,7 +282,7 @@ struct TestNetwork<W> {
 }
 
 impl<W: Wire> TestNetwork<W> {
-    /// A network and the engines of all ranks in it.
+    /// Creates a network and the engines of all its ranks.
     fn new(size: usize, seed: u64) -> (Arc<Self>, Vec<Messages<Usher<W>>>) {
         let network = Arc::new(Self {
             acceptors: (0..size).map(|_| Mutex::new(Acceptor { waiting: Vec::new(), is_shut: false, is_gone: false })).collect(),
@@ -293,24 +294,24 @@ impl<W: Wire> TestNetwork<W> {
         (network, engines)
     }
 
-    /// As [`TestNetwork::new`], with as many ranks as the caller names engines.
+    /// Creates a network like [`TestNetwork::new`], with as many engines as the caller's pattern has.
     fn of<const SIZE: usize>(seed: u64) -> (Arc<Self>, [Messages<Usher<W>>; SIZE]) {
         let (network, engines) = Self::new(SIZE, seed);
         let engines = engines.try_into().ok().expect("as many engines as ranks");
         (network, engines)
     }
 
-    /// Opens a link from `from` to `to`; the end of `from`.
+    /// Opens a link from `from` to `to`. Returns the end of `from`.
     fn open(&self, from: usize, to: usize) -> W {
         let (mine, theirs) = W::pair(lock(&self.random).next());
-        // Under the lock: whoever takes the link finds that it has rung.
+        // Under the lock, so that the taker of the link also finds the wake-up.
         let mut acceptor = lock(&self.acceptors[to]);
         acceptor.waiting.push((from, theirs));
         rustix::io::write(&self.wake_ups[to], &1_u64.to_ne_bytes()).expect("the wake-up rings");
         mine
     }
 
-    /// Keeps a rank from seeing the links that are opened to it, or lets it.
+    /// Hides the links that are opened to a rank, or shows them.
     fn shut(&self, rank: usize, is_shut: bool) {
         lock(&self.acceptors[rank]).is_shut = is_shut;
     }
@@ -350,12 +351,12 @@ impl<W> Drop for Usher<W> {
     fn drop(&mut self) {
         let mut acceptor = lock(&self.network.acceptors[self.rank]);
         acceptor.is_gone = true;
-        // As a listening socket that is closed, it resets what was never accepted.
+        // Like a closed listening socket, it resets links that were never accepted.
         acceptor.waiting.clear();
     }
 }
 
-/// Runs one thread for each rank and gives what they return, in rank order.
+/// Runs one thread for each rank and returns the results in rank order.
 fn ranks<W: Wire, R: Send>(size: usize, seed: u64, body: impl Fn(usize, &mut Messages<Usher<W>>) -> R + Sync) -> Vec<R> {
     let (_network, engines) = TestNetwork::<W>::new(size, seed);
     thread::scope(|scope| {
@@ -372,10 +373,10 @@ fn ranks<W: Wire, R: Send>(size: usize, seed: u64, body: impl Fn(usize, &mut Mes
     })
 }
 
-/// Lets engines in one thread do what they can, until nothing moves any more.
+/// Makes progress on engines in one thread until nothing moves any more.
 fn pump<W: Wire>(engines: &mut [&mut Messages<Usher<W>>]) {
     let mut idle = 0;
-    // A link in memory may say "nothing now" a few times in a row although there is something.
+    // An in-memory link may return `WouldBlock` a few times in a row although data is available.
     while idle < 20 {
         let moved = engines.iter_mut().filter_map(|engine| engine.progress().then_some(())).count() > 0;
         idle = if moved { 0 } else { idle + 1 };

@@ -1,4 +1,4 @@
-//! Objects: receives that make their memory when they meet a message.
+//! Objects: receives that allocate their memory when they match a message.
 
 use super::{BYTES, MemoryLink, SocketLink, Talk, TestNetwork, Wire, pattern, pump};
 use crate::call::element::TypeTag;
@@ -62,10 +62,10 @@ fn what_is_too_large_or_no_object_is_refused_and_used_up() {
             let receive = b.post_object_receive(Some(0), 3, bytes - 1).expect("the peer is there");
             pump(&mut [&mut a, &mut b]);
             assert_eq!(b.poll_object(receive), Some((Err(expected), Vec::new())));
-            // A short message is done for its sender by then.
+            // The send of a short message is complete by then.
             assert_eq!(a.outcome(send).is_err(), bytes > EAGER_BYTES);
         }
-        // The other way round.
+        // In the other direction.
         let data = pattern(6, bytes);
         let send = a.isend_typed(1, 3, OBJECT, &data).expect("the peer is there");
         let mut into = vec![0xaa; bytes];
@@ -88,7 +88,7 @@ fn a_receive_that_is_cancelled_loses_no_object() {
         let data = pattern(round, bytes);
         let early = b.post_object_receive(Some(0), 1, bytes).expect("the peer is there");
         let send = a.isend_typed(1, 1, OBJECT, &data).expect("the peer is there");
-        // As far as it comes in some steps: not at all, in part, or whole.
+        // As far as it arrives in some steps: not at all, in part, or completely.
         for _ in 0..round / 2 % 20 {
             a.progress();
             b.progress();

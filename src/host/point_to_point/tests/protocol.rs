@@ -1,4 +1,4 @@
-//! Refusals, cancels, limits and messages to oneself, step by step in one thread.
+//! Refusals, cancels, limits and messages to the same rank, step by step in one thread.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::host::point_to_point::{Envelope, GivenUp, MessageError};
 
 const SHORT: usize = 4000;
 const LONG: usize = CHUNK_BYTES + 4000;
-/// After how long tests give up.
+/// The time after which tests give up a request.
 const AFTER: Duration = Duration::from_millis(1234);
 const FLOATS: TypeTag = TypeTag::Scalar(DType::F32);
 
-/// A message of `data` from 0 to 1 that the receive refuses: what both ends are told.
+/// Sends a message of `data` from 0 to 1 that the receive refuses. Returns the errors of both ends.
 fn refused<W: Wire>(bytes: usize, capacity: usize, element: TypeTag, receive_first: bool) -> (Option<MessageError>, MessageError) {
     let (_network, [mut a, mut b]) = TestNetwork::<W>::of(2);
     let data = pattern(1, bytes);
@@ -26,7 +26,7 @@ fn refused<W: Wire>(bytes: usize, capacity: usize, element: TypeTag, receive_fir
     pump(&mut [&mut a, &mut b]);
     let outcomes = (a.outcome(send).err(), b.outcome(receive).expect_err("refused"));
     assert!(into.iter().all(|byte| *byte == 0xaa), "a refused message was written");
-    // The message is used up, and the engines go on.
+    // The message is consumed, and the engines continue.
     let send = a.isend(1, 1, &data);
     let mut into = vec![0; bytes];
     let receive = b.irecv(Some(0), Some(1), &mut into);
@@ -66,7 +66,7 @@ fn messages_to_oneself_are_matched_like_any_other() {
     let (_network, mut engines) = TestNetwork::<SocketLink>::new(1, 3);
     let me = &mut engines[0];
     let (short, long) = (pattern(1, SHORT), pattern(2, LONG));
-    // A short one is buffered, a long one waits.
+    // A short message is buffered, a long one waits.
     me.send(0, 1, &short);
     me.send(0, 1, &[]);
     let send = me.isend(0, 1, &long);
@@ -77,17 +77,17 @@ fn messages_to_oneself_are_matched_like_any_other() {
         assert!(got == *data);
     }
     assert!(me.outcome(send).is_ok());
-    // Posted first.
+    // The receive is posted first.
     let mut into = vec![0; LONG];
     let receive = me.irecv(Some(0), Some(9), &mut into);
     me.send(0, 9, &long);
     assert!(me.outcome(receive).is_ok() && into == long);
-    // Refused: both are told, as both are here.
+    // A refusal: both ends fail, as both are here.
     let send = me.isend(0, 2, &long);
     let receive = me.irecv_typed(Some(0), Some(2), FLOATS, &mut into).expect("this rank is there");
     let mismatch = MessageError::TypeMismatch { peer: 0, sent: BYTES, expected: FLOATS };
     assert_eq!((me.outcome(send), me.outcome(receive)), (Err(mismatch), Err(mismatch)));
-    // Given up.
+    // Requests that are given up.
     let (send, receive) = (me.isend(0, 3, &long), me.irecv(Some(0), Some(4), &mut into));
     assert_eq!((me.give_up(send, AFTER), me.give_up(receive, AFTER)), (GivenUp::Withdrawn, GivenUp::Nothing));
     let receive = me.irecv(Some(0), Some(3), &mut into);
@@ -112,7 +112,7 @@ fn short_messages_to_oneself_wait_when_the_limit_is_reached() {
     assert!(me.matching_state.is_idle());
 }
 
-/// Cancels a send of this length after so many rounds of the sender alone, then sends another.
+/// Cancels a send of this length after this many rounds, then sends another.
 fn cancelled_send<W: Wire>(bytes: usize, rounds: usize, receive_first: bool) {
     let (_network, [mut a, mut b]) = TestNetwork::<W>::of(4);
     let mut data = pattern(1, bytes);
@@ -132,7 +132,7 @@ fn cancelled_send<W: Wire>(bytes: usize, rounds: usize, receive_first: bool) {
     let after = pattern(2, 100);
     a.send(1, 2, &after);
     assert!(b.recv(Some(0), Some(2), 100).1 == after);
-    // The message never arrives changed, its receive does not hang, and both ends say the same of it.
+    // The message never arrives changed, its receive does not hang, and both ends report the same result.
     let receive = receive.unwrap_or_else(|| b.irecv(Some(0), Some(1), &mut into));
     pump(&mut [&mut a, &mut b]);
     match (left, b.outcome(receive)) {
@@ -156,7 +156,7 @@ fn a_cancelled_send_arrives_whole_or_not_at_all() {
     }
 }
 
-/// Cancels a receive after so many rounds; its memory must not change any more.
+/// Cancels a receive after this many rounds. Its memory must not change any more.
 fn cancelled_receive<W: Wire>(bytes: usize, rounds: usize) {
     let (_network, [mut a, mut b]) = TestNetwork::<W>::of(5 + rounds as u64);
     let data = pattern(1, bytes);
@@ -172,7 +172,7 @@ fn cancelled_receive<W: Wire>(bytes: usize, rounds: usize) {
     let at_cancel = into.clone();
     pump(&mut [&mut a, &mut b]);
     assert!(into == at_cancel, "memory was touched after the cancel");
-    // No message is lost, and its sender knows nothing of it all.
+    // No message is lost, and the sender does not notice any of this.
     let mut again = vec![0; bytes];
     let next = b.irecv(Some(0), None, &mut again);
     pump(&mut [&mut a, &mut b]);
@@ -212,7 +212,7 @@ fn messages_beyond_the_limit_wait_until_some_are_taken() {
     let waiting = sends.iter().filter(|ticket| a.poll(**ticket).is_none()).count();
     let taken = 2 * limit / EAGER_BYTES;
     assert!((200 - taken..=202 - taken).contains(&waiting), "{waiting} of 200 sends wait");
-    // Another peer is not concerned.
+    // Another peer is not affected.
     let send = other.isend(1, 0, &data);
     pump(&mut [b, other]);
     assert!(other.outcome(send).is_ok());
@@ -250,7 +250,7 @@ fn a_flood_does_not_hold_up_what_came_before_it_nor_what_goes_the_other_way() {
     }
     pump(&mut [a, b]);
     assert!(a.outcome(last).is_ok());
-    // Of those that were given up before their turn each has left a note, and the receive that meets it is told.
+    // Each message that was given up before its turn has left a note, and the receive that matches it fails.
     let mut told = 0;
     let mut into = vec![0; EAGER_BYTES];
     loop {

@@ -1,4 +1,5 @@
-//! Ranks as threads that send to each other, random traffic, and messages that go the short way, mixed with such that cannot.
+//! Ranks as threads that send to each other, random traffic, and messages that need no request, mixed with others that
+//! do.
 
 use std::thread;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use crate::host::point_to_point::frame::{CHUNK_BYTES, EAGER_BYTES};
 use crate::host::point_to_point::{Attempt, MessageError, Messages, Ticket};
 use crate::meeting::wait_until;
 
-/// Sizes around every bound.
+/// Sizes around every limit.
 const SIZES: [usize; 14] = [
     0,
     1,
@@ -52,7 +53,7 @@ fn messages_of_all_sizes_go_back_and_forth() {
     ping_pong::<RingLink>();
 }
 
-/// What rank `from` sends to `to` as its message of this number; lengths short and long.
+/// Returns message number `number` from rank `from` to `to`; lengths short and long.
 fn letter(from: usize, to: usize, number: usize) -> Vec<u8> {
     let bytes = [0, 100, EAGER_BYTES, EAGER_BYTES + 1, 70_000][(from + to + number) % 5];
     pattern((from * 10_000 + to * 100 + number) as u64, bytes)
@@ -67,7 +68,7 @@ fn everyone_to_everyone<W: Wire>(size: usize, count: usize) {
         }
         let mut into = vec![vec![vec![0_u8; 70_000]; count]; size];
         let mut receives = Vec::new();
-        // In another order than they were sent.
+        // In a different order from the sends.
         for from in (0..size).rev() {
             for number in (0..count).rev() {
                 receives.push((from, number, engine.irecv(Some(from), Some(number as u64), &mut into[from][number])));
@@ -99,7 +100,7 @@ fn opposite<W: Wire>() {
         let (first, second) = (pattern(rank as u64, 2_000_001), pattern(10 + rank as u64, 1_000_003));
         let sends = [engine.isend(peer, 1, &first), engine.isend(peer, 2, &second)];
         let mut into = vec![0; 2_000_001];
-        // The other order: the second is received while the first still waits.
+        // In the opposite order: the second is received while the first still waits.
         for (tag, which, bytes) in [(2, 10, 1_000_003), (1, 0, 2_000_001)] {
             let receive = engine.irecv(Some(peer), Some(tag), &mut into);
             engine.finish_all(&[receive]).expect("received");
@@ -130,7 +131,7 @@ fn any_source<W: Wire>() {
         let mut next = [0; SIZE];
         for _ in 0..EACH * (SIZE - 1) {
             let (envelope, data) = engine.recv(None, Some(3), 70_000);
-            // Also the order of each source is kept.
+            // The order of each source is kept too.
             assert!(data == letter(envelope.source, 0, next[envelope.source]), "from {}", envelope.source);
             next[envelope.source] += 1;
         }
@@ -165,7 +166,7 @@ fn a_progress_thread_of_another_rank_need_not_know_the_tickets() {
     engine.finish_all(&[send]).expect("sent");
 }
 
-/// A message in a random run: what it must be when it arrives.
+/// A message in a random run, with its expected content.
 struct Sent {
     to: usize,
     tag: u64,
@@ -176,14 +177,14 @@ struct Sent {
 /// A receive in a random run: source, tag, ticket, memory.
 type Expected = (usize, u64, Ticket, Vec<u8>);
 
-/// Random posts on every rank in one thread; each destination is known beforehand from a plain model of the rules: messages of
-/// one source and tag arrive in order.
+/// Posts random requests on every rank in one thread. Each destination is known in advance from a plain model of the
+/// rules: messages of one source and tag arrive in order.
 fn random_traffic<W: Wire>(seed: u64, size: usize) {
     let mut random = Random(seed);
     let (_network, mut engines) = TestNetwork::<W>::new(size, seed);
     let mut sent: Vec<Vec<Sent>> = (0..size).map(|_| Vec::new()).collect();
     let mut received: Vec<Vec<Expected>> = (0..size).map(|_| Vec::new()).collect();
-    // Every message has one receive with its exact source and tag, posted before or after.
+    // Every message has one receive with its exact source and tag, posted before or after it.
     let mut plan: Vec<(usize, usize, u64)> = (0..120).map(|_| (random.below(size), random.below(size), random.below(3) as u64)).collect();
     let mut owed = plan.clone();
     while !plan.is_empty() || !owed.is_empty() {
@@ -237,13 +238,14 @@ fn random_traffic_arrives_in_order() {
     }
 }
 
-/// Random sends, receives from anyone, and cancels of both: memory that was given back stays as it is, nothing hangs, and what
-/// is received whole is what someone sent.
+/// Makes random sends, receives from any source, and cancels of both. Returned memory does not change, nothing hangs,
+/// and every complete received message is one that was sent.
 fn random_cancels<W: Wire>(seed: u64) {
     const CAPACITY: usize = 2 * CHUNK_BYTES;
     let mut random = Random(seed);
     let (_network, mut engines) = TestNetwork::<W>::new(3, seed);
-    // Messages carry their own number, so that what was received can be checked; the memory of a cancelled send is wiped.
+    // Messages contain their own number, so that received ones can be checked. The memory of a cancelled send is
+    // overwritten.
     let mut sends: Vec<(usize, Ticket, Vec<u8>)> = Vec::new();
     let mut receives: Vec<(usize, Ticket, Vec<u8>)> = Vec::new();
     let mut given_back: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
@@ -304,7 +306,7 @@ fn random_cancels<W: Wire>(seed: u64) {
     assert!(whole > 5, "seed {seed:#x}: only {whole} messages were received whole");
 }
 
-/// Receives what is still there.
+/// Receives all remaining messages.
 fn drain_all<W: Wire>(engine: &mut Messages<Usher<W>>) {
     let mut into = vec![0; 1 << 20];
     loop {
@@ -331,7 +333,7 @@ fn cancelled_requests_let_go_of_their_memory() {
     }
 }
 
-/// Sends in the shortest way that is open, and waits.
+/// Sends without a request if possible, and waits.
 fn send<W: Wire>(engine: &mut Messages<Usher<W>>, to: usize, tag: u64, data: &[u8]) {
     // SAFETY: the data outlives the call, which waits for the request.
     let ticket = match unsafe { engine.try_send(to, tag, BYTES, data.as_ptr(), data.len()) } {
@@ -343,7 +345,7 @@ fn send<W: Wire>(engine: &mut Messages<Usher<W>>, to: usize, tag: u64, data: &[u
     assert_eq!(engine.outcome(ticket).map(|envelope| envelope.bytes), Ok(data.len()));
 }
 
-/// Receives in the shortest way that is open, and waits; what came.
+/// Receives without a request if possible, waits, and returns the message.
 fn receive<W: Wire>(engine: &mut Messages<Usher<W>>, from: usize, tag: u64, capacity: usize) -> Vec<u8> {
     let mut into = vec![0xaa; capacity];
     // SAFETY: the memory outlives the call, which waits for the request.
@@ -370,7 +372,7 @@ fn conversation<W: Wire>(seed: u64) {
         for turn in 0..if cfg!(miri) { 30 } else { 400 } {
             let length = lengths[random.below(lengths.len())];
             let tags = [random.below(2) as u64, random.below(2) as u64];
-            // Sometimes the second one is received first, where the tags tell them apart and the first need not be waited for.
+            // Sometimes the second one is received first, if the tags differ and the first need not be waited for.
             let swapped = random.below(2) == 0 && tags[0] != tags[1] && length <= EAGER_BYTES;
             let messages = [pattern(2 * turn, length), pattern(2 * turn + 1, length / 2)];
             if turn as usize % 2 == rank {
@@ -394,7 +396,7 @@ fn two_ranks_take_turns_and_nothing_changes_places() {
     }
 }
 
-/// Two engines that have exchanged a message, so that their link is there.
+/// Returns two engines that have exchanged a message, so that their link exists.
 fn acquainted<W: Wire>() -> [Messages<Usher<W>>; 2] {
     let (_network, [mut a, mut b]) = TestNetwork::<W>::of(12);
     send(&mut a, 1, 0, &[1]);
@@ -440,7 +442,7 @@ fn left_to_requests<W: Wire>() {
             Err(error) => assert!(tag == 1 && !matches!(error, MessageError::Ended(_)) && into == [0xaa; 8]),
         }
     }
-    // Behind a receive that was posted before.
+    // After a receive that was posted before.
     let mut first = [0; 1];
     let posted = b.irecv(None, None, &mut first);
     send(&mut a, 1, 4, &[1]);

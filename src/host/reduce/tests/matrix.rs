@@ -1,4 +1,4 @@
-//! Every op, every type, many shapes; and every instruction set against the plainest.
+//! Every op, every type, many shapes; and every instruction set against the baseline.
 
 use super::oracle::{expected, random_elements};
 use super::{Fold, Kernel, Random, fold, levels, pairs};
@@ -7,11 +7,11 @@ use crate::call::element::TypeTag;
 use crate::call::op::{CustomOp, ReduceOp, Reduction};
 use crate::host::reduce::level::Level;
 
-/// How many elements, and of how many inputs.
+/// The numbers of elements, and below them the numbers of inputs.
 const COUNTS: &[usize] = if cfg!(miri) { &[3, 20] } else { &[0, 1, 2, 3, 7, 31, 64, 257, 1000, 4097] };
 const WORLDS: &[usize] = if cfg!(miri) { &[1, 2, 3] } else { &[1, 2, 3, 4, 8, 13] };
 
-/// Enough elements of one type for every test of it.
+/// Returns enough elements of one type for all of its tests.
 fn pool(random: &mut Random, dtype: DType, inputs: usize, count: usize) -> Vec<Vec<u8>> {
     (0..inputs).map(|_| random_elements(random, dtype, count)).collect()
 }
@@ -33,7 +33,8 @@ fn every_op_on_every_type_agrees_with_plain_code() {
     }
 }
 
-/// One shape, with the destination apart, first and last, as the last fold and, where that differs, as an earlier one.
+/// Checks one shape, with a separate destination, the first input and the last input, as the last fold and, if that
+/// differs, as an earlier one.
 fn check(op: ReduceOp, dtype: DType, inputs: &[&[u8]], seed: u64) {
     let world = inputs.len();
     let kernel = Kernel::builtin(Level::best(), op, dtype, world).unwrap();
@@ -53,7 +54,7 @@ fn check(op: ReduceOp, dtype: DType, inputs: &[&[u8]], seed: u64) {
     }
 }
 
-/// Compares bits, and on a difference says where.
+/// Compares bits, and reports the position of a difference.
 fn assert_same(dtype: DType, got: &[u8], expected: &[u8], what: impl Fn() -> String) {
     assert_eq!(got.len(), expected.len());
     if got != expected {

@@ -1,5 +1,5 @@
-//! The ways to write a result: to one destination or to two, with the bits of the oracle from each; and operations of the caller's own, on plain
-//! data of any shape.
+//! The ways to write a result: to one destination or to two, each with the bits of the oracle; and custom operations on
+//! plain data of any shape.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,7 +9,7 @@ use crate::call::element::TypeTag;
 use crate::call::element::{DType, Data};
 use crate::call::op::{CustomOp, ReduceOp, Reduction};
 
-/// Elements and inputs: nothing, less than a vector, odd lengths around blocks, inputs up to many.
+/// Numbers of elements and inputs: zero, less than a vector, odd lengths around blocks, few inputs and many.
 const SHAPES: &[(usize, usize)] = if cfg!(miri) {
     &[(0, 2), (1, 1), (3, 3), (33, 2)]
 } else {
@@ -24,7 +24,8 @@ enum Method {
     Two,
 }
 
-/// Folds one way, with every buffer at another distance from a line, and returns the one or two results.
+/// Folds with one method, with every buffer at a different distance from a cache line, and returns the one or two
+/// results.
 fn write(kernel: &Kernel, method: Method, inputs: &[&[u8]], alias: Option<usize>, shift: usize) -> Vec<Vec<u8>> {
     let (element, bytes) = (kernel.element_bytes(), inputs[0].len());
     let start = |index: usize| (index * 3 + shift) * element;
@@ -32,8 +33,8 @@ fn write(kernel: &Kernel, method: Method, inputs: &[&[u8]], alias: Option<usize>
     let [mut apart, mut also] = [21, 22].map(|index| Buffer::new(&vec![0xee; bytes], start(index)));
     let pointers: Vec<*const u8> = buffers.iter_mut().map(|buffer| buffer.pointer().cast_const()).collect();
     let into = alias.map_or_else(|| apart.pointer(), |index| pointers[index].cast_mut());
-    // SAFETY: every buffer holds `bytes` bytes, aligned to the elements; the destination is an input or apart, and the second one is
-    // apart; the inputs are elements, and this is the only thread.
+    // SAFETY: every buffer holds `bytes` bytes, aligned to the elements; the destination is an input or overlaps none,
+    // and the second one overlaps nothing; the inputs are elements, and this is the only thread.
     unsafe {
         match method {
             Method::One => kernel.fold(into, &pointers, bytes, true),
@@ -53,7 +54,7 @@ fn write(kernel: &Kernel, method: Method, inputs: &[&[u8]], alias: Option<usize>
     results
 }
 
-/// All ways at all levels, into a buffer apart and into each input in turn.
+/// Checks all methods at all levels, into a separate buffer and into each input in turn.
 fn check(op: ReduceOp, dtype: DType, inputs: &[&[u8]], seed: u64) {
     let world = inputs.len();
     let expected = expected(op, dtype, inputs, (op == ReduceOp::Avg).then_some(world));
@@ -119,7 +120,7 @@ fn an_op_of_the_callers_own_has_all_ways() {
     }
 }
 
-/// Folds vectors of `T` by the operation, with the destination apart or one of the inputs, and returns it.
+/// Folds vectors of `T` with the operation, with a separate destination or one of the inputs, and returns the result.
 fn fold<T: Data>(op: &CustomOp<T>, inputs: &[Vec<T>], alias: Option<usize>) -> Vec<T> {
     let kernel = Kernel::of(&Reduction::from(op), TypeTag::of::<T>(), inputs.len()).unwrap();
     let mut inputs = inputs.to_vec();
@@ -128,12 +129,12 @@ fn fold<T: Data>(op: &CustomOp<T>, inputs: &[Vec<T>], alias: Option<usize>) -> V
     let mut pointers: Vec<*mut u8> = inputs.iter_mut().map(|input| input.as_mut_ptr().cast()).collect();
     let into = alias.map_or(apart.as_mut_ptr().cast(), |index| pointers[index]);
     let inputs_of: Vec<*const u8> = pointers.drain(..).map(|pointer| pointer.cast_const()).collect();
-    // SAFETY: vectors of one length, the destination among them or apart; one thread.
+    // SAFETY: vectors of one length, the destination among them or separate; one thread.
     unsafe { kernel.fold(into, &inputs_of, bytes, true) };
     alias.map_or(apart, |index| inputs.swap_remove(index))
 }
 
-/// A mean in the making, without padding.
+/// An intermediate state of a mean, without padding.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 struct Moment {
@@ -170,7 +171,7 @@ fn structs_are_folded_whatever_the_destination() {
     }
 }
 
-/// The product of two matrices with two rows: associative, not commutative.
+/// Returns the product of two 2x2 matrices: associative, not commutative.
 fn multiply(a: [u32; 4], b: [u32; 4]) -> [u32; 4] {
     let cell = |row: usize, column: usize| a[row * 2].wrapping_mul(b[column]).wrapping_add(a[row * 2 + 1].wrapping_mul(b[2 + column]));
     [cell(0, 0), cell(0, 1), cell(1, 0), cell(1, 1)]
@@ -191,7 +192,7 @@ fn an_ordered_op_is_folded_from_left_to_right() {
     }
 }
 
-/// Aligned to more than a block of scratch memory is.
+/// An element with a larger alignment than a block of scratch memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C, align(256))]
 struct Wide([u64; 32]);

@@ -1,4 +1,4 @@
-//! The folds against plain scalar code that is written differently.
+//! The folds, compared with plain scalar code that is written differently.
 
 #![expect(unsafe_code, reason = "the folds work on pointers")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
@@ -15,12 +15,12 @@ use crate::base::random::Random;
 use crate::call::element::DType;
 use crate::call::op::ReduceOp;
 
-/// The levels that this processor has.
+/// Returns the levels that this processor has.
 fn levels() -> impl Iterator<Item = Level> {
     Level::ALL.iter().copied().filter(|level| level.is_available())
 }
 
-/// The pairs that can be done; some of them under Miri.
+/// Returns the supported pairs; under Miri, some of them.
 fn pairs() -> impl Iterator<Item = (ReduceOp, DType)> {
     ReduceOp::ALL
         .into_iter()
@@ -29,18 +29,18 @@ fn pairs() -> impl Iterator<Item = (ReduceOp, DType)> {
         .step_by(if cfg!(miri) { 7 } else { 1 })
 }
 
-/// Bytes at any element boundary, with a margin on both sides that nobody may touch.
+/// Bytes at any element boundary, with a margin on both sides that must not be touched.
 struct Buffer {
     words: Vec<u64>,
     start: usize,
     length: usize,
 }
 
-/// What the margin is filled with.
+/// The content of the margins.
 const MARGIN: u8 = 0xa5;
 
 impl Buffer {
-    /// The bytes, `start` bytes past a multiple of 8.
+    /// Creates a buffer whose bytes start `start` bytes past a multiple of 8.
     fn new(bytes: &[u8], start: usize) -> Self {
         let mut buffer = Self { words: vec![0; (start + bytes.len()) / 8 + 3], start: start + 8, length: bytes.len() };
         buffer.all_mut().fill(MARGIN);
@@ -59,7 +59,7 @@ impl Buffer {
         self.all_mut()[start..].as_mut_ptr()
     }
 
-    /// The bytes, after a look at the margins.
+    /// Returns the bytes after checking the margins.
     fn bytes(&mut self) -> &[u8] {
         let (start, end) = (self.start, self.start + self.length);
         let all = self.all_mut();
@@ -68,8 +68,8 @@ impl Buffer {
     }
 }
 
-/// Folds `inputs`, each in a buffer that starts elsewhere, into the one at `alias` or a buffer apart, and returns the result.
-/// Checks that nothing else was written.
+/// Folds `inputs`, each in a buffer with a different start, into the one at `alias` or a separate buffer, and returns
+/// the result. Checks that nothing else was written.
 fn fold(kernel: &Kernel, inputs: &[&[u8]], alias: Option<usize>, last: bool) -> Vec<u8> {
     let element = kernel.element_bytes();
     let mut buffers: Vec<Buffer> = inputs.iter().enumerate().map(|(index, input)| Buffer::new(input, (index * 3 + 1) * element)).collect();
@@ -77,8 +77,8 @@ fn fold(kernel: &Kernel, inputs: &[&[u8]], alias: Option<usize>, last: bool) -> 
     let mut apart = Buffer::new(&vec![0xee; bytes], 5 * element);
     let pointers: Vec<*const u8> = buffers.iter_mut().map(|buffer| buffer.pointer().cast_const()).collect();
     let into = alias.map_or_else(|| apart.pointer(), |index| pointers[index].cast_mut());
-    // SAFETY: every buffer holds `bytes` bytes at a multiple of the element's size past a multiple of 8; the destination is one
-    // of them or apart; the inputs are elements, and this is the only thread.
+    // SAFETY: every buffer holds `bytes` bytes at a multiple of the element's size past a multiple of 8; the
+    // destination is one of them or separate; the inputs are elements, and this is the only thread.
     unsafe { kernel.fold(into, &pointers, bytes, last) };
     for (index, buffer) in buffers.iter_mut().enumerate() {
         let now = buffer.bytes();

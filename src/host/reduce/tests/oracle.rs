@@ -1,5 +1,5 @@
-//! What a fold must give: by way of `f64`, where sums, products and quotients of `f32` are exact or rounded innocuously, and
-//! of `i128`.
+//! The expected result of a fold. It is computed in `f64`, where sums, products and quotients of `f32` are exact or
+//! rounded innocuously, and in `i128`.
 
 use half::{bf16, f16};
 
@@ -7,21 +7,22 @@ use super::Random;
 use crate::call::element::{DType, F8E4M3, F8E5M2};
 use crate::call::op::ReduceOp;
 
-/// One float element as `f64`.
+/// Returns one float element as `f64`.
 pub(super) fn read_float(dtype: DType, bytes: &[u8]) -> f64 {
     match dtype {
         DType::F64 => f64::from_le_bytes(bytes.try_into().unwrap()),
         DType::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
         DType::F16 => f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
         DType::Bf16 => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
-        // Both are checked against their definition beside their own code.
+        // Both are checked against their definition in the tests of their own code.
         DType::F8E4M3 => F8E4M3::from_bits(bytes[0]).to_f64(),
         DType::F8E5M2 => F8E5M2::from_bits(bytes[0]).to_f64(),
         other => panic!("{other} is no float"),
     }
 }
 
-/// Appends the element nearest to a float that an `f32` holds (unless it is an `f64` element); the quiet positive NaN for any NaN.
+/// Appends the element nearest to a float that an `f32` holds (unless it is an `f64` element), or the positive quiet
+/// NaN for any NaN.
 pub(super) fn write_float(dtype: DType, value: f64, into: &mut Vec<u8>) {
     match (dtype, value.is_nan()) {
         (DType::F64, true) => into.extend(0x7ff8_0000_0000_0000_u64.to_le_bytes()),
@@ -43,7 +44,7 @@ pub(super) fn write_float(dtype: DType, value: f64, into: &mut Vec<u8>) {
     }
 }
 
-/// The least and the greatest value of an integer type.
+/// Returns the least and the greatest value of an integer type.
 fn range(dtype: DType) -> (i128, i128) {
     match dtype {
         DType::I8 => (i8::MIN.into(), i8::MAX.into()),
@@ -59,19 +60,19 @@ fn range(dtype: DType) -> (i128, i128) {
     }
 }
 
-/// The value that is congruent and in the type's range.
+/// Returns the congruent value in the type's range.
 fn wrap(dtype: DType, value: i128) -> i128 {
     let (least, greatest) = range(dtype);
     (value - least).rem_euclid(greatest - least + 1) + least
 }
 
-/// One integer element.
+/// Returns one integer element.
 pub(super) fn read_integer(dtype: DType, bytes: &[u8]) -> i128 {
     let magnitude = bytes.iter().rev().fold(0, |sum, byte| sum << 8 | i128::from(*byte));
     wrap(dtype, magnitude)
 }
 
-/// What the float elements at one place become.
+/// Returns the fold of the float elements at one position.
 fn fold_floats(op: ReduceOp, dtype: DType, values: &[f64], divisor: Option<usize>) -> f64 {
     let rounded = |value: f64| if dtype == DType::F64 { value } else { f64::from(value as f32) };
     let numbers = || values.iter().copied().filter(|value| !value.is_nan());
@@ -86,7 +87,7 @@ fn fold_floats(op: ReduceOp, dtype: DType, values: &[f64], divisor: Option<usize
     }
 }
 
-/// What the integers or bools at one place become.
+/// Returns the fold of the integers or bools at one position.
 fn fold_integers(op: ReduceOp, dtype: DType, values: &[i128], divisor: Option<usize>) -> i128 {
     let values = values.iter().copied();
     if dtype == DType::Bool {
@@ -111,7 +112,7 @@ fn fold_integers(op: ReduceOp, dtype: DType, values: &[i128], divisor: Option<us
     }
 }
 
-/// The result of a fold. `divisor` is the world size where a mean ends.
+/// Returns the result of a fold. `divisor` is the world size if a mean ends here.
 pub(super) fn expected(op: ReduceOp, dtype: DType, inputs: &[&[u8]], divisor: Option<usize>) -> Vec<u8> {
     if inputs.len() == 1 && divisor.is_none() {
         return inputs[0].to_vec();
@@ -135,7 +136,7 @@ pub(super) fn expected(op: ReduceOp, dtype: DType, inputs: &[&[u8]], divisor: Op
     result
 }
 
-/// Elements in which rounding matters, now and then an extreme one, now and then any bits at all.
+/// Returns elements for which rounding matters, sometimes an extreme one, and sometimes arbitrary bits.
 pub(super) fn random_elements(random: &mut Random, dtype: DType, count: usize) -> Vec<u8> {
     let size = dtype.size_bytes();
     let specials = special_elements(dtype);
@@ -154,7 +155,7 @@ pub(super) fn random_elements(random: &mut Random, dtype: DType, count: usize) -
     bytes
 }
 
-/// The elements with something about them, little-endian.
+/// Returns the special elements, little-endian.
 pub(super) fn special_elements(dtype: DType) -> Vec<Vec<u8>> {
     let size = dtype.size_bytes();
     if !dtype.is_float() {

@@ -1,5 +1,5 @@
-//! Where rounding is delicate: all pairs of special floats and of 8-bit floats, all 16-bit patterns, the scalar; and the division that ends a
-//! mean of integers.
+//! Cases in which rounding is delicate: all pairs of special floats and of 8-bit floats, all 16-bit patterns, and the
+//! scalar. Also the division that ends a mean of integers.
 
 use half::f16;
 
@@ -12,21 +12,21 @@ use crate::host::reduce::premultiply;
 use crate::host::reduce::table::scaled_at;
 use half::bf16;
 
-/// The six float types.
+/// Returns the six float types.
 fn floats() -> impl Iterator<Item = DType> {
     DType::ALL.into_iter().filter(|dtype| dtype.is_float())
 }
 
-/// The ops on floats that differ.
+/// The ops that differ on floats.
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 
-/// All pairs of the elements, as two inputs.
+/// Returns all pairs of the elements, as two inputs.
 fn all_pairs(elements: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
     let pairs = || elements.iter().flat_map(|a| elements.iter().map(move |b| (a, b)));
     (pairs().flat_map(|pair| pair.0.clone()).collect(), pairs().flat_map(|pair| pair.1.clone()).collect())
 }
 
-/// Checks all ops on all pairs, on every level, with the result apart and over the second input.
+/// Checks all ops on all pairs, on every level, with a separate result and over the second input.
 fn check_pairs(dtype: DType, elements: &[Vec<u8>]) {
     let (a, b) = all_pairs(elements);
     let size = dtype.size_bytes();
@@ -85,14 +85,14 @@ fn every_narrow_pattern_survives_the_wide_type() {
     for (dtype, quiet) in [(DType::F16, 0x7e00), (DType::Bf16, 0x7fc0)] {
         let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
         for level in levels() {
-            // A mean over one rank computes, where a sum would copy.
+            // A mean over one rank computes, whereas a sum would copy.
             let kernel = Kernel::builtin(level, ReduceOp::Avg, dtype, 1).unwrap();
             let got = fold(&kernel, &[&bytes], None, true);
             for (bits, got) in (0..=u16::MAX).zip(got.chunks_exact(2)) {
                 let expected = if read_float(dtype, &bits.to_le_bytes()).is_nan() { quiet } else { bits };
                 assert_eq!(u16::from_le_bytes([got[0], got[1]]), expected, "{dtype} {bits:#x} on {level:?}");
             }
-            // And a sum of one input copies, NaN and all.
+            // A sum of one input copies, even a NaN.
             let kernel = Kernel::builtin(level, ReduceOp::Sum, dtype, 1).unwrap();
             assert_eq!(fold(&kernel, &[&bytes], None, true), bytes);
         }
@@ -101,7 +101,7 @@ fn every_narrow_pattern_survives_the_wide_type() {
 
 #[test]
 fn narrow_floats_are_rounded_once() {
-    // 2048 + 1 + 1: rounded after each step it would stay at 2048.
+    // 2048 + 1 + 1: if it were rounded after each step, it would stay at 2048.
     let [large, one] = [2048.0, 1.0].map(|value| f16::from_f32(value).to_le_bytes());
     let kernel = Kernel::of(&Reduction::<f16>::from(ReduceOp::Sum), TypeTag::of::<f16>(), 3).unwrap();
     assert_eq!(fold(&kernel, &[&large, &one, &one], Some(2), true), f16::from_f32(2050.0).to_le_bytes());
@@ -111,21 +111,21 @@ fn narrow_floats_are_rounded_once() {
     assert_eq!(fold(&kernel, &[&[0x7e], &[0x7e]], None, false), [0x7f]);
 }
 
-/// The scalar as the element type has it.
+/// Returns the scalar as the element type represents it.
 fn rounded(dtype: DType, scalar: f64) -> f64 {
     let mut bytes = Vec::new();
     write_float(dtype, scalar, &mut bytes);
     read_float(dtype, &bytes)
 }
 
-/// `T`s read from bytes.
+/// Returns `T`s read from bytes.
 fn elements<T: Copy>(bytes: &[u8]) -> Vec<T> {
     let at = |index: usize| bytes[index * size_of::<T>()..].as_ptr().cast::<T>();
-    // SAFETY: within the bytes; called for floats, which any bytes are.
+    // SAFETY: within the bytes; called for floats, for which any bytes are valid.
     (0..bytes.len() / size_of::<T>()).map(|index| unsafe { at(index).read_unaligned() }).collect()
 }
 
-/// The products at every level, against the oracle.
+/// Checks the products at every level against the oracle.
 fn check_scalar<T: crate::call::element::Element>(dtype: DType, scalar: f64, seed: u64) {
     let size = size_of::<T>();
     let bytes = random_elements(&mut Random(seed), dtype, if cfg!(miri) { 20 } else { 777 });
@@ -158,7 +158,7 @@ fn products_with_a_scalar_are_rounded_once() {
 
 #[test]
 fn the_scalar_is_rounded_once_too() {
-    // Above the tie between 1 and the next number by less than an f32 can tell, then below it.
+    // Above the tie between 1 and the next number by less than an `f32` can distinguish, then below it.
     let mut into = Vec::new();
     for (beyond, steps) in [(2f64.powi(-40), 1.0), (-2f64.powi(-40), 0.0)] {
         premultiply(&ReduceOp::PreMulSum(1.0 + 2f64.powi(-8) + beyond).into(), &[bf16::ONE], &mut into);
@@ -180,17 +180,18 @@ fn premultiply_replaces_what_was_there() {
     assert!(into.is_empty());
 }
 
-/// World sizes around everything that a mantissa or a type can hold.
+/// World sizes around every limit of a mantissa or a type.
 const WORLDS: &[usize] = if cfg!(miri) {
     &[1, 3, 16_777_217]
 } else {
     &[1, 2, 3, 5, 7, 10, 13, 64, 100, 127, 128, 129, 200, 255, 256, 257, 32769, 65537, 16_777_217, 4_294_967_297]
 };
 
-/// From one probe of a 16-bit type to the next.
+/// The distance between two probes of a 16-bit type.
 const STEP: usize = if cfg!(miri) { 1999 } else { 11 };
 
-/// The mean of integers over one input at every level (it is computed by float arithmetic), against the processor's own division in 128 bits.
+/// Checks the mean of integers over one input at every level, which is computed by float arithmetic, against the
+/// processor's own division in 128 bits.
 fn check_mean<const N: usize>(dtype: DType, values: &[i128]) {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()[..N].to_vec()).collect();
     for level in levels() {
@@ -205,7 +206,7 @@ fn check_mean<const N: usize>(dtype: DType, values: &[i128]) {
     }
 }
 
-/// Multiples of every world size with their neighbours, and the ends of the range.
+/// Returns multiples of every world size with their neighbours, and the ends of the range.
 fn edges(least: i128, greatest: i128) -> Vec<i128> {
     let mut edges: Vec<i128> = [least, 0, greatest].into_iter().flat_map(|end| end - 2..=end + 2).collect();
     for &world in WORLDS {

@@ -1,4 +1,4 @@
-//! Ranks that disagree, are late, leave, or are told to stop.
+//! Ranks that disagree, are late, leave, or are notified of an end.
 
 #![expect(unsafe_code, reason = "collectives take raw memory")]
 
@@ -34,13 +34,13 @@ impl Fold for Untouchable {
     }
 }
 
-/// Makes a call of this kind on `bytes` that must be left alone, in place.
+/// Makes a call of this kind, in place, on `bytes` that must stay unchanged.
 fn attempt(rank: &mut Rank, kind: Collective, bytes: &mut [u8]) -> Result<(), Interrupted> {
     let (len, block) = (bytes.len(), bytes.len() / rank.size);
     let start = bytes.as_mut_ptr();
     let memory = Memory { source: start, destination: start };
     let own = rank.index * block;
-    // SAFETY: blocks of the buffer, one a rank, or the whole.
+    // SAFETY: blocks of the buffer, one per rank, or the whole.
     rank.make(kind, |group, context| unsafe {
         match kind {
             Collective::Broadcast => group.broadcast(memory, len, 0, context),
@@ -90,7 +90,7 @@ fn a_different_call_is_named_everywhere_and_touches_nothing() {
                     let stop = attempt(&mut rank, kind, &mut bytes).unwrap_err();
                     assert!(bytes.iter().all(|byte| *byte == rank.index as u8));
                     assert_eq!(attempt(&mut rank, Collective::Barrier, &mut bytes), Err(stop.abort_reason.into()), "it stays ended");
-                    // Whoever was first may still be writing it down.
+                    // The first rank may still be recording it.
                     while rank.group.abort_reason().is_none() {
                         std::thread::yield_now();
                     }
@@ -134,7 +134,7 @@ fn calls_that_differ_in_one_field_differ() {
     }
 }
 
-/// A barrier with a deadline of its own.
+/// Runs a barrier with a deadline of its own.
 fn barrier_within(rank: &mut Rank, limit: Duration, sequence: u64) -> Result<(), Interrupted> {
     let (call, deadline) = (call(Collective::Barrier, sequence), Deadline::after(limit));
     rank.group.barrier(&super::CallContext {
@@ -155,14 +155,14 @@ fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
         } else {
             let stop = barrier_within(&mut rank, Duration::ZERO, 1).unwrap_err();
             assert!(stop.missing.contains(&1) && stop.missing.contains(&3) && stop.arrived.contains(&(rank.index as u32)));
-            // From here on the two have seen each other.
+            // From here on, the two have seen each other.
             early.meet();
             let stop = barrier_within(&mut rank, Duration::from_millis(20), 1).unwrap_err();
             assert_eq!(stop.abort_reason, AbortReason::TimedOut { waiting: rank.index as u32, missing: 1 });
             assert_eq!((stop.missing, stop.arrived), (vec![1, 3], vec![0, 2]));
             assert_eq!(rank.group.abort_reason(), None);
             late.meet();
-            // Rank 0 tries again, rank 2 goes on: the others' barrier is the one that both have entered.
+            // Rank 0 retries, and rank 2 goes on: the others' barrier is the one that both have entered.
             if rank.index == 0 {
                 barrier_within(&mut rank, PATIENCE, 1).unwrap();
             }
@@ -222,7 +222,7 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
     let began = Instant::now();
     let stops = on_threads(3, |mut rank| {
         if rank.index == 2 {
-            // Neither calls nor leaves before the others have been told to stop.
+            // Neither calls nor leaves before the others have been notified of the end.
             wait_until("the group has ended", || rank.group.abort_reason().is_some());
             return rank.group.abort_reason().unwrap();
         }
@@ -289,7 +289,7 @@ fn two_hosts_make_two_groups() {
                     super::CallContext { call: &call, deadline: &deadline, health: &health, recorder: &crate::flight::Flight::default() };
                 let mut all = vec![0; mine.len()];
                 let memory = Memory { source: (&raw const me).cast(), destination: all.as_mut_ptr() };
-                // SAFETY: one byte of this rank's number (little-endian), and room for one of each.
+                // SAFETY: one byte of this rank's number (little-endian), and room for one of each rank.
                 unsafe { group.all_gather(memory, Blocks::Equal(1), &context) }.unwrap();
                 assert_eq!(all, mine.iter().map(|rank| *rank as u8).collect::<Vec<_>>());
             });
@@ -297,7 +297,7 @@ fn two_hosts_make_two_groups() {
     });
 }
 
-/// An exchange in which the leader says something of the test's choice.
+/// An exchange in which the leader sends what the test chooses.
 struct Scripted(Vec<Vec<Vec<u8>>>);
 
 impl Exchange for Scripted {

@@ -1,4 +1,4 @@
-//! Every collective, at every size where the way of doing it changes, in place and not, against an oracle.
+//! Tests of every collective, at every size at which its algorithm changes, in place and not, against an oracle.
 
 #![expect(unsafe_code, reason = "collectives take raw memory")]
 
@@ -8,10 +8,10 @@ use crate::host::fold::Fold;
 use crate::host::shm::layout::RegionLayout;
 use crate::host::shm::{Blocks, Memory};
 
-/// What lies where nothing was written.
+/// The value of bytes to which nothing was written.
 const UNTOUCHED: u8 = 0xa5;
 
-/// A buffer aligned to 16 bytes whose last byte must stay as it was.
+/// A buffer aligned to 16 bytes, with bytes after its end that must not change.
 struct Buffer {
     words: Vec<u128>,
     len: usize,
@@ -33,29 +33,29 @@ impl Buffer {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the words have at least so many bytes.
+        // SAFETY: the words have at least that many bytes.
         unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.len) }
     }
 
-    /// The bytes, once it is sure that nothing was written behind them.
+    /// Returns the bytes, after checking that nothing was written behind them.
     fn checked(&mut self) -> &[u8] {
-        // SAFETY: the words have at least so many bytes.
+        // SAFETY: the words have at least that many bytes.
         let all = unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast::<u8>(), self.words.len() * 16) };
         assert!(all[self.len..].iter().all(|byte| *byte == UNTOUCHED), "written beyond {} bytes", self.len);
         &all[..self.len]
     }
 }
 
-/// Folds for the tests. Where a fold is the last it adds one to each element's first byte, so that each omission or repetition shows.
+/// Folds for the tests. The last fold adds one to each element's first byte, so that each omission or repetition shows.
 enum TestFold {
-    /// Bytes, summed; elements of so many of them.
+    /// The sum of bytes, with elements of this many bytes.
     Sum(usize),
-    /// Maps `x -> a x + b` of 32-bit words, one after the other: associative, not commutative.
+    /// Maps `x -> a x + b` of 32-bit words, applied one after the other: associative, not commutative.
     Chain,
 }
 
 impl TestFold {
-    /// `into op= from` for one element.
+    /// Computes `into op= from` for one element.
     fn combine(&self, into: &mut [u8], from: &[u8]) {
         match self {
             TestFold::Sum(_) => into.iter_mut().zip(from).for_each(|(a, b)| *a = a.wrapping_add(*b)),
@@ -68,7 +68,7 @@ impl TestFold {
         }
     }
 
-    /// The fold of all inputs, done plainly.
+    /// Returns the fold of all inputs, computed in the plainest way.
     fn expected(&self, inputs: &[Vec<u8>], last: bool) -> Vec<u8> {
         let element = self.element_bytes();
         let mut result = inputs[0].clone();
@@ -100,30 +100,30 @@ impl Fold for TestFold {
             inputs.iter().all(|input| input.addr().is_multiple_of(alignment)) && into.addr().is_multiple_of(alignment),
             "elements of {element} B"
         );
-        // SAFETY: so many bytes each, which nobody writes now, as the caller has promised.
+        // SAFETY: that many bytes each, which nothing writes now, as the caller has promised.
         let inputs: Vec<_> = inputs.iter().map(|input| unsafe { std::slice::from_raw_parts(*input, bytes) }.to_vec()).collect();
         let result = self.expected(&inputs, last);
-        // SAFETY: so many bytes, as the caller has promised; the result is a vector of its own.
+        // SAFETY: that many bytes, as the caller has promised; the result is a vector of its own.
         unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), into, bytes) };
     }
 }
 
-/// What a rank contributes: bytes that differ by rank, place and round.
+/// Returns what a rank contributes: bytes that differ by rank, position and round.
 fn input(rank: usize, len: usize, round: u64) -> Vec<u8> {
     let mut random = Random(round * 100 + rank as u64 + 1);
     (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(len).collect()
 }
 
-/// Everyone's contribution.
+/// Returns the contributions of all ranks.
 fn inputs(ranks: usize, len: usize, round: u64) -> Vec<Vec<u8>> {
     (0..ranks).map(|rank| input(rank, len, round)).collect()
 }
 
-/// Sizes around every limit, as multiples of an element. Many ranks are spared the largest.
+/// Returns sizes around every limit, as multiples of an element. The largest are left out if there are many ranks.
 fn sizes(ranks: usize, element: usize) -> Vec<usize> {
     let slot = RegionLayout::new(ranks).unwrap().slot_bytes();
     let all = [0, 1, 3, 24, 25, 4095, 4096, 4097, 16 << 10, (16 << 10) + 1, slot - 1, slot, slot + 1, 3 * slot + 5];
-    // Under Miri those that are not large.
+    // Under Miri, only the small ones.
     let all = if cfg!(miri) { &all[..if ranks > 2 { 5 } else { 8 }] } else { &all };
     let mut sizes: Vec<_> = all.iter().map(|bytes| bytes.next_multiple_of(element)).collect();
     sizes.dedup();
@@ -131,7 +131,7 @@ fn sizes(ranks: usize, element: usize) -> Vec<usize> {
     sizes
 }
 
-/// One case: which round it is (that seeds its bytes), and whether in place.
+/// One case: its round (which seeds its bytes), and whether it is in place.
 struct Case {
     round: u64,
     in_place: bool,
@@ -151,7 +151,7 @@ fn for_cases(rank: &mut Rank, sizes: &[usize], mut check: impl FnMut(&mut Rank, 
     }
 }
 
-/// Source and destination: one buffer in place, else two.
+/// Returns source and destination: one buffer in place, else two.
 fn memory(source: &mut Buffer, destination: &mut Buffer, in_place: bool) -> Memory {
     let from = if in_place { destination.at(0) } else { source.at(0) };
     Memory { source: from, destination: destination.at(0) }
@@ -168,7 +168,7 @@ fn all_reduces(rank: &mut Rank, fold: &TestFold, sizes: &[usize]) {
         }
         let memory = memory(&mut source, &mut destination, case.in_place);
         let last = case.round % 3 != 0;
-        // SAFETY: both buffers have so many bytes.
+        // SAFETY: both buffers have that many bytes.
         rank.make(Collective::AllReduce, |group, context| unsafe { group.all_reduce(memory, bytes, fold, last, context) }).unwrap();
         assert!(destination.checked() == fold.expected(&all, last), "{bytes} B, rank {} of {}", rank.index, rank.size);
         assert!(source.checked() == all[rank.index]);
@@ -203,7 +203,7 @@ fn an_element_larger_than_a_slot_is_refused() {
     on_threads(2, |mut rank| {
         let mut buffer = Buffer::new(70_000);
         let memory = Memory { source: buffer.at(0), destination: buffer.at(0) };
-        // SAFETY: the buffer has so many bytes.
+        // SAFETY: the buffer has that many bytes.
         let refused = rank.make(Collective::AllReduce, |group, context| unsafe {
             group.all_reduce(memory, 70_000, &TestFold::Sum(70_000), true, context)
         });
@@ -225,7 +225,7 @@ fn reduce_touches_the_root_alone() {
                     destination = Buffer::of(&all[rank.index]);
                 }
                 let memory = memory(&mut source, &mut destination, in_place);
-                // SAFETY: both buffers have so many bytes.
+                // SAFETY: both buffers have that many bytes.
                 rank.make(Collective::Reduce, |group, context| unsafe { group.reduce(memory, bytes, root, &fold, true, context) }).unwrap();
                 let expected = if rank.index == root { fold.expected(&all, true) } else { vec![UNTOUCHED; bytes] };
                 assert!(destination.checked() == expected, "{bytes} B, rank {} of {ranks}, root {root}", rank.index);
@@ -235,7 +235,8 @@ fn reduce_touches_the_root_alone() {
     }
 }
 
-/// Lengths that differ by rank, some zero, each a multiple of an element, and where the blocks begin when laid side by side.
+/// Returns lengths that differ by rank, some zero, each a multiple of an element, and where the blocks begin when laid
+/// side by side.
 fn uneven(ranks: usize, bytes: usize, element: usize) -> (Vec<usize>, Vec<usize>) {
     let lengths: Vec<usize> = (0..ranks).map(|rank| if rank % 3 == 1 { 0 } else { bytes + rank * element }).collect();
     let offsets = lengths.iter().scan(0, |end, len| Some(std::mem::replace(end, *end + len))).collect();
@@ -293,7 +294,7 @@ fn broadcast_reaches_everyone() {
                 if rank.index != root {
                     memory.source = std::ptr::null();
                 }
-                // SAFETY: both buffers have so many bytes; the source is the root's alone.
+                // SAFETY: both buffers have that many bytes; the source is the root's alone.
                 rank.make(Collective::Broadcast, |group, context| unsafe { group.broadcast(memory, bytes, root, context) }).unwrap();
                 assert!(destination.checked() == sent, "{bytes} B, rank {} of {ranks}, root {root}", rank.index);
             });
@@ -317,7 +318,7 @@ fn gathers_bring_every_block() {
     }
 }
 
-/// A gather to a root, or an all-gather.
+/// Runs a gather to a root, or an all-gather.
 fn gathers(rank: &mut Rank, case: &Case, blocks: Blocks<'_>, lengths: &[usize], offsets: &[usize], root: Option<usize>) {
     let total = lengths.iter().sum();
     let all: Vec<_> = lengths.iter().enumerate().map(|(index, len)| input(index, *len, case.round)).collect();
@@ -392,7 +393,7 @@ fn ranks_may_run_ahead_of_each_other() {
         on_threads(ranks, |mut rank| {
             let mut random = Random(rank.index as u64);
             for round in 0..if cfg!(miri) { 40 } else { 400_u64 } {
-                // Each round one rank does not dawdle.
+                // In each round, one rank does not wait.
                 if round as usize % ranks != rank.index {
                     for _ in 0..random.below(4) {
                         std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Tests of the whole: ranks as threads, and as processes, each this test binary, started again for one test alone.
+//! Tests of the whole: ranks as threads, and as processes, which are this test binary started again for a single test.
 
 mod agreement;
 mod correctness;
@@ -21,15 +21,15 @@ use crate::host::exchange::local::exchanges;
 use crate::host::health::Health;
 use crate::host::link::ByteLink;
 
-/// How long a test may take that is not stuck; longer where the thread sanitizer looks on.
+/// The longest time that a test may take if it is not stuck; longer under the thread sanitizer.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(one_mapping) { 600 } else { 60 });
 
-/// A call of some kind; what it moves is the test's matter.
+/// Returns a call of some kind; what it moves is up to the test.
 fn call(kind: Collective, sequence: u64) -> Call {
     Call { kind, op: 0, element: TypeTag::Scalar(DType::U8), count: 0, root: None, counts_hash: 0, sequence }
 }
 
-/// What one rank of a test needs beside its group.
+/// What one rank of a test needs besides its group.
 struct Rank {
     index: usize,
     size: usize,
@@ -40,7 +40,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// Makes the next call, of a kind, on the group.
+    /// Makes the next call, of this kind, on the group.
     fn make<T>(&mut self, kind: Collective, run: impl FnOnce(&mut Group, &CallContext<'_>) -> T) -> T {
         self.sequence += 1;
         let call = call(kind, self.sequence);
@@ -51,7 +51,7 @@ impl Rank {
     }
 }
 
-/// Runs `body` on `size` ranks, each a thread, and gives back what each said.
+/// Runs `body` on `size` ranks, each a thread, and returns the results.
 fn on_threads<T: Send>(size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
     let members: Vec<usize> = (0..size).collect();
     std::thread::scope(|scope| {
@@ -108,7 +108,7 @@ fn join(directory: &Path, index: usize, size: usize) -> Rank {
 
 const ROLE: &str = "COLLECTIVES_TEST_ROLE";
 
-/// Starts the named test of this file again, to play a role.
+/// Starts the named test of this file again, in a role.
 fn start(test: &str, role: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("host::shm::tests::{test}"), "--nocapture", "--test-threads=1"])
@@ -119,14 +119,14 @@ fn start(test: &str, role: &str) -> Child {
         .unwrap()
 }
 
-/// The role that this process was started to play: a rank, and where the ranks meet.
+/// Returns the role of this process: a rank, and where the ranks meet.
 fn role() -> Option<(usize, PathBuf)> {
     let role = std::env::var(ROLE).ok()?;
     let (rank, directory) = role.split_once(':').unwrap();
     Some((rank.parse().unwrap(), directory.into()))
 }
 
-/// Says that this process has come as far as it should, and waits to be ended.
+/// Reports that this process has come as far as it should, and waits to be ended.
 fn ready() -> ! {
     println!("\nready");
     std::io::stdout().flush().unwrap();
@@ -151,12 +151,12 @@ fn gather_numbers(rank: &mut Rank, number: u64) -> Vec<u64> {
     all
 }
 
-/// How many bytes went over a link, where none may have gone yet.
+/// Returns how many bytes went over a link, on which none may have gone yet.
 fn some_or_none(bytes: std::io::Result<usize>) -> usize {
     bytes.or_else(|error| if error.kind() == std::io::ErrorKind::WouldBlock { Ok(0) } else { Err(error) }).unwrap()
 }
 
-/// Many calls, then bytes around a ring of links.
+/// Makes many calls, then sends bytes around a ring of links.
 fn work_together(mut rank: Rank) {
     for round in 0..300 {
         let expected: Vec<u64> = (0..rank.size as u64).map(|index| round * 1000 + index).collect();

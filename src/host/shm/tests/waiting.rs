@@ -1,10 +1,10 @@
-//! How ranks wait, as the program has said.
+//! Tests of how ranks wait, as the program has chosen.
 
 use super::*;
 use crate::config::Waiting;
 use crate::meeting::{Meeting, wait_until};
 
-/// A barrier within this.
+/// Runs a barrier with this limit.
 fn barrier(rank: &mut Rank, limit: Duration) -> Result<(), AbortReason> {
     rank.deadline = Deadline::after(limit);
     rank.make(Collective::Barrier, |group, context| group.barrier(context)).map_err(|stop| stop.abort_reason)
@@ -52,7 +52,7 @@ fn the_others_look_for_a_sleeper_until_it_has_not_slept_for_long() {
     let has_looked = Meeting::new(2);
     on_threads(2, |mut rank| {
         let publishes = crate::base::tuning::waiting::LIGHT_FOR;
-        // The other one does not wait meanwhile: it would sleep.
+        // The other rank does not wait meanwhile: it would sleep.
         if rank.index == 0 {
             assert!(rank.group.region.sleeps_lightly(), "the others did not know");
             assert!(!rank.group.region.sleeps_lightly(), "they know now");

@@ -1,4 +1,4 @@
-//! Windows: where the ranks' buffers lie in each other's memory, and for how long.
+//! Tests of windows: where the ranks' buffers lie in each other's memory, and for how long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::host::health::Health;
 use crate::host::shm::window::{Segment, WindowOffset};
 use crate::host::shm::{Blocks, CallContext, Group, Memory, ShareError, Size, Storage};
 
-/// One rank with what it takes to open windows.
+/// One rank with what it needs to open windows.
 struct Rank {
     index: usize,
     group: Group,
@@ -22,7 +22,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// Opens a window of so many bytes.
+    /// Opens a window of `bytes` bytes.
     fn open(&mut self, bytes: usize, align: usize) -> Segment {
         let site = self.group.site().unwrap();
         let opened = site.open(&mut self.exchange, Size { bytes, align }, &self.deadline);
@@ -53,7 +53,7 @@ fn on_threads(size: usize, body: impl Fn(Rank) + Sync) {
     });
 }
 
-/// Where a segment begins.
+/// Returns where a segment begins.
 fn base(segment: Segment) -> (Storage, *mut u8) {
     let storage = Storage::Window(segment);
     let base = storage.base().as_ptr();
@@ -128,7 +128,7 @@ fn a_dropped_window_is_gone_here_and_stays_with_the_others() {
             rank.group.forget_dropped();
             let read = |peer| {
                 rank.group.in_window(peer, place, 1).map(|at| {
-                    // SAFETY: this rank has the window still.
+                    // SAFETY: this rank still has the window.
                     unsafe { at.read() }
                 })
             };
@@ -145,13 +145,14 @@ fn a_private_segment_is_its_own_ranks_and_the_others_see_what_was_there() {
     if cfg!(one_mapping) {
         return println!("skipped: ranks share one mapping");
     }
-    // Pages beside it, and huge ones.
+    // Ordinary pages, and huge ones.
     for bytes in [5000, (4 << 20) + 1] {
         on_threads(3, |mut rank| {
             let me = rank.index;
             let (storage, start) = base(rank.open(bytes, 1));
             let place = rank.group.find_window(start, bytes).unwrap();
-            // SAFETY: inside this rank's own segment, as in all that follows; the others read it after the meetings alone.
+            // SAFETY: inside this rank's own segment, as in all that follows; the others read it only after the
+            // meetings.
             let write = |at: usize, byte: u8| unsafe { start.add(at).write(byte) };
             write(0, me as u8 + 1);
             write(bytes - 1, me as u8 + 1);
@@ -169,7 +170,8 @@ fn a_private_segment_is_its_own_ranks_and_the_others_see_what_was_there() {
             let seen = |rank: &Rank, peer| {
                 let read = |offset| {
                     let at = rank.group.in_window(peer, WindowOffset { offset, ..place }, 1).unwrap();
-                    // SAFETY: mapped; nobody has written there since the first meeting but rank 1 to what is its own.
+                    // SAFETY: mapped; since the first meeting, nothing has written there except rank 1 to its private
+                    // segment.
                     unsafe { at.read() }
                 };
                 [read(0), read(bytes - 1)]
@@ -193,7 +195,7 @@ fn a_private_segment_is_its_own_ranks_and_the_others_see_what_was_there() {
     }
 }
 
-/// A fold that looks at its inputs, and writes nothing.
+/// A fold that reads its inputs, and writes nothing.
 struct Looks<F>(F);
 
 #[expect(unsafe_code, reason = "a fold works on raw memory")]
@@ -225,13 +227,13 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
         let (health, region) = (Health::default(), Arc::clone(&rank.group.region));
         let fold = Looks(|inputs: &[*const u8]| {
             if rank.index == 1 {
-                // It waits for rank 0 in the last step, in vain.
+                // It waits for rank 0 in the last step, without success.
                 return health.end(AbortReason::Aborted { by: 1 });
             }
             while !region.member(1).has_left_since(1) {
                 std::thread::yield_now();
             }
-            // That it has not returned cannot be waited for; that it would have by now is likely.
+            // That it has not returned cannot be awaited; that it would have by now is likely.
             for _ in 0..if cfg!(miri) { 10 } else { 10_000 } {
                 std::thread::yield_now();
             }
@@ -252,7 +254,7 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
         assert_eq!(result.unwrap_err().abort_reason, AbortReason::Aborted { by: 1 });
         if rank.index == 1 {
             has_returned.store(true, Ordering::Release);
-            // SAFETY: this rank's own segment, which nobody reads now.
+            // SAFETY: this rank's own segment, which no rank reads now.
             unsafe { start.write_bytes(9, 2 * BLOCK) };
         }
     });

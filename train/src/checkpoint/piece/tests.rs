@@ -1,7 +1,7 @@
 use super::*;
 use crate::random::Random;
 
-/// The numbers of a part's elements, found by going through all indices of the tensor.
+/// Returns the numbers of a part's elements, found by visiting all indices of the tensor.
 fn elements(piece: &Piece, shape: &[usize]) -> Vec<usize> {
     let total: usize = shape.iter().product();
     let is_in = |element: usize| match piece {

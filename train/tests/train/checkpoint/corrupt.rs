@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use collectives::{DType, Error, Result};
 use collectives_train::checkpoint::{Checkpoint, Piece};
 
+use super::tensors::{Tensor, load, save};
 use crate::common::random::Random;
 use crate::common::ranks::{Wiring, threads};
-use super::tensors::{Tensor, load, save};
 
 /// A checkpoint of two ranks, with columns, flat pieces and tensors that are whole.
 fn saved(random: &mut Random, directory: &Path) -> (PathBuf, Vec<Tensor>) {

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use collectives_train::checkpoint::{Checkpoint, Piece};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 
-use crate::common::random::Random;
 use super::tensors::{Tensor, load, tensors};
+use crate::common::random::Random;
 
 /// The type in the other crate's words.
 fn theirs(tensor: &Tensor) -> Dtype {

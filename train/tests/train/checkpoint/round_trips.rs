@@ -6,9 +6,9 @@ use collectives::Communicator;
 use collectives_train::checkpoint::{Checkpoint, Piece, Writer};
 use safetensors::SafeTensors;
 
+use super::tensors::{Tensor, load, save, tensors};
 use crate::common::random::Random;
 use crate::common::ranks::{Wiring, processes, threads};
-use super::tensors::{Tensor, load, save, tensors};
 
 /// For each rank every tensor with its pieces.
 fn divided(random: &mut Random, tensors: &[Tensor], ranks: usize) -> Vec<Vec<(Tensor, Vec<Piece>)>> {

@@ -1,4 +1,5 @@
-//! Shrinks of two to five ranks in a simulated world: thousands of orders of events, with ranks that die, sleep and are cut off.
+//! Shrinks of two to five ranks in a simulated world: thousands of orders of events, with ranks that die, sleep and
+//! are cut off from others.
 
 mod world;
 
@@ -10,9 +11,9 @@ use crate::base::random::Random;
 use crate::error::{Error, Result};
 use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario, play};
 
-/// How many orders are tried where the environment (`COLLECTIVES_SHRINKS`) does not say.
+/// How many scenarios are run by default (environment variable: `COLLECTIVES_SHRINKS`).
 const SHRINKS: u64 = 3000;
-/// The longest that a scenario may take, by its own clock.
+/// The longest that a scenario may take, by its simulated clock.
 const BOUND: Duration = Duration::from_secs(600);
 
 fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Connected> {
@@ -20,7 +21,7 @@ fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Conn
     Shrinking::new(place, me, "shrink".to_owned(), limit, given).run()
 }
 
-/// What kinds of trouble a scenario may have.
+/// The kinds of trouble that a scenario may have.
 #[derive(Debug, Clone, Copy)]
 struct Trouble {
     deaths: bool,
@@ -64,8 +65,8 @@ fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
     Scenario { ranks, cut, limit }
 }
 
-/// How long a rank may take from when it begins: its limit, what it slept, one unanswered question at the end, and its last looks at the
-/// recovery listeners of ranks that say nothing.
+/// Returns how long a rank may take from its beginning: its limit, the time it slept, one unanswered request at the
+/// end, and its last looks at the recovery listeners of ranks that do not answer.
 fn latest(scenario: &Scenario, rank: usize) -> Duration {
     let plan = &scenario.ranks[rank];
     let slept: Duration = plan.fates.iter().map(|(_, fate)| if let Fate::SleepsFor(time) = fate { *time } else { Duration::ZERO }).sum();
@@ -73,7 +74,7 @@ fn latest(scenario: &Scenario, rank: usize) -> Duration {
     plan.begins + slept + scenario.limit + scenario.limit / 4 + silences
 }
 
-/// What is wrong with how it went, if anything.
+/// Returns what is wrong with the outcome, if anything.
 fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<String> {
     let through =
         || report.outcomes.iter().enumerate().filter_map(|(rank, outcome)| outcome.as_ref().map(|(at, result)| (rank, *at, result)));
@@ -81,7 +82,7 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
     if let Some((rank, at, _)) = through().find(|(rank, at, _)| *at > latest(scenario, *rank)) {
         return Some(format!("rank {rank} was through at {at:?} only"));
     }
-    // Without all of its members a communicator is over at the first call; behind a cut, others cannot know of it.
+    // A communicator without all of its members is over at the first call; behind a cut, others cannot know that.
     let went_on = |rank: usize, with: &Connected| formed.iter().any(|(other, outcome)| *other == rank && *outcome == with);
     let is_whole = |with: &Connected| with.members.iter().all(|rank| !report.lives[*rank] || went_on(*rank, with));
     let formed: Vec<_> = formed.iter().copied().filter(|(_, outcome)| !trouble.partitions || is_whole(outcome)).collect();
@@ -97,7 +98,8 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
     if let Some((rank, _, Err(error))) = through().find(|(_, _, result)| result.as_ref().is_err_and(strange)) {
         return Some(format!("rank {rank} failed: {error}"));
     }
-    // Whoever lives goes on with the others. A death in the middle of a barrier may leave some behind, but never all.
+    // Each living rank goes on with the others. A death in the middle of a barrier may leave some behind, but never
+    // all.
     let calm = !trouble.sleeps && !trouble.partitions;
     let is_late = through().any(|(_, _, result)| result.as_ref().is_err_and(Error::is_timeout));
     let is_missed = !trouble.deaths && through().any(|(_, _, result)| result.is_err());
@@ -107,7 +109,7 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
     None
 }
 
-/// Plays scenarios of this kind.
+/// Runs scenarios of this kind.
 fn explore(name: &str, trouble: Trouble) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let count = number("COLLECTIVES_SHRINKS").unwrap_or(SHRINKS);
@@ -122,7 +124,7 @@ fn explore(name: &str, trouble: Trouble) {
     println!("{name}: {tally:?}");
 }
 
-/// How many ranks came to which end.
+/// The number of ranks with each outcome.
 #[derive(Debug, Default)]
 struct Tally {
     went_on: usize,
@@ -142,7 +144,7 @@ impl Tally {
     }
 }
 
-/// Plays one scenario in one order, and panics with everything that happened where it went wrong.
+/// Runs one scenario in one order, and panics with everything that happened if it went wrong.
 fn run(scenario: &Scenario, trouble: Trouble, seed: u64) -> Report {
     let (report, complaint) = match play(scenario, seed, BOUND, shrink) {
         Ok(report) => {
@@ -177,7 +179,7 @@ fn the_cut_off_do_not_split() {
     explore("cuts", Trouble { deaths: true, sleeps: false, partitions: true });
 }
 
-/// Ranks that begin together. These fall asleep when they have asked so many things of the world.
+/// Makes ranks that begin together. Each falls asleep after a given number of requests to the world.
 fn sleepers(limit: Duration, sleeps: &[Option<(usize, Duration)>]) -> Scenario {
     let plan = |sleep: &Option<(usize, Duration)>| Plan {
         fates: sleep.iter().map(|(at, time)| (*at, Fate::SleepsFor(*time))).collect(),
@@ -188,7 +190,7 @@ fn sleepers(limit: Duration, sleeps: &[Option<(usize, Duration)>]) -> Scenario {
 
 const SLEEPS: Trouble = Trouble { deaths: false, sleeps: true, partitions: false };
 
-/// It had closed its round, and looked for others in vain; they woke up, found it asleep, and went on.
+/// The leader had closed its round, and looked for others without success. They woke up, found it asleep, and went on.
 #[test]
 fn a_leader_stopped_while_it_founds_sees_that_others_went_on() {
     for at in 1..400 {
@@ -198,7 +200,7 @@ fn a_leader_stopped_while_it_founds_sees_that_others_went_on() {
     }
 }
 
-/// Between its claim and its word that it goes on, a lower rank wakes up and passes by the claim, as it may.
+/// Between the claim and the report that the rank goes on, a lower rank wakes up and passes the claim, as it may.
 #[test]
 fn a_rank_that_wakes_into_a_claim_does_not_split() {
     for seed in 0..400 {

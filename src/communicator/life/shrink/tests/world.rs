@@ -1,6 +1,7 @@
-//! A world in which ranks shrink: recovery listeners, deaths, sleeps and cuts, a clock of its own, and a scheduler that draws who goes on.
+//! A simulated world for shrinks: recovery listeners, deaths, sleeps and network cuts, a simulated clock, and a
+//! scheduler that draws which rank runs.
 //!
-//! Each rank is a coroutine. It gives up its turn at everything that it asks of the world, so one seed is one order of events.
+//! Each rank is a coroutine. It yields at each request to the world, so one seed is one order of events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,16 +21,16 @@ use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
 use crate::rendezvous::{MemoryStore, Store};
 
-/// As the real recovery listeners have them.
+/// The times of the real recovery listeners.
 const SILENCE: Duration = Duration::from_millis(500);
 const CANCEL: Duration = Duration::from_secs(5);
-/// How often a rank of the simulation looks at what it waits for.
+/// How often a simulated rank checks what it waits for.
 const LOOK: Duration = Duration::from_millis(5);
-/// Bytes of a coroutine's stack.
+/// The size of a coroutine's stack in bytes.
 const STACK: usize = 256 << 10;
 
 impl Random {
-    /// Once in so many times.
+    /// Returns `true` once in `times` times on average.
     pub(super) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -39,14 +40,14 @@ impl Random {
     }
 }
 
-/// What happens to a rank when it has asked so many things of the world.
+/// What happens to a rank after a given number of requests to the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Dies,
     SleepsFor(Duration),
 }
 
-/// Ranks that the network separates for a while; which, by their bits.
+/// Ranks that the network separates for a while, as a bit mask.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Partition {
     pub(super) from: Duration,
@@ -54,7 +55,7 @@ pub(super) struct Partition {
     pub(super) side: u32,
 }
 
-/// What is to happen.
+/// The events of one run.
 #[derive(Debug, Clone)]
 pub(super) struct Scenario {
     pub(super) ranks: Vec<Plan>,
@@ -62,12 +63,12 @@ pub(super) struct Scenario {
     pub(super) limit: Duration,
 }
 
-/// What is to happen to one rank.
+/// The events of one rank.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Plan {
-    /// Gone before anybody shrinks.
+    /// The rank is gone before any rank shrinks.
     pub(super) is_dead: bool,
-    /// Never shrinks, though it lives.
+    /// The rank never shrinks, though it lives.
     pub(super) is_absent: bool,
     pub(super) begins: Duration,
     pub(super) fates: Vec<(usize, Fate)>,
@@ -75,14 +76,14 @@ pub(super) struct Plan {
     pub(super) left: BTreeSet<usize>,
 }
 
-/// Members, and which setup it was.
+/// The members, and the name of their setup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Connected {
     pub(super) members: Vec<usize>,
     pub(super) setup: String,
 }
 
-/// One rank as the world sees it.
+/// One rank's state in the world.
 struct Rank {
     plan: Plan,
     lives: bool,
@@ -93,7 +94,7 @@ struct Rank {
     outcome: Option<(Duration, Result<Connected>)>,
 }
 
-/// Who has opened all links of a setup, and who gave it up.
+/// The ranks that have opened all links of a setup, and whether one gave it up.
 #[derive(Default)]
 struct Links {
     arrived: BTreeSet<usize>,
@@ -119,16 +120,16 @@ impl State {
     }
 }
 
-/// How a simulated shrink went.
+/// The outcome of a simulated shrink.
 pub(super) struct Report {
-    /// Of ranks that live at the end: when they were through, and with what.
+    /// For each rank that lives at the end: when it finished, and with which result.
     pub(super) outcomes: Vec<Option<(Duration, Result<Connected>)>>,
     pub(super) lives: Vec<bool>,
-    /// Everything that was said and came of it.
+    /// All messages and their effects.
     pub(super) log: Vec<String>,
 }
 
-/// The world as one rank meets it.
+/// The world as one rank sees it.
 #[derive(Clone)]
 pub(super) struct Place {
     me: usize,
@@ -142,7 +143,7 @@ impl Place {
         self.state.lock().expect("one thread")
     }
 
-    /// Gives up the turn for a while, seldom for much longer than that.
+    /// Yields for this time, seldom for much longer.
     fn pass(&self, time: Duration) {
         let mut state = self.state();
         let random = &mut state.random;
@@ -151,7 +152,7 @@ impl Place {
         self.pass_in_time(time + jitter);
     }
 
-    /// Gives up the turn for a while, in which this rank may die or fall asleep.
+    /// Yields for this time, in which this rank may die or fall asleep.
     fn pass_in_time(&self, time: Duration) {
         let mut state = self.state();
         let now = state.now;
@@ -181,7 +182,7 @@ impl Place {
         state.log.push(line);
     }
 
-    /// Waits until `other` answers: it is there, awake and connected.
+    /// Waits until `other` answers, that is, until it lives, is awake and reachable.
     fn reach(&self, other: usize, patience: Duration) -> Result<()> {
         self.pass(Duration::ZERO);
         let lost = |kind| Err(Error::io(format!("asking rank {other}"), io::Error::from(kind)));
@@ -218,7 +219,7 @@ impl Place {
             let links = &state.links[key];
             let is_lost = links.failed || setup.members.iter().any(|rank| !state.ranks[*rank].lives);
             let is_complete = setup.members.iter().all(|rank| links.arrived.contains(rank));
-            // Whose messages got through before the trouble began is anybody's guess.
+            // It is random whose messages got through before the trouble began.
             if is_complete && (!is_held_up && !is_lost || state.random.once_in(2)) {
                 return Ok(());
             }
@@ -397,13 +398,14 @@ impl Store for Behind {
     }
 }
 
-/// What takes a dead rank off its stack.
+/// The panic that unwinds a dead rank's stack.
 struct Died;
 
-/// What a rank of the simulation runs.
+/// The function that a simulated rank runs.
 pub(super) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Connected>;
 
-/// Plays a scenario in the order of this seed until every rank is through; an error where one takes longer than `bound`.
+/// Runs a scenario in the order of this seed until every rank has finished. Returns an error if that takes longer than
+/// `bound`.
 pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Program) -> std::result::Result<Report, Report> {
     let birth = Instant::now();
     let rank = |plan: &Plan| Rank {
@@ -470,7 +472,7 @@ pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Pro
     if in_time { Ok(report) } else { Err(report) }
 }
 
-/// Takes everybody off their stacks.
+/// Unwinds the stacks of all ranks.
 fn end(state: &Mutex<State>, runs: &mut [Option<generator::Generator<'_, (), ()>>]) {
     lock(state).ranks.iter_mut().for_each(|rank| rank.lives = false);
     for run in runs.iter_mut().flatten().filter(|run| !run.is_done()) {
@@ -482,7 +484,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().expect("one thread")
 }
 
-/// Whose turn it is: one of those who are ready, once time has come to the first of them.
+/// Draws the rank that runs next from those that are ready. Advances the clock if none is ready.
 fn draw(state: &mut State, waiting: &[usize]) -> Option<usize> {
     let first = waiting.iter().map(|rank| state.ranks[*rank].ready).min()?;
     state.now = state.now.max(first);
