@@ -87,7 +87,7 @@ impl fmt::Display for Waiting {
 }
 
 /// Settings of a communicator. Every rank of a job must use the same, except for the timeout, the way it waits, the
-/// flight recorder, the observer, the trace and the settings that identify its host.
+/// flight recorder, the observer, the trace, `device_scratch_bytes` and the settings that identify its host.
 ///
 /// Settings left at their default are taken from the environment when a communicator is made: `COLLECTIVES_ALGORITHM`,
 /// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_WAITING` (`auto`, `spin` or `sleep`),

@@ -106,7 +106,8 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument of a call is invalid on this rank. Nothing was sent and no buffer was touched.
+    /// An argument of a call is invalid on this rank. Nothing was sent and no buffer was touched, except when a custom
+    /// op panicked: that ends the communicator, and the reason says so.
     #[error("{call}: {reason}")]
     InvalidArgument {
         /// The name of the method that was called.

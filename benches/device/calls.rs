@@ -114,7 +114,7 @@ fn cudarc_communicator(comm: &Communicator, device: &Device) -> Outcome<Option<n
         bytes = nccl::Id::new().map_err(failed)?.internal().map(|byte| byte as u8);
     }
     comm.broadcast(&mut bytes, 0)?;
-    // NCCL uses the thread's current device, and cudarc does not document this.
+    // NCCL uses the thread's current device, and cudarc does not set it.
     device.context().bind_to_thread()?;
     let id = nccl::Id::uninit(bytes.map(|byte| byte as std::ffi::c_char));
     Ok(Some(nccl::Comm::from_rank(device.stream().clone(), comm.rank(), comm.world_size(), id).map_err(failed)?))

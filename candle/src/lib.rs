@@ -64,8 +64,8 @@ pub use loss::vocab_parallel_cross_entropy;
 pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
 pub use row::RowParallelLinear;
 
-/// Returns the device for this rank's tensors: the communicator's device if it has one, and otherwise the CPU. The
-/// device has its own stream, which cudarc orders with the communicator's.
+/// Returns the device for this rank's tensors: the communicator's GPU if it has one, and otherwise the CPU. On the GPU,
+/// tensors have their own stream, which cudarc orders with the communicator's.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Results for Prometheus and as Markdown, and where files of results are.
+//! Results for Prometheus and as Markdown, and the locations of result files.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -68,7 +68,7 @@ fn markdown_takes_the_place_of_the_table() {
     }
 }
 
-/// The files in a folder, with their texts.
+/// Returns the files in a folder and their contents.
 fn files(folder: &Path) -> Vec<(String, String)> {
     let text = |path: &Path| std::fs::read_to_string(path).unwrap();
     let mut files: Vec<_> = std::fs::read_dir(folder)
@@ -99,10 +99,10 @@ fn results_go_where_they_are_sent_also_the_second_time() {
         let said = String::from_utf8_lossy(&output.stdout);
         names.iter().for_each(|name| assert!(said.contains(&format!("# wrote {name}{older}\n")), "{name}: {said}"));
     }
-    // Where something else is printed, they are named on standard error.
+    // If standard output is used for something else, the files are named on standard error.
     let output = collperf("all_reduce --sizes 8 --csv - -J r.json", folder.path());
     let said = String::from_utf8_lossy(&output.stderr);
-    // The machine may be busy.
+    // There may be a note that the machine is busy.
     let said: Vec<&str> = said.lines().filter(|line| !line.starts_with("collperf: note: ")).collect();
     assert_eq!(said, ["collperf: wrote r.json, in the place of an older one"]);
 }

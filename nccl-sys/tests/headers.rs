@@ -1,4 +1,4 @@
-//! The bindings against NCCL's own headers, as a C compiler reads them.
+//! The bindings compared with NCCL's own headers, as a C compiler reads them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "a struct of C's is valid when it is all zeros, and has bytes")]
@@ -12,14 +12,14 @@ use common::header::Header;
 use common::{NEWEST, RELEASES, cc, output, run_c};
 use nccl_sys::*;
 
-/// Offset and size of each field by its name, under the empty name size and alignment of the whole.
+/// The offset and size of each field by name; the empty name has the size and alignment of the struct.
 type Layout = BTreeMap<String, (usize, usize)>;
 
-/// The layout of structs of ours. That no field is forgotten is checked by taking a value apart.
+/// Returns the layouts of our structs. The destructuring ensures that no field is forgotten.
 macro_rules! layouts {
     ($($name:ident { $($field:ident),* })*) => {
         BTreeMap::from([$((stringify!($name), {
-            // SAFETY: all of these structs are numbers and pointers, for which zeros are values.
+            // SAFETY: all of these structs consist of numbers and pointers, for which zeros are valid.
             let value: $name = unsafe { std::mem::zeroed() };
             let $name { $($field),* } = &value;
             let mut layout = Layout::from([(String::new(), (size_of::<$name>(), align_of::<$name>()))]);
@@ -79,13 +79,13 @@ fn structs_are_laid_out_as_c_lays_them_out_and_older_ones_are_their_beginnings()
             let beginning = ours[name].iter().filter(|(field, (offset, _))| !field.is_empty() && *offset < end);
             let fields = layout.iter().filter(|(field, _)| !field.is_empty());
             assert!(fields.clone().all(|(field, place)| ours[name].get(field) == Some(place)), "{name} of {}: {layout:?}", release.version);
-            // What is new may also lie in what was padding at the end.
+            // New fields may also lie in former padding at the end.
             assert!(beginning.count() - fields.count() <= 1, "{name} of {} lacks fields in between", release.version);
         }
     }
 }
 
-/// The bytes of each field of a struct's initial value, in hexadecimal.
+/// Returns the bytes of each field of a struct's initial value, in hexadecimal.
 macro_rules! initial {
     ($($name:ident)*) => {
         BTreeMap::from([$((stringify!($name), {
@@ -122,7 +122,7 @@ fn initial_values_are_those_of_the_headers_macros() {
         for (name, initialiser) in macros {
             let Some((_, fields)) = structs.iter().find(|(known, _)| *known == name) else { continue };
             writeln!(source, "{{ {name} x = {initialiser};").unwrap();
-            // Which header it was says every header differently.
+            // The fields `size` and `version` differ between headers.
             for field in fields.iter().filter(|field| release.version == NEWEST.version || !["size", "version"].contains(*field)) {
                 writeln!(source, "printf(\"{name} {field} \"); hex(&x.{field}, sizeof x.{field});").unwrap();
                 expected += 1;
@@ -138,7 +138,7 @@ fn initial_values_are_those_of_the_headers_macros() {
     }
 }
 
-/// Value of each constant by its name, under the type's own name its size.
+/// Returns the value of each constant by name; the type's own name has its size.
 macro_rules! constants {
     ($($type:ident: $integer:ty { $($name:ident),* })*) => {
         BTreeMap::from([$((stringify!($type), BTreeMap::from([
@@ -187,7 +187,7 @@ fn enums_have_the_values_of_the_headers() {
         if release.version == NEWEST.version {
             assert_eq!(theirs, ours);
         }
-        // How many there are is the one thing that changes.
+        // Only the number of constants changes between releases.
         for (name, constants) in &theirs {
             for (constant, value) in constants.iter().filter(|(constant, _)| !constant.starts_with("ncclNum")) {
                 assert_eq!(ours[name].get(constant), Some(value), "{constant} of {}", release.version);
@@ -238,7 +238,7 @@ fn versions_are_packed_as_the_headers_macro_packs_them() {
             let [x, y, z, code]: [i32; 4] = line.split(' ').map(|n| n.parse().unwrap()).collect::<Vec<_>>().try_into().unwrap();
             let version = Version::new(x as u16, y as u8, z as u8);
             assert_eq!(version.code(), code, "{line}");
-            // Before 2.9 there was room for patches up to 99, and for minor versions up to 9, as there were.
+            // Before 2.9 the code had two digits for patches and one for minor versions, which was enough.
             assert_eq!((version.major(), version.minor(), version.patch()), (x, y, z), "{line}");
         }
     }

@@ -1,4 +1,4 @@
-//! How a library is found, and what is said where none is, with small libraries made by a C compiler.
+//! The search for a library, and the errors if there is none, tested with small libraries made by a C compiler.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "functions are C's")]
@@ -16,7 +16,7 @@ use common::{output, shared_object};
 use nccl_sys::*;
 use tempfile::{TempDir, tempdir};
 
-/// A library that says it is NCCL of the version with this code, and has two more functions.
+/// Returns the source of a library that reports this NCCL version code and has two more functions.
 fn nccl_like(code: i32) -> String {
     format!(
         "typedef struct {{ char internal[128]; }} id;
@@ -30,7 +30,7 @@ fn nccl_like(code: i32) -> String {
     )
 }
 
-/// A folder with one such library under `name`.
+/// Creates a folder with one such library under `name`.
 fn folder_with(name: &str, code: i32) -> TempDir {
     let folder = tempdir().unwrap();
     shared_object(&folder.path().join(name), None, &nccl_like(code));
@@ -39,7 +39,7 @@ fn folder_with(name: &str, code: i32) -> TempDir {
 
 /// Opens a small library of these tests.
 fn open_file(file: &Path) -> Result<&'static Library, LoadError> {
-    // SAFETY: the libraries here have no initialisers, and the functions that are called have NCCL's signatures.
+    // SAFETY: the libraries here have no initialisers, and the called functions have NCCL's signatures.
     unsafe { Library::open_file(file) }
 }
 
@@ -139,7 +139,7 @@ fn many_threads_open_and_call_the_same_library() {
     let open = || {
         start.wait();
         let nccl = open_file(&file).unwrap();
-        // SAFETY: neither function has arguments, and the second is not there.
+        // SAFETY: neither function has arguments, and the second does not exist.
         unsafe {
             assert_eq!(nccl.ncclGroupStart(), Ok(ncclResult_t(23203)));
             assert_eq!(nccl.ncclGroupEnd().unwrap_err().symbol, "ncclGroupEnd");
@@ -153,7 +153,8 @@ fn many_threads_open_and_call_the_same_library() {
     assert_eq!(libraries, [libraries[0]; THREADS]);
 }
 
-/// What `Library::open()` finds in a process whose loader looks in `folder` first, and in which `present` is loaded already.
+/// Returns what `Library::open()` finds in a process whose loader searches `folder` first, and in which `present` is
+/// already loaded.
 fn found(folder: &Path, present: Option<&Path>) -> String {
     let mut child = Command::new(env::current_exe().unwrap());
     child.args(["--exact", "in_a_process_of_its_own", "--nocapture"]).env("NCCL_SYS_TEST", present.unwrap_or(Path::new("")));
@@ -161,7 +162,7 @@ fn found(folder: &Path, present: Option<&Path>) -> String {
     text.lines().find_map(|line| line.split_once("found: ")).unwrap_or_else(|| panic!("{text}")).1.to_owned()
 }
 
-/// Does nothing but for [`found`].
+/// Does nothing unless it is started by [`found`].
 #[test]
 fn in_a_process_of_its_own() {
     let Some(present) = env::var_os("NCCL_SYS_TEST") else { return };

@@ -1,4 +1,4 @@
-//! NCCL 2.28 itself, in a process of its own, because a library is never unloaded.
+//! Tests of NCCL 2.28 itself, in a separate process, because a library is never unloaded.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "functions are C's")]

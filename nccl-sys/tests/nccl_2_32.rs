@@ -1,4 +1,4 @@
-//! NCCL 2.32 itself, in a process of its own, because a library is never unloaded.
+//! Tests of NCCL 2.32 itself, in a separate process, because a library is never unloaded.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "functions are C's")]
@@ -15,7 +15,7 @@ fn its_parameters_can_be_listed_and_read() {
 
     let Some((nccl, _alone)) = common::RELEASES[2].open() else { return };
     let (mut keys, mut count): (*mut *const c_char, _) = (null_mut(), 0);
-    // SAFETY: the table is the library's own and stays; each key in it is a string.
+    // SAFETY: the table belongs to the library and is permanent; each of its keys is a string.
     unsafe {
         assert_eq!(nccl.ncclParamGetAllParameterKeys(&mut keys, &mut count), Ok(ncclResult_t::ncclSuccess));
         let keys: Vec<&CStr> = (0..count as usize).map(|index| CStr::from_ptr(*keys.add(index))).collect();

@@ -1,4 +1,4 @@
-//! Capture into graphs, and what must not be done meanwhile.
+//! Capture into graphs, and calls that are not allowed meanwhile.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
@@ -40,7 +40,7 @@ fn copies_fills_and_host_functions_are_replayed() {
     stream.memcpy_dtod(&source, &mut target.slice_mut(16..48)).unwrap();
     let counted = calls.clone();
     extern "C" fn count(calls: *mut std::ffi::c_void) {
-        // SAFETY: the test keeps the counter until the graph is gone.
+        // SAFETY: the test keeps the counter until the graph is destroyed.
         unsafe { &*calls.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
     }
     // SAFETY: as above.
@@ -129,7 +129,7 @@ fn a_stream_that_is_not_joined_again_spoils_the_capture() {
     b.wait(&a.record_event(None).unwrap()).unwrap();
     b.memset_zeros(&mut slice).unwrap();
     assert_eq!(failed(a.end_capture(Flags(0))), Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
-    // Both streams are free again.
+    // Both streams can be used again.
     b.memset_zeros(&mut slice).unwrap();
     context.synchronize().unwrap();
 }
@@ -155,7 +155,7 @@ fn the_mode_says_who_may_allocate_meanwhile() {
     let (context, a, _) = streams(0);
     let allocate = || {
         context.bind_to_thread()?;
-        // SAFETY: what is allocated is freed.
+        // SAFETY: the allocation is freed.
         unsafe { result::malloc_sync(1).and_then(|start| result::free_sync(start)) }
     };
     let allocate_elsewhere = || std::thread::scope(|scope| scope.spawn(allocate).join().unwrap());

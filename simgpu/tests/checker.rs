@@ -1,4 +1,4 @@
-//! Each thing the checker looks for, planted; and its innocent twin, which it must not report.
+//! Each fault that the checker looks for, planted; and its correct counterpart, which it must not report.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
 use simgpu::{Access, Gate};
 
-/// Two streams of one device, without the events that cudarc would put between them.
+/// Returns two streams of one device, without the events that cudarc would put between them.
 fn two_streams(device: usize) -> (Arc<CudaContext>, Arc<CudaStream>, Arc<CudaStream>) {
     let context = CudaContext::new(device).unwrap();
-    // SAFETY: to order the streams, or to forget it, is what these tests are about.
+    // SAFETY: these tests order the streams themselves, or omit that on purpose.
     unsafe { context.disable_event_tracking() };
     let (a, b) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     (context, a, b)
@@ -43,7 +43,7 @@ fn a_missing_wait_between_two_streams_is_found_however_they_run() {
     a.synchronize().unwrap();
     b.synchronize().unwrap();
     a.memset_zeros(&mut slice).unwrap();
-    // By now it may long be over; nobody waited for it all the same.
+    // It may be over long ago, but no call has waited for it.
     b.memcpy_dtod(&slice, &mut copy).unwrap();
     a.synchronize().unwrap();
     b.synchronize().unwrap();
@@ -144,11 +144,11 @@ fn freeing_on_one_stream_while_another_uses_it_is_found() {
 fn freeing_at_once_while_a_stream_uses_it_is_found() {
     let _alone = simgpu::alone();
     let (context, a, _) = two_streams(0);
-    // SAFETY: the address is used as its length says, and freed once.
+    // SAFETY: the address is used within its length, and freed once.
     unsafe {
         let start = result::malloc_sync(64).unwrap();
         result::memset_d8_async(start, 1, 64, a.cu_stream()).unwrap();
-        // It waits for the stream; a stream of another device it would not have waited for.
+        // It waits for the stream; it would not have waited for a stream of another device.
         result::free_sync(start).unwrap();
         one(&["freed while in use", "written by cuMemsetD8Async on stream", "freed by cuMemFree of the host"]);
     }
@@ -160,7 +160,7 @@ fn freeing_at_once_while_a_stream_uses_it_is_found() {
 fn using_memory_after_it_was_freed_is_an_error_and_a_report() {
     let _alone = simgpu::alone();
     let (context, a, _) = two_streams(0);
-    // SAFETY: the second use is what is tested: the simulation refuses it.
+    // SAFETY: the second use is tested, and the simulation refuses it.
     unsafe {
         let start = result::malloc_sync(64).unwrap();
         result::free_sync(start).unwrap();
@@ -218,7 +218,7 @@ fn pinned_memory_is_watched_too() {
     let (context, a, b) = two_streams(0);
     let slice = a.alloc_zeros::<u8>(64).unwrap();
     context.synchronize().unwrap();
-    // SAFETY: sizes are right; that nobody waits is what is tested.
+    // SAFETY: the sizes are right; the missing wait is what is tested.
     unsafe {
         let pinned = result::malloc_host(64, 0).unwrap();
         sys::cuMemcpyDtoHAsync_v2(pinned, address(&slice), 64, a.cu_stream()).result().unwrap();
@@ -258,7 +258,7 @@ fn a_write_behind_the_end_is_found_when_the_buffer_is_freed() {
     let (context, a, _) = two_streams(0);
     let slice = a.alloc_zeros::<u8>(100).unwrap();
     a.synchronize().unwrap();
-    // SAFETY: nothing lies there but the rest of the page.
+    // SAFETY: only the rest of the page lies there.
     unsafe { ((address(&slice) + 100) as *mut u8).write(1) };
     drop(slice);
     context.synchronize().unwrap();

@@ -1,4 +1,4 @@
-//! Another machine than the usual one. One test, because a process has one driver.
+//! A machine other than the default. One test, because a process has one driver.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
@@ -14,7 +14,7 @@ fn empty(version: &str, target: &str) -> Ptx {
 
 #[test]
 fn an_old_machine_is_simulated() {
-    // Whoever comes first opens the library, and it is opened once.
+    // The first thread to come opens the library, and it is opened once.
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(simgpu::install_cuda_only);
@@ -22,7 +22,7 @@ fn an_old_machine_is_simulated() {
     });
     let machine = Configuration { devices: 2, capability: 70, bytes: 1 << 20, multiprocessors: 3, driver_version: 12000, memory_pools: 0 };
     simgpu::configure(machine);
-    // SAFETY: what it returns is all there is to it.
+    // SAFETY: the call only returns an error.
     assert_eq!(unsafe { sys::cuMemGetInfo_v2(&mut 0, &mut 0) }, CUresult::CUDA_ERROR_NOT_INITIALIZED);
     assert_eq!(CudaContext::device_count().unwrap(), 2);
     let context = CudaContext::new(1).unwrap();
@@ -30,7 +30,7 @@ fn an_old_machine_is_simulated() {
     let multiprocessors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     assert_eq!(context.attribute(multiprocessors).unwrap(), 3);
     let mut version = 0;
-    // SAFETY: the place is here.
+    // SAFETY: the variable is on the stack here.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().unwrap();
     assert_eq!(version, 12000);
 

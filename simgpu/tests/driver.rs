@@ -1,4 +1,4 @@
-//! cudarc, as it is, on the simulated driver: devices, memory, copies, streams, events, host functions.
+//! Unmodified cudarc on the simulated driver: devices, memory, copies, streams, events, host functions.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
@@ -40,13 +40,13 @@ fn virtual_memory_is_not_there_but_its_granularity_is_told() {
     let _alone = simgpu::alone();
     let context = CudaContext::new(0).unwrap();
     let supported = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED).unwrap();
-    // SAFETY: plain numbers and pointers, of which 0 is a value.
+    // SAFETY: plain numbers and pointers, for which 0 is valid.
     let (mut bytes, properties) = (0, unsafe { std::mem::zeroed::<sys::CUmemAllocationProp_v1>() });
     let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-    // SAFETY: both places are on the stack here.
+    // SAFETY: both variables are on the stack here.
     unsafe { sys::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, option) }.result().unwrap();
     assert_eq!((supported, bytes), (0, 2 << 20));
-    // SAFETY: a place that is null is refused.
+    // SAFETY: a null pointer is refused.
     let refused = unsafe { sys::cuMemGetAllocationGranularity(std::ptr::null_mut(), &raw const properties, option) };
     assert_eq!(refused, CUresult::CUDA_ERROR_INVALID_VALUE);
 }
@@ -71,7 +71,7 @@ fn copies_bring_every_byte() {
 fn fresh_memory_is_poisoned() {
     let _alone = simgpu::alone();
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
-    // SAFETY: the bytes are read only to be compared.
+    // SAFETY: the bytes are only read to compare them.
     let fresh = unsafe { stream.alloc::<u8>(300) }.unwrap();
     assert_eq!(stream.clone_dtoh(&fresh).unwrap(), [0xA5; 300]);
 }
@@ -133,7 +133,7 @@ fn a_stream_waits_for_an_event_of_another_device() {
 }
 
 extern "C" fn append(place: *mut c_void) {
-    // SAFETY: the test gives a leaked pair and takes it back after the stream has been waited for.
+    // SAFETY: the test passes a leaked pair and takes it back after waiting for the stream.
     let (seen, step) = unsafe { &*place.cast::<(Arc<AtomicU32>, u32)>() };
     let _ = seen.compare_exchange(*step, step + 1, Ordering::Relaxed, Ordering::Relaxed);
 }
@@ -153,7 +153,7 @@ fn host_functions_run_in_stream_order() {
 }
 
 extern "C" fn meet(place: *mut c_void) {
-    // SAFETY: the test keeps the barrier until all streams have been waited for.
+    // SAFETY: the test keeps the barrier until it has waited for all streams.
     unsafe { &*place.cast::<Barrier>() }.wait();
 }
 
@@ -188,7 +188,7 @@ fn a_stream_that_is_destroyed_does_its_work_first() {
 extern "C" fn call_the_driver(code: *mut c_void) {
     let mut free = 0;
     let mut total = 0;
-    // SAFETY: both places are here, and `code` is what the test gave.
+    // SAFETY: both variables are on the stack here, and `code` comes from the test.
     unsafe { code.cast::<CUresult>().write(sys::cuMemGetInfo_v2(&mut free, &mut total)) };
 }
 
@@ -197,7 +197,7 @@ fn a_host_function_must_not_call_the_driver() {
     let _alone = simgpu::alone();
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let mut code = CUresult::CUDA_SUCCESS;
-    // SAFETY: `code` outlives the call: the stream is waited for.
+    // SAFETY: `code` outlives the call, because the test waits for the stream.
     unsafe { result::stream::launch_host_function(stream.cu_stream(), call_the_driver, (&raw mut code).cast()) }.unwrap();
     stream.synchronize().unwrap();
     assert_eq!(code, CUresult::CUDA_ERROR_NOT_PERMITTED);
@@ -237,7 +237,7 @@ fn pointers_tell_what_they_point_to() {
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
     ];
     let mut places: [*mut c_void; 4] = [(&raw mut kind).cast(), (&raw mut ordinal).cast(), (&raw mut start).cast(), (&raw mut size).cast()];
-    // SAFETY: four attributes, four places of their types.
+    // SAFETY: four attributes, four variables of their types.
     unsafe { sys::cuPointerGetAttributes(4, which.as_mut_ptr(), places.as_mut_ptr(), pointer + 10) }.result().unwrap();
     assert_eq!((kind, ordinal, start, size), (2, 5, pointer, 1000));
     let plain = [0u8; 4];
@@ -267,7 +267,7 @@ fn the_default_stream_and_blocking_streams_wait_for_each_other() {
     let blocking = result::stream::create(result::stream::StreamKind::Default).unwrap();
     let event = context.new_event(None).unwrap();
     let gate = Gate::close(blocking.cast());
-    // SAFETY: stream and event are there.
+    // SAFETY: stream and event exist.
     unsafe { sys::cuEventRecord(event.cu_event(), blocking) }.result().unwrap();
     let on_default = context.new_event(None).unwrap();
     on_default.record(&context.default_stream()).unwrap();
@@ -275,7 +275,7 @@ fn the_default_stream_and_blocking_streams_wait_for_each_other() {
     gate.open();
     on_default.synchronize().unwrap();
     assert!(event.try_is_complete().unwrap());
-    // SAFETY: nobody uses it any more.
+    // SAFETY: it is no longer used.
     unsafe { result::stream::destroy(blocking) }.unwrap();
 }
 

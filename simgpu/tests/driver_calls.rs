@@ -1,4 +1,4 @@
-//! The simulated driver counts who calls what.
+//! The simulated driver counts calls by caller.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ fn calls_are_counted_by_name_and_thread() {
     assert_eq!(mine.to_string(), "cuCtxGetCurrent 3, cuEventRecord 2, cuStreamWaitEvent 1");
     assert_eq!((mine.beside_nccl(), mine.inside_nccl(), mine.of("cuEventRecord"), mine.of("cuMemAlloc_v2")), (6, 0, 2, 0));
     assert_eq!(driver_calls_of_this_thread(|| {}), DriverCalls::default());
-    // Another thread has to be given the context first.
+    // Another thread needs the context first.
     let elsewhere = || std::thread::scope(|scope| scope.spawn(work).join().unwrap());
     assert_eq!(driver_calls_of_this_thread(elsewhere), DriverCalls::default());
     assert_eq!(driver_calls(elsewhere).to_string(), "cuCtxGetCurrent 3, cuCtxSetCurrent 1, cuEventRecord 2, cuStreamWaitEvent 1");

@@ -1,4 +1,4 @@
-//! Planted errors, memory that runs out, errors that stick, misuse.
+//! Planted errors, exhausted memory, sticky errors, misuse.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
@@ -66,7 +66,7 @@ fn a_job_that_fails_breaks_its_context_and_no_other() {
     elsewhere.synchronize().unwrap();
     let reports = simgpu::reports();
     assert!(reports[0].contains("failed with CUDA_ERROR_ECC_UNCORRECTABLE: planted by a test"), "{reports:#?}");
-    // Streams end although they are broken, and the next context is whole.
+    // Streams end although they are broken, and the next context works.
     drop((stream, beside, broken));
     let fresh = CudaContext::new(2).unwrap();
     fresh.new_stream().unwrap().alloc_zeros::<u8>(1).unwrap();

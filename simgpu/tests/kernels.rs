@@ -1,4 +1,4 @@
-//! Kernels: loading, launching, what they must not do.
+//! Kernels: loading, launching, and accesses that are not allowed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
@@ -51,7 +51,7 @@ fn add(context: &Arc<CudaContext>) -> CudaFunction {
 
 fn untracked(device: usize) -> (Arc<CudaContext>, Arc<CudaStream>) {
     let context = CudaContext::new(device).unwrap();
-    // SAFETY: the tests order their streams themselves, or forget it on purpose.
+    // SAFETY: the tests order their streams themselves, or omit that on purpose.
     unsafe { context.disable_event_tracking() };
     let stream = context.new_stream().unwrap();
     (context, stream)
@@ -59,7 +59,7 @@ fn untracked(device: usize) -> (Arc<CudaContext>, Arc<CudaStream>) {
 
 fn launch(stream: &CudaStream, function: &CudaFunction, out: &mut CudaSlice<u32>, from: &CudaSlice<u32>, count: u32) {
     let config = LaunchConfig { grid_dim: (count.div_ceil(128), 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: what is wrong with the arguments is what the tests are about.
+    // SAFETY: the tests are about wrong arguments.
     unsafe { stream.launch_builder(function).arg(out).arg(from).arg(&7u32).arg(&count).launch(config) }.unwrap();
 }
 
@@ -157,7 +157,7 @@ fn a_kernel_that_nobody_waits_for_is_found() {
     let copy = stream.alloc_zeros::<u32>(100).unwrap();
     context.synchronize().unwrap();
     launch(&stream, &function, &mut out, &from, 100);
-    // The half that the kernel does not touch.
+    // The half that the kernel does not use.
     let mut copy = copy;
     other.memcpy_dtod(&out.slice(100..), &mut copy).unwrap();
     context.synchronize().unwrap();
@@ -229,7 +229,8 @@ fn launches_that_cannot_be_are_refused() {
     let mut pointers = [(&raw mut value).cast(); 4];
     let mut launch = |grid: u32, block: u32, shared: u32, stream: &CudaStream| {
         let (function, none) = (function.cu_function(), std::ptr::null_mut());
-        // SAFETY: each pointer is to 8 bytes, as many as the largest parameter has; the kernel would touch nothing that is not its own.
+        // SAFETY: each pointer is to 8 bytes, the size of the largest parameter; the kernel would access only its own
+        // memory.
         unsafe { sys::cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared, stream.cu_stream(), pointers.as_mut_ptr(), none) }
     };
     assert_eq!(launch(0, 1, 0, &stream), CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -267,7 +268,7 @@ fn what_is_wrong_with_ptx_is_written_into_the_log() {
     let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast(), log.len() as *mut std::ffi::c_void];
     let mut module = std::ptr::null_mut();
-    // SAFETY: two options with their values; the log has the size that is said.
+    // SAFETY: two options with their values; the log has the stated size.
     let code = unsafe { sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr()) };
     assert_eq!(code, CUresult::CUDA_ERROR_INVALID_PTX);
     let length = values[1] as usize;

@@ -1,4 +1,4 @@
-//! Kernels of libraries: what they may do that kernels of ours may not, and what is found wrong with them all the same.
+//! Kernels of libraries: accesses that our own kernels may not make, and faults that are still found.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "the driver is C")]
@@ -15,10 +15,9 @@ use simgpu::Gate;
 
 const WORDS: usize = 32;
 
-/// `trade` writes to another device, raises its flag and waits for its own. `visit` waits for an address
-/// and writes there; `invite` names one and waits for what is written. `peek` reads three
-/// words. `unset` adds to a
-/// register that was never set.
+/// `trade` writes to another device, raises its flag and waits for its own. `visit` waits for an address and writes
+/// there; `invite` names one and waits for the data. `peek` reads three words. `unset` adds to a register that was
+/// never set.
 const KERNELS: &str = "
 .version 8.0
 .target sm_120
@@ -67,10 +66,10 @@ SPIN: ld.volatile.global.u32 %r, [%rd2]; setp.eq.u32 %p, %r, 0; @%p bra SPIN;
 }
 ";
 
-/// What `unset` calls, in a text of its own.
+/// The function that `unset` calls, in a separate text.
 const ONE: &str = ".version 8.0\n.target sm_120\n.address_size 64\n.visible .func (.reg .b32 out) one() { mov.u32 out, 1; ret; }\n";
 
-/// A folder with the texts, gone at the end.
+/// A temporary folder with the texts, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -94,7 +93,7 @@ impl Drop for Folder {
     }
 }
 
-/// A device with a stream, the kernels of a library, and memory that another device may reach.
+/// A device with a stream, the kernels of a library, and memory that another device may access.
 struct Rank {
     context: Arc<CudaContext>,
     stream: CUstream,
@@ -136,7 +135,7 @@ impl Rank {
     fn read(&self, stream: CUstream) -> Vec<u32> {
         self.context.bind_to_thread().unwrap();
         let mut words = vec![0; WORDS];
-        // SAFETY: the words live until the stream has been waited for.
+        // SAFETY: the words live until the test has waited for the stream.
         unsafe {
             result::memcpy_dtoh_async(&mut words, self.data, stream).unwrap();
             result::stream::synchronize(stream).unwrap();
@@ -148,7 +147,7 @@ impl Rank {
 impl Drop for Rank {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: each is freed once, after all that uses it.
+            // SAFETY: each is freed once, after its last use.
             unsafe {
                 let _ = result::stream::synchronize(self.stream);
                 let _ = result::stream::destroy(self.stream);
@@ -159,7 +158,7 @@ impl Drop for Rank {
     }
 }
 
-/// Fresh memory of zeros on the current device.
+/// Allocates zeroed memory on the current device.
 fn memory(bytes: usize) -> CUdeviceptr {
     // SAFETY: the bytes set are those allocated.
     unsafe {
@@ -190,14 +189,14 @@ fn none() {
     assert_eq!(simgpu::reports(), [""; 0]);
 }
 
-/// Two devices that may reach each other.
+/// Returns two devices that may access each other.
 fn pair(folder: &Folder) -> (Rank, Rank) {
     let (a, b) = (Rank::new(0, folder.name()), Rank::new(1, folder.name()));
     meet(&a, &b);
     (a, b)
 }
 
-/// Peer access lasts as long as a context, so one test tries all that needs it.
+/// Tests everything that needs peer access, because that lasts as long as a context.
 #[test]
 fn kernels_of_two_devices_order_what_they_do_by_flags() {
     let _alone = simgpu::alone();
@@ -219,7 +218,7 @@ fn several_rounds(a: &Rank, b: &Rank) {
     for round in 1..20 {
         a.trade(b, round);
         b.trade(a, round);
-        // What was written to the memory of a device is there once its own kernel is over.
+        // Data written to the memory of a device is there once the device's own kernel is over.
         assert_eq!((b.read(b.stream), a.read(a.stream)), (expected(round), expected(round)), "{round}");
     }
     none();
@@ -238,7 +237,7 @@ fn another_stream_that_waits_for_nobody(a: &Rank, b: &Rank) {
     let reports = simgpu::reports();
     let found = |report: &String| report.contains("written by kernel trade") && report.contains("read by cuMemcpyDtoHAsync");
     assert!(reports.iter().filter(|report| found(report)).count() == 1 && reports.len() == 1, "{reports:#?}");
-    // SAFETY: nothing uses it any more.
+    // SAFETY: it is no longer used.
     unsafe { result::stream::destroy(other) }.unwrap();
 }
 
@@ -252,11 +251,11 @@ fn kernels_of_one_device(a: &Rank) {
     let reports = simgpu::reports();
     assert!(reports.len() == 1 && reports[0].contains("written by kernel unset"), "{reports:#?}");
     assert_eq!(a.read(a.stream)[0], 1, "a register that was never set holds zero");
-    // SAFETY: nothing uses it any more.
+    // SAFETY: it is no longer used.
     unsafe { result::stream::destroy(other) }.unwrap();
 }
 
-/// A kernel that reads whole words may have others write beside its data, but not into it.
+/// Checks that other writes beside the data of a kernel that reads whole words are allowed, but not writes into it.
 fn neighbours_in_a_word(a: &Rank) {
     a.context.bind_to_thread().unwrap();
     let other = stream();
@@ -269,14 +268,14 @@ fn neighbours_in_a_word(a: &Rank) {
         }
         assert_eq!(simgpu::reports().len(), found, "{bytes} bytes at {offset}");
     }
-    // SAFETY: nothing uses it any more.
+    // SAFETY: it is no longer used.
     unsafe { result::stream::destroy(other) }.unwrap();
 }
 
-/// A box of the host that a kernel looks into.
+/// Allocates a word of host memory that a kernel polls.
 fn open_box(a: &Rank) -> (*mut c_void, &'static AtomicU64) {
     a.context.bind_to_thread().unwrap();
-    // SAFETY: eight bytes are allocated and set before anybody looks; they live until they are freed.
+    // SAFETY: eight bytes are allocated and set before any thread reads them; they live until they are freed.
     unsafe {
         let place = result::malloc_host(8, 0).unwrap();
         place.cast::<u64>().write(0);
@@ -284,11 +283,12 @@ fn open_box(a: &Rank) -> (*mut c_void, &'static AtomicU64) {
     }
 }
 
-/// A kernel is told where to write while it runs: by a kernel of the device to which it writes, or by the host.
+/// Checks that a kernel may receive an address while it runs: from a kernel of the device it writes to, or from the
+/// host.
 fn a_buffer_that_comes_late(a: &Rank, b: &Rank, invited: bool) {
     let (place, told) = open_box(a);
     a.launch(a.stream, "visit", 1, &[place as u64, 77]);
-    // The kernel may be looking already.
+    // The kernel may be polling already.
     b.context.bind_to_thread().unwrap();
     let late = memory(4);
     if invited {
@@ -308,15 +308,15 @@ fn a_buffer_that_comes_late(a: &Rank, b: &Rank, invited: bool) {
     assert_eq!(word, [77]);
 }
 
-/// A rank that is ahead frees its buffer, in the order of its stream, before the other one has even launched.
+/// Checks that a rank that is ahead may free its buffer, in stream order, before the other one has even launched.
 fn a_buffer_that_goes_early(a: &Rank, b: &Rank) {
     b.context.bind_to_thread().unwrap();
     let round = 21_u32;
-    // SAFETY: freed in the order of the stream, after the kernel that stands for all that uses it.
+    // SAFETY: freed in stream order, after the kernel that represents all its uses.
     let early = unsafe { result::malloc_async(b.stream, 4 * WORDS) }.unwrap();
     b.wait().unwrap();
     b.trade(a, round);
-    // SAFETY: as said.
+    // SAFETY: see above.
     unsafe { result::free_async(early, b.stream) }.unwrap();
     a.launch(a.stream, "trade", WORDS as u32, &[a.flag, b.flag, early, round.into()]);
     assert_eq!((a.wait(), b.wait()), (Ok(()), Ok(())));
@@ -341,7 +341,7 @@ fn variables_are_found_by_their_names() {
     let rank = Rank::new(4, folder.name());
     let place = |name: &str| {
         let (mut start, mut bytes, name) = (0, 0, CString::new(name).unwrap());
-        // SAFETY: the module is alive, and the places are on the stack here.
+        // SAFETY: the module is alive, and the variables are on the stack here.
         unsafe { sys::cuModuleGetGlobal_v2(&raw mut start, &raw mut bytes, rank.module.cast(), name.as_ptr()) }
             .result()
             .map(|()| (start, bytes))
@@ -362,7 +362,7 @@ fn texts_are_linked_once_and_what_is_wrong_with_them_is_said() {
     drop(Rank::new(2, folder.name()));
     let name = folder.name().to_string();
     drop(folder);
-    // The files are gone, and nobody asks for them again.
+    // The files are deleted, and are not read again.
     drop(Rank::new(3, &name));
     none();
     assert_eq!(simgpu::load_library_kernels(&format!("{name}/a.ptx")), Err(sys::CUresult::CUDA_ERROR_FILE_NOT_FOUND as u32));

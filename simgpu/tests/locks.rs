@@ -1,4 +1,4 @@
-//! What the simulated driver makes its callers wait for: the lock of a context, and room in the queue of a stream.
+//! Waits in the simulated driver: for the lock of a context, and for a place in the queue of a stream.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
@@ -17,16 +17,16 @@ use simgpu::{Gate, waits_for_context, waits_for_room};
 
 const PTX: &str = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry idle() { ret; }\n";
 
-/// How many jobs a stream has room for.
+/// The length of a stream's queue.
 const ROOM: usize = 1024;
 
-/// What keeps the lock of a context until the device has come to rest.
+/// A call that holds the lock of a context until the device is idle.
 type Keeper = fn(&Arc<CudaContext>);
 
 const KEEPERS: [Keeper; 3] = [
     |context| {
         context.bind_to_thread().unwrap();
-        // SAFETY: memory that nobody uses, freed once.
+        // SAFETY: unused memory, freed once.
         unsafe { result::free_sync(result::malloc_sync(64).unwrap()) }.unwrap();
     },
     |context| drop(context.load_module(Ptx::from_src(PTX)).unwrap()),
@@ -40,7 +40,7 @@ fn what_waits_for_the_device_holds_up_its_context_and_no_other() {
         let (context, other) = (CudaContext::new(0).unwrap(), CudaContext::new(1).unwrap());
         let streams = [context.new_stream().unwrap(), other.new_stream().unwrap()];
         let gate = Gate::close(streams[0].cu_stream().cast());
-        // Something that the device has not done.
+        // Work that the device has not done.
         let event = streams[0].record_event(None).unwrap();
         let (before, has_asked) = (waits_for_context(), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -56,7 +56,7 @@ fn what_waits_for_the_device_holds_up_its_context_and_no_other() {
                 has_asked.store(true, Ordering::SeqCst);
             });
             wait_until("a query waits", || {
-                // The other context goes on all the time.
+                // The other context is never blocked.
                 streams[1].record_event(None).unwrap().synchronize().unwrap();
                 waits_for_context() != before
             });
@@ -81,7 +81,7 @@ fn a_full_queue_holds_up_whoever_brings_more() {
     std::thread::scope(|scope| {
         scope.spawn(|| event.record(&stream).unwrap());
         wait_until("a call waits for room", || waits_for_room() != before);
-        // Another stream of the context waits along, since whoever waits for room keeps the lock.
+        // Another stream of the context waits as well, since a call that waits for a place holds the lock.
         scope.spawn(|| {
             free.record_event(None).unwrap();
             has_asked.store(true, Ordering::SeqCst);

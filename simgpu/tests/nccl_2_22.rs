@@ -1,4 +1,4 @@
-//! Groups of NCCL 2.22.3, which starts threads only for what makes, ends and connects communicators.
+//! Groups of NCCL 2.22.3, which starts threads only for groups that make, end and connect communicators.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
@@ -67,7 +67,7 @@ fn the_first_collective_connects_inside_the_call() {
         ok(ncclCommSplit(parent.comm, 0, 0, &raw mut child, null_mut()));
         assert_eq!(parent.settle().0, 0);
         if parent.rank == 0 {
-            // The other rank never comes: the call does not return until it is aborted, whatever the configuration says.
+            // The other rank never comes: the call returns only when it is aborted, whatever the configuration.
             let buffer = parent.upload(&[1; 8]);
             let (comm, stream, at) = (child as usize, parent.stream() as usize, parent.at(&buffer));
             let call = move || ncclAllReduce(at, at, 8, U8, SUM, comm as Comm, stream as *mut _);

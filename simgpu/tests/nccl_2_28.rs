@@ -1,4 +1,4 @@
-//! What NCCL 2.28.9 does and later releases do not.
+//! Behaviour of NCCL 2.28.9 that later releases do not have.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]

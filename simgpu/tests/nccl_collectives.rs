@@ -1,4 +1,4 @@
-//! What the simulated NCCL does with bytes, called as C would call it, against an oracle of its own.
+//! The results of the simulated NCCL, called through its C interface and compared with an independent oracle.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
@@ -19,7 +19,7 @@ const SEED: u64 = 20_261_121;
 const U8: c_int = 1;
 const F32: c_int = 7;
 
-/// What each rank brings.
+/// Returns the input of each rank.
 fn inputs(ranks: usize, kind: usize, count: usize, seed: u64) -> Vec<Vec<u8>> {
     let mut random = Random(seed);
     let mut input = || {
@@ -242,7 +242,7 @@ fn graphs_replay_collectives() {
             unsafe { cudarc::driver::result::memcpy_dtod_async(target, rank.at(&fresh), 64, rank.stream.cu_stream()) }.unwrap();
             graph.launch().unwrap();
             assert_eq!(rank.download(&buffer), [2 * round + 1; 64]);
-            // An eager call in between takes its turn like any other.
+            // An eager call in between is ordered like any other.
             ok(ncclAllReduce(from, from, 64, U8, oracle::MAX, comm, stream));
         }
         rank.wait();
@@ -259,7 +259,7 @@ fn calls_on_two_streams_of_one_communicator_run_in_their_order() {
         let buffers = [rank.upload(&[1; 1000]), rank.upload(&[2; 999])];
         for round in 0..50 {
             let streams = [rank.stream(), other.cu_stream().cast()];
-            // Without an order between the streams a rank would take the turns the other way round.
+            // Without an order between the streams, a rank would run them in the opposite order.
             let gate = (round % 2 == rank.rank).then(|| simgpu::Gate::close(streams[0]));
             for (buffer, stream) in buffers.iter().zip(streams) {
                 ok(ncclAllReduce(rank.at(buffer), rank.at(buffer), buffer.len(), U8, oracle::MAX, rank.comm, stream));

@@ -38,7 +38,7 @@ fn the_first_message_of_each_direction_waits_for_its_other_end() {
         if rank.rank == 0 {
             ok(send(rank, at, 1));
             has_sent.store(true, Ordering::SeqCst);
-            // Connected: nobody has come for these yet.
+            // The connection exists: the peer has not called the receives yet.
             (0..3).for_each(|_| ok(send(rank, at, 1)));
             sent.wait();
             ok(receive(rank, at, 1));

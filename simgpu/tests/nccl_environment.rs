@@ -1,4 +1,4 @@
-//! Variables that override what a program says. NCCL reads each once, so every test starts itself again with its own.
+//! Variables that override a program's settings. NCCL reads each once, so every test starts itself again with its own.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
@@ -15,7 +15,8 @@ use simgpu::nccl::Config;
 const U8: c_int = 1;
 const SUM: c_int = 0;
 
-/// Whether this is the process that has the variable set. Else starts it, and waits for its success.
+/// Returns whether this is the process that has the variable set. If not, starts that process, and waits for its
+/// success.
 fn with(test: &str, variable: &str, value: &str) -> bool {
     if std::env::var_os("STARTED").is_some() {
         return true;

@@ -1,4 +1,4 @@
-//! Communicators that are made from others: whose configuration they go by, and whose abort flags they hold.
+//! Communicators made from others: whose configuration they use, and whose abort flags they hold.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
@@ -15,12 +15,12 @@ use simgpu::nccl::Config;
 const U8: c_int = 1;
 const SUM: c_int = 0;
 
-/// The configuration of a parent that does not block, with or without sharing.
+/// Returns the configuration of a parent that does not block, with or without sharing.
 fn control(share: bool) -> Config {
     Config { split_share: share.into(), shrink_share: share.into(), ..blocking(false) }
 }
 
-/// A blocking child of a non-blocking communicator.
+/// Makes a blocking child of a non-blocking communicator.
 fn split(parent: &Rank) -> Rank {
     let (mut child, mut config) = (null_mut(), blocking(true));
     ok(ncclCommSplit(parent.comm, 0, parent.rank as c_int, &raw mut child, &raw mut config));

@@ -1,4 +1,4 @@
-//! What the simulated NCCL notices, and what tests can plant.
+//! Misuse that the simulated NCCL detects, and faults that tests can plant.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
@@ -14,7 +14,7 @@ const U8: c_int = 1;
 const F32: c_int = 7;
 const SUM: c_int = 0;
 
-/// Runs two ranks whose calls do not fit together; both hear of it, and abort.
+/// Runs two ranks whose calls do not match; both get an error, and abort.
 fn disagree(call: impl Fn(&Rank, u64) -> c_int + Send + Sync + 'static) -> String {
     let id = new_id();
     on_threads(2, move |rank| {

@@ -1,4 +1,5 @@
-//! Launches in streams and in graphs: what has not happened when a call returns, and what an end of a communicator waits for.
+//! Launches in streams and in graphs: work that is pending when a call returns, and what the end of a communicator
+//! waits for.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
@@ -23,7 +24,7 @@ fn begin_capture(rank: &Rank) {
     rank.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
 }
 
-/// A graph of one all-reduce.
+/// Captures a graph of one all-reduce.
 fn capture(rank: &Rank, buffer: u64) -> CudaGraph {
     begin_capture(rank);
     rank.complete(all_reduce(rank, buffer));
@@ -32,7 +33,7 @@ fn capture(rank: &Rank, buffer: u64) -> CudaGraph {
 
 type End = fn(Comm) -> c_int;
 
-/// Calls from another thread; what it returns comes through the channel.
+/// Makes the call on another thread; its result comes through the channel.
 fn elsewhere(call: End, rank: &Rank) -> mpsc::Receiver<c_int> {
     let (tell, told) = mpsc::channel();
     let comm = rank.comm as usize;
@@ -40,7 +41,7 @@ fn elsewhere(call: End, rank: &Rank) -> mpsc::Receiver<c_int> {
     told
 }
 
-/// Whether nothing comes while other threads get their turns.
+/// Whether no result comes while other threads get their turns.
 fn stays_away(told: &mpsc::Receiver<c_int>) -> bool {
     (0..1000).all(|_| {
         std::thread::yield_now();

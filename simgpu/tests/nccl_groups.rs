@@ -1,4 +1,4 @@
-//! Where the groups of the simulated NCCL run: on the calling thread, or on threads of their own.
+//! The threads of groups in the simulated NCCL: the calling thread, or separate ones.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "NCCL is C")]
@@ -44,7 +44,7 @@ fn a_communicator_that_does_not_block_starts_a_thread_for_each_group() {
             rank.complete(7);
             assert_eq!((simgpu::nccl::counts().threads, simgpu::nccl::threads_started()), (0, before + 1 + call));
         }
-        // This thread has made all calls, and another one none.
+        // This thread has made all calls, and another thread none.
         assert_eq!(simgpu::nccl::threads_started_by_this_thread(), 21);
         assert_eq!(std::thread::spawn(simgpu::nccl::threads_started_by_this_thread).join().unwrap(), 0);
         ok(ncclGroupStart());
@@ -145,7 +145,8 @@ fn a_launch_that_meets_another_on_its_device_is_reported() {
         second.complete(7);
         assert_eq!(simgpu::nccl::reports(), [""; 0], "one after the other is fine");
         simgpu::nccl::linger(100_000);
-        // One thread calls, and the groups still meet: the lock that it may hold covers the calls, not the launches.
+        // One thread makes the calls, and the groups still overlap: a lock that it may hold covers the calls, not the
+        // launches.
         assert_eq!(all_reduce(&first, first.at(&buffers.0)), 7);
         assert_eq!(all_reduce(&second, second.at(&buffers.1)), 7);
         first.complete(7);

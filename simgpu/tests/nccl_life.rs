@@ -76,7 +76,7 @@ fn splits_order_ranks_by_key_and_leave_some_out() {
         let rank = rank.join_later(id, blocking(false));
         let (color, key) = if rank.rank == 4 { (-1, 0) } else { (rank.rank as c_int % 2, -(rank.rank as c_int)) };
         let mut child = 1 as Comm;
-        // As with NCCL the call itself says nothing of its being in progress.
+        // As with NCCL, the call itself does not report that it is in progress.
         ok(ncclCommSplit(rank.comm, color, key, &raw mut child, null_mut()));
         assert!(child.is_null());
         assert_eq!(rank.async_error(), 7);
@@ -443,7 +443,7 @@ fn several_ids_make_one_communicator() {
     expect_clean();
 }
 
-/// The beginnings of the structures that calls and groups take.
+/// The first fields of the structures that calls and groups take.
 #[repr(C)]
 struct Head {
     size: usize,
@@ -463,7 +463,7 @@ fn calls_take_configurations_and_groups_tell_how_long_they_would_take() {
         let buffer = rank.upload(&[4; 16]);
         let head = |magic| Head { size: 72, magic, version: 23203, time: 0.0, rest: [0; 6] };
         let (at, stream) = (rank.at(&buffer), rank.stream());
-        // SAFETY: the structure is as long as it says.
+        // SAFETY: the structure is as long as it states.
         let call = |head: &Head| unsafe { with_config(at, at, 16, U8, SUM, rank.comm, stream, head) };
         assert_eq!(call(&head(1)), 4);
         ok(call(&head(0xcafe_beef)));

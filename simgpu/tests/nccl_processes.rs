@@ -21,7 +21,7 @@ use nccl_common::*;
 const U8: c_int = 1;
 const F32: c_int = 7;
 
-/// What a process that a test started is told.
+/// The parameters of a process that a test started.
 struct Role {
     rank: usize,
     size: usize,
@@ -33,7 +33,7 @@ fn setting(name: &str) -> Option<usize> {
     std::env::var(name).ok().map(|value| value.parse().unwrap())
 }
 
-/// The role of this process, if a test started it.
+/// Returns the role of this process, if a test started it.
 fn role() -> Option<Role> {
     let rank = setting("RANK")?;
     let digits = std::env::var("ID").ok();
@@ -45,7 +45,7 @@ fn digits(id: Id) -> String {
     id.0.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A process that a test started, which is killed where it does not end.
+/// A process that a test started. It is killed if it does not end.
 struct Process {
     child: Child,
     limit: Limit,
@@ -65,7 +65,7 @@ impl DerefMut for Process {
     }
 }
 
-/// This test again, as one rank.
+/// Starts this test again, as one rank.
 fn start(test: &str, rank: usize, size: usize, id: Option<Id>, settings: &[(&str, &str)]) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -77,7 +77,7 @@ fn start(test: &str, rank: usize, size: usize, id: Option<Id>, settings: &[(&str
     Process { limit: Limit::on(&child), child }
 }
 
-/// Waits for the next line that begins with `key` and gives the rest of it.
+/// Waits for the next line that begins with `key` and returns the rest of it.
 fn read(child: &mut Child, key: &str) -> String {
     let mut reader = BufReader::new(child.stdout.as_mut().unwrap());
     loop {
@@ -172,7 +172,7 @@ fn a_killed_process_is_noticed_by_its_peers() {
             std::process::abort();
         }
         let buffer = rank.upload(&[1; 8]);
-        // The news may come before the call.
+        // The notification may come before the call.
         let code = ncclAllReduce(rank.at(&buffer), rank.at(&buffer), 8, U8, SUM, rank.comm, rank.stream());
         assert!(code == 0 || code == 6, "{code}");
         assert_eq!(rank.await_error(), 6);
@@ -186,7 +186,7 @@ fn a_killed_process_is_noticed_by_its_peers() {
     wait(children);
 }
 
-/// The first process makes the unique id, so the others meet there.
+/// Runs a test in which the first process makes the unique id, so the others meet there.
 fn with_first(test: &str, then: impl FnOnce(Process, Process)) {
     let mut first = start(test, 0, 2, None, &[]);
     let digits = read(&mut first, "id=");
@@ -210,7 +210,7 @@ fn the_process_that_made_the_id_may_be_killed_too() {
     if let Some((role, rank)) = first_or_second() {
         add_up(&rank);
         if role.rank == 0 {
-            // Until the other process has what it waited for.
+            // Until the other process has received what it waited for.
             std::io::stdin().read_line(&mut String::new()).unwrap();
             std::process::abort();
         }
@@ -313,7 +313,7 @@ fn older_versions_lack_what_came_later() {
     }
 }
 
-/// What every version can do.
+/// Checks the calls that every version supports.
 fn everything_of_one() {
     in_ranks(1, |rank| {
         let buffer = rank.upload(&[5; 12]);

@@ -1,4 +1,4 @@
-//! Random programs, against oracles that know nothing of clocks.
+//! Random programs, compared with oracles that do not use clocks.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "half of cudarc is unsafe")]
@@ -17,9 +17,9 @@ fn range(random: &mut Random, length: usize) -> Range<usize> {
     start..start + 1 + random.below(length - start)
 }
 
-/// Programs of which cudarc orders the streams, as it does by itself, give what they would give on one stream; nothing is reported.
-/// Each buffer is read by one stream only, and all are of one device: of two streams that read a slice, cudarc makes a later write wait
-/// for the last alone, and after a copy to another device for none.
+/// Checks that programs whose streams cudarc orders automatically give the same results as on one stream, without
+/// reports. Each buffer is read by one stream only, and all are on one device. If two streams read a slice, cudarc
+/// makes a later write wait for the last one only, and after a copy to another device for none.
 #[test]
 fn programs_with_events_are_as_good_as_sequential_ones() {
     let _alone = simgpu::alone();
@@ -52,14 +52,14 @@ fn programs_with_events_are_as_good_as_sequential_ones() {
     }
 }
 
-/// A job of the oracle: what it does to which bytes, and all jobs that are over before it.
+/// A job of the oracle: its accesses, and all jobs that are over before it.
 struct Job {
     range: Range<usize>,
     write: bool,
     before: Vec<bool>,
 }
 
-/// Follows each wait step by step: who is before whom, as sets.
+/// Follows each wait step by step, and keeps the order as sets.
 #[derive(Default)]
 struct Oracle {
     jobs: Vec<Job>,

@@ -1,4 +1,4 @@
-//! The simulated CUDA runtime of release 12: what is not the same in release 13, and the versions of the symbols.
+//! The simulated CUDA runtime of release 12: the differences from release 13, and the versions of the symbols.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "the runtime is C")]
@@ -72,7 +72,7 @@ fn captures_are_asked_and_changed_without_edges() {
     assert_eq!(cudaGraphAddDependencies(graph, &raw const first, &raw const second, 1), 0);
     assert_eq!(cudaStreamUpdateCaptureDependencies(handle, &raw const second, 1, 1), 0);
     assert_eq!(cudaStreamGetCaptureInfo_v2(handle, &raw mut status, null_mut(), null_mut(), &raw mut nodes, &raw mut count), 0);
-    // SAFETY: the list has as many nodes as it says.
+    // SAFETY: the list has as many nodes as stated.
     assert_eq!((count, unsafe { *nodes }), (1, second));
     let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
     captured.launch().unwrap();
@@ -99,7 +99,7 @@ fn a_copy_that_fails_is_named() {
 fn symbols_have_the_version_that_programs_ask_for() {
     let _alone = simgpu::alone();
     simgpu::runtime(12);
-    // SAFETY: it is loaded already, and found by its own name as programs look for it.
+    // SAFETY: it is loaded already, and found by its own name, as in a program's look-up.
     let library = unsafe { libc::dlopen(c"libcudart.so.12".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
     assert!(!library.is_null());
     // SAFETY: the names end with a NUL.

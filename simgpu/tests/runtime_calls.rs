@@ -54,7 +54,7 @@ fn every_thread_has_its_device_and_the_driver_has_the_last_word() {
     assert_eq!(other.join().unwrap(), (0, 3));
     assert_eq!(cudaSetDevice(8), INVALID_DEVICE);
     assert_eq!(got(cudaGetDevice), 2);
-    // Both have the same context of the device.
+    // Both use the same context of the device.
     let start = memory(8, 1);
     let same = CudaContext::new(2).unwrap();
     same.bind_to_thread().unwrap();
@@ -68,7 +68,7 @@ fn errors_belong_to_a_thread_and_are_told_once() {
     assert_eq!(cudaSetDevice(99), INVALID_DEVICE);
     let other = std::thread::spawn(|| (cudaGetLastError(), cudaFree(1), cudaPeekAtLastError(), cudaGetLastError(), cudaGetLastError()));
     assert_eq!(other.join().unwrap(), (0, INVALID_VALUE, INVALID_VALUE, INVALID_VALUE, 0));
-    // A call that goes well changes nothing.
+    // A successful call changes nothing.
     assert_eq!(cudaSetDevice(0), 0);
     assert_eq!((cudaGetLastError(), cudaGetLastError()), (INVALID_DEVICE, 0));
     let stream = stream();
@@ -150,14 +150,14 @@ fn copies_and_fills_do_what_they_say() {
     no_reports();
 }
 
-/// What a host function waits for, and what it does then.
+/// The signal that a host function waits for, and its action afterwards.
 struct Delay {
     go: mpsc::Receiver<()>,
     done: AtomicBool,
 }
 
 unsafe extern "C" fn delay(data: *mut c_void) {
-    // SAFETY: the test keeps it until the stream is done.
+    // SAFETY: the test keeps it until the stream is idle.
     let delay = unsafe { &*data.cast::<Delay>() };
     delay.go.recv().unwrap();
     delay.done.store(true, Ordering::SeqCst);
@@ -180,7 +180,7 @@ fn freeing_waits_for_all_streams_of_the_device() {
             free(start)
         });
         begun.recv().unwrap();
-        // Whoever does not wait gets through here, sooner or later.
+        // A thread that does not wait would finish here, sooner or later.
         (0..1000).for_each(|_| std::thread::yield_now());
         assert!(!freeing.is_finished());
         sender.send(()).unwrap();
@@ -260,9 +260,9 @@ fn the_driver_is_handed_out_by_the_names_of_its_functions() {
     }
     let start = memory(64, 0);
     let (mut base, mut bytes) = (0u64, 0usize);
-    // SAFETY: this is the signature of the function.
+    // SAFETY: the function has this signature.
     let range: unsafe extern "C" fn(*mut u64, *mut usize, u64) -> u32 = unsafe { std::mem::transmute(ask(c"cuMemGetAddressRange").0) };
-    // SAFETY: the places are on the stack here.
+    // SAFETY: the variables are on the stack here.
     assert_eq!(unsafe { range(&raw mut base, &raw mut bytes, start + 9) }, 0);
     assert_eq!((base, bytes, cudaFree(start)), (start, 64, 0));
 }
@@ -305,7 +305,7 @@ fn a_device_that_was_reset_is_used_anew() {
     memory(64, 1);
     // SAFETY: nothing of the device is used any more.
     unsafe { cudarc::driver::sys::cuDevicePrimaryCtxReset_v2(6) }.result().unwrap();
-    // The thread's context is gone: the next call makes one again, whether it names the device or not.
+    // The thread's context is destroyed: the next call makes a new one, whether it names the device or not.
     let start = memory(64, 2);
     assert_eq!(read(start, 64), [2; 64]);
     assert_eq!((cudaFree(start), cudaSetDevice(6)), (0, 0));

@@ -1,4 +1,4 @@
-//! The simulated CUDA runtime: captures, graphs that are changed by hand, and user objects.
+//! The simulated CUDA runtime: captures, graphs that are changed explicitly, and user objects.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "the runtime is C")]
@@ -18,14 +18,14 @@ const EXTERNAL: u32 = 1;
 const SET: u32 = 1;
 const ADD: u32 = 0;
 
-/// How the capture of a stream stands: its graph, and the nodes that the next one comes after.
+/// Returns the state of a stream's capture: its graph, and the nodes that the next one comes after.
 fn tips(stream: usize) -> (usize, Vec<usize>) {
     let (mut status, mut id, mut graph, mut nodes, mut edges, mut count) = (9, 0, 0, null(), std::ptr::dangling::<c_void>(), 0);
     let code =
         cudaStreamGetCaptureInfo(stream, &raw mut status, &raw mut id, &raw mut graph, &raw mut nodes, &raw mut edges, &raw mut count);
     assert_eq!((code, edges), (0, null()));
     assert_eq!(status, u32::from(graph != 0));
-    // SAFETY: the list is the driver's, and stays until it is asked again.
+    // SAFETY: the list belongs to the driver, and is valid until the next query.
     let list = if count == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec() };
     (graph, list)
 }
@@ -36,7 +36,7 @@ fn begin(stream: usize) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// A graph that was captured, and what is launched of it.
+/// A captured graph, and its executable form.
 struct Captured {
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
@@ -45,7 +45,7 @@ struct Captured {
 impl Captured {
     fn end(stream: usize) -> Captured {
         let (mut graph, mut executable) = (null_mut(), null_mut());
-        // SAFETY: the stream captures, and the places are on the stack here.
+        // SAFETY: the stream captures, and the variables are on the stack here.
         unsafe {
             assert_eq!(sys::cuStreamEndCapture(stream as sys::CUstream, &raw mut graph), sys::CUresult::CUDA_SUCCESS);
             assert_eq!(sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0), sys::CUresult::CUDA_SUCCESS);
@@ -86,7 +86,7 @@ fn a_capture_says_how_it_stands() {
     assert_eq!(tips(other), (graph, first.clone()));
     assert_eq!(cudaMemsetAsync(start, 2, 8, other), 0);
     let (_, second) = tips(other);
-    // The stream that was drawn in is joined by naming its node, and may then go.
+    // A stream that joined the capture is merged by naming its node, and may then be destroyed.
     assert_eq!(cudaStreamUpdateCaptureDependencies(stream, second.as_ptr(), null(), 1, ADD), 0);
     assert_eq!(tips(stream), (graph, [first.clone(), second.clone()].concat()));
     assert_eq!(cudaStreamUpdateCaptureDependencies(stream, second.as_ptr(), null(), 1, SET), 0);
@@ -104,8 +104,8 @@ fn a_capture_says_how_it_stands() {
     no_reports();
 }
 
-/// Captures what NCCL does: a stream of its own that is drawn in without dependencies, waits for an event from outside of the graph, does
-/// the work, and records that event at its end.
+/// Captures what NCCL does: its own stream joins the capture without dependencies, waits for an event from outside of
+/// the graph, does the work, and records that event at its end.
 fn capture_like_nccl(stream: usize, own: usize, serial: usize, start: u64) -> Captured {
     let scratch = event();
     begin(stream);
@@ -117,7 +117,7 @@ fn capture_like_nccl(stream: usize, own: usize, serial: usize, start: u64) -> Ca
     let (graph, before) = tips(own);
     let node: usize = got(|place| cudaGraphAddEventRecordNode(place, graph, null(), 0, serial));
     assert_eq!(cudaGraphAddDependencies(graph, before.as_ptr(), &raw const node, null(), 1), 0);
-    // Twice, a circle, a node of nowhere.
+    // A duplicate, a cycle, an unknown node.
     assert_eq!(cudaGraphAddDependencies(graph, before.as_ptr(), &raw const node, null(), 1), 1);
     assert_eq!(cudaGraphAddDependencies(graph, &raw const node, before.as_ptr(), null(), 1), 1);
     assert_eq!(cudaGraphAddDependencies(graph, &raw const node, &(node + 1), null(), 1), 1);
@@ -132,7 +132,7 @@ fn graphs_and_live_streams_are_ordered_by_events_from_outside() {
     let (user, own, live, serial) = (stream(), stream(), stream(), event());
     let start = memory(8, 0);
     let captured = capture_like_nccl(user, own, serial, start);
-    // First the live stream, then the graph, then the live stream again: the event is all that is between them.
+    // First the live stream, then the graph, then the live stream again: only the event orders them.
     assert_eq!((cudaMemsetAsync(start, 1, 8, live), cudaEventRecord(serial, live)), (0, 0));
     let gate = Gate::close(live as *mut c_void);
     captured.launch(user);
@@ -142,7 +142,7 @@ fn graphs_and_live_streams_are_ordered_by_events_from_outside() {
     assert_eq!(cudaStreamSynchronize(live), 0);
     assert_eq!(read(start, 8), [6, 6, 6, 6, 5, 5, 5, 5]);
     no_reports();
-    // And without waiting for it.
+    // The same without a wait.
     captured.launch(user);
     assert_eq!(cudaMemsetAsync(start, 7, 8, live), 0);
     assert_eq!(simgpu::reports().len(), 1);
@@ -155,14 +155,14 @@ fn graphs_and_live_streams_are_ordered_by_events_from_outside() {
     }
 }
 
-/// Says on which thread it was called.
+/// Reports the thread on which it was called.
 unsafe extern "C" fn destructor(data: *mut c_void) {
     // SAFETY: the sender was boxed for this, and it is called once.
     let sender = unsafe { Box::from_raw(data.cast::<Sender<ThreadId>>()) };
     sender.send(std::thread::current().id()).unwrap();
 }
 
-/// A user object that is handed over to the graph that a stream captures.
+/// Moves a user object into the graph that a stream captures.
 fn give_object(stream: usize) -> Receiver<ThreadId> {
     let (sender, receiver) = channel();
     let data = Box::into_raw(Box::new(sender)).cast();
@@ -184,7 +184,8 @@ fn user_objects_live_as_long_as_what_may_still_run() {
     let gate = Gate::close(stream as *mut c_void);
     captured.launch(stream);
     captured.drop_executable();
-    // The destructors of all objects run on one thread, one after the other: what was due is over when a later one is.
+    // The destructors of all objects run on one thread, one after the other: earlier ones are over when a later one
+    // is.
     fence();
     assert_eq!(gone.try_recv(), Err(TryRecvError::Empty));
     gate.open();
@@ -193,7 +194,7 @@ fn user_objects_live_as_long_as_what_may_still_run() {
     no_reports();
 }
 
-/// Waits until all destructors that are due have run.
+/// Waits until all pending destructors have run.
 fn fence() {
     let stream = stream();
     begin(stream);
@@ -211,10 +212,10 @@ fn a_capture_that_fails_gives_its_objects_back() {
     let stream = stream();
     begin(stream);
     let gone = give_object(stream);
-    // What waits for a stream that captures ends the capture.
+    // A wait for a stream that captures invalidates the capture.
     assert_eq!(cudaStreamSynchronize(stream), 900);
     let mut graph = null_mut();
-    // SAFETY: the place is on the stack here.
+    // SAFETY: the variable is on the stack here.
     let code = unsafe { sys::cuStreamEndCapture(stream as sys::CUstream, &raw mut graph) };
     assert_eq!((code, graph), (sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, null_mut()));
     gone.recv().unwrap();

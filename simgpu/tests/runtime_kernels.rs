@@ -37,20 +37,20 @@ const ADD: &str = "
 }
 ";
 
-/// What stands for the stub of the kernel on the host: an address is all it is.
+/// The stubs of the kernels on the host, of which only the addresses matter.
 static STUBS: [u8; 3] = [0; 3];
 
 fn stub(number: usize) -> usize {
     &raw const STUBS[number] as usize
 }
 
-/// Names the file with the kernels, before anybody asks for one.
+/// Names the file with the kernels, before the first look-up.
 fn kernels() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let path = std::env::temp_dir().join(format!("simgpu-kernels-{}.ptx", std::process::id()));
         std::fs::write(&path, ADD).unwrap();
-        // SAFETY: the tests of this file take turns, and each comes here first.
+        // SAFETY: the tests of this file take turns, and each calls this first.
         unsafe { std::env::set_var("SIMGPU_KERNELS", &path) };
         // Each device reads it once.
         for device in 0..8 {
@@ -64,7 +64,7 @@ fn kernels() {
     assert_eq!(cudaSetDevice(0), 0);
 }
 
-/// As a library does when it is opened.
+/// Registers a kernel, as a library does when it is opened.
 fn register(number: usize, name: &CStr) -> usize {
     let binary = __cudaRegisterFatBinary(null());
     let none = null::<c_void>();
@@ -101,7 +101,7 @@ fn a_registered_kernel_is_launched_in_every_way_there_is() {
     let arguments = Arguments { out: start, add: 3 };
     let pointers = arguments.pointers();
     assert_eq!(cudaLaunchKernel(stub(0), ONE, Shape(32, 1, 1), pointers.as_ptr(), 0, stream), 0);
-    // `cudaLaunchAttributeLaunchCompletionEvent`, and one that is not looked at.
+    // `cudaLaunchAttributeLaunchCompletionEvent`, and one that is ignored.
     let attributes = [
         LaunchAttribute { id: 3, padding: 0, value: [0; 8] },
         LaunchAttribute { id: 12, padding: 0, value: [event as u64, 0, 0, 0, 0, 0, 0, 0] },
@@ -109,7 +109,7 @@ fn a_registered_kernel_is_launched_in_every_way_there_is() {
     let config = LaunchConfig { grid: ONE, block: Shape(16, 1, 1), shared: 0, stream, attributes: attributes.as_ptr(), count: 2 };
     assert_eq!(cudaLaunchKernelExC(&raw const config, stub(0), pointers.as_ptr()), 0);
     assert_eq!(cudaEventSynchronize(event), 0);
-    // As a stub does it: what the caller noted is taken and launched.
+    // Like a stub: takes the recorded configuration and launches it.
     assert_eq!(__cudaPushCallConfiguration(ONE, Shape(8, 1, 1), 0, stream), 0);
     let (mut grid, mut block, mut shared, mut noted) = (ONE, ONE, 9, 0);
     assert_eq!(__cudaPopCallConfiguration(&raw mut grid, &raw mut block, &raw mut shared, &raw mut noted), 0);
@@ -172,7 +172,7 @@ fn a_kernel_is_known_on_every_device_and_until_its_library_is_closed() {
 fn a_kernel_that_leaves_its_buffer_breaks_the_context() {
     let _alone = simgpu::alone();
     kernels();
-    // A device of its own: nothing mends it.
+    // A separate device, because the fault is permanent.
     assert_eq!(cudaSetDevice(7), 0);
     let binary = register(0, c"add");
     let start = memory(4 * 4, 0);

@@ -69,7 +69,8 @@ fn devices_are_those_of_the_driver_and_have_no_links() {
     assert!((0..20).all(|code| !unsafe { std::ffi::CStr::from_ptr(nvmlErrorString(code)) }.is_empty()));
 }
 
-/// Two texts of 16 and 32 bytes, with five numbers between: the domain, the bus, the device, who made it, and a number of the board.
+/// Checks two texts of 16 and 32 bytes, with five numbers between: the domain, the bus, the device, the vendor, and a
+/// number of the board.
 fn on_the_bus(device: usize) {
     let info: [c_uint; 17] = runtime_common::got(|place| nvmlDeviceGetPciInfo_v3(device, place));
     let bytes: Vec<u8> = info.iter().flat_map(|word| word.to_le_bytes()).collect();

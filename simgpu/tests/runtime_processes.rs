@@ -37,7 +37,7 @@ fn open(handle: MemoryHandle) -> Result<u64, u32> {
     }
 }
 
-/// Another process that runs the same test, and talks by lines.
+/// Another process that runs the same test, and communicates by lines.
 struct Other {
     child: Child,
     to: ChildStdin,
@@ -57,7 +57,7 @@ impl Other {
         writeln!(self.to, "{line}").unwrap();
     }
 
-    /// What it answers.
+    /// Returns its answer.
     fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -81,10 +81,10 @@ impl Drop for Killed {
     }
 }
 
-/// Ends with the test, whatever becomes of it.
+/// A child process that ends with the test, whatever the result.
 struct Killed(Child);
 
-/// The other side: does what the lines say until there are no more. Gives false in the process that a test was started in.
+/// Executes the lines of the other side until there are no more. Returns false in the process that started the test.
 fn obey() -> bool {
     if std::env::var_os("OTHER").is_none() {
         return false;
@@ -137,7 +137,7 @@ fn memory_is_shared_and_lives_on_where_it_is_mapped() {
         other.say(line);
         other.hear()
     };
-    // On another device than the owner's: the access is enabled by opening.
+    // On another device than the owner's: opening enables the access.
     assert_eq!(ask("device 3"), "0");
     assert_eq!(ask(&format!("open {}", handle.digits())), "opened");
     assert_eq!((ask("read").as_str(), ask("beyond").as_str(), ask("fill 9").as_str()), ("7", "1", "00"));
@@ -156,7 +156,7 @@ fn memory_is_shared_and_lives_on_where_it_is_mapped() {
     no_reports();
 }
 
-/// How many pages of files without names this process maps.
+/// Returns the number of mapped pages of unnamed files.
 fn maps() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("memfd:simgpu")).count()
 }
@@ -186,7 +186,7 @@ fn nothing_is_left_of_a_process_that_is_killed() {
     owner.0.kill().unwrap();
     owner.0.wait().unwrap();
     assert_eq!(read(place, BYTES), [6; BYTES], "what is mapped stays whole when its owner dies");
-    // Opened before, so it is counted once more; it takes as many closes.
+    // Opened before, so the count is incremented; it takes as many closes.
     assert_eq!(open(handle), Ok(place));
     assert_eq!((cudaIpcCloseMemHandle(place), maps()), (0, mapped_before + 1));
     assert_eq!((cudaIpcCloseMemHandle(place), maps()), (0, mapped_before));

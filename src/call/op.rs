@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 
 /// How the elements of all ranks are combined into one.
 ///
-/// The meaning is the same on every transport, for `n` ranks:
+/// The meaning for `n` ranks, on host memory over every transport. It holds on devices too, unless a point below says
+/// otherwise:
 ///
 /// - `f16`, `bf16` and the 8-bit floats are accumulated in `f32` and rounded once wherever a rank folds several inputs
 ///   (shared memory, direct exchange). A hop of a ring or a tree sends its partial result in the element's type.
@@ -24,8 +25,9 @@ use crate::error::{Error, Result};
 ///   `1e38` is an infinity. On devices NCCL may divide first, which does not overflow. That depends on size, type,
 ///   number of ranks and devices (`Device::explain` reports it), so rely on neither. Means of `f16` on devices do not
 ///   overflow.
-/// - Every rank ends with the same bits, and the same inputs give the same bits on every run at the same world size and
-///   transport. [`Config::reproducible`](crate::Config::reproducible) promises more.
+/// - On host memory every rank ends with the same bits, and the same inputs give the same bits on every run at the same
+///   world size and transport. [`Config::reproducible`](crate::Config::reproducible) promises more. On devices NCCL
+///   chooses the order of a sum.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};

@@ -16,7 +16,7 @@ fn a_native_call_allocates_nothing() {
             comm.all_reduce_into(&source, &mut destination, ReduceOp::Avg).unwrap();
             comm.broadcast(&mut destination, 1).unwrap();
         };
-        // The first calls may allocate. The ranks compare the calls in the first loop and not in the later one.
+        // The first calls may allocate. The ranks compare all calls.
         (0..22).for_each(|_| calls());
         let allocated = allocations(|| (0..10).for_each(|_| calls()));
         device.synchronize().unwrap();

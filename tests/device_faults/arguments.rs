@@ -1,4 +1,4 @@
-//! Arguments that cannot be right, on device buffers: an error at once, and the communicator lives on.
+//! Invalid arguments on device buffers: an error at once, after which the communicator stays usable.
 
 use collectives::{Communicator, DeviceChoice, Error, ReduceOp};
 use cudarc::driver::CudaContext;

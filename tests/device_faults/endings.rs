@@ -1,4 +1,4 @@
-//! Calls that do not end, peers that are lost, aborts: typed errors, and never a hang.
+//! Calls that do not end, lost peers and aborts: typed errors, and never a hang.
 
 #![expect(unsafe_code, reason = "registers a buffer with NCCL")]
 
@@ -15,12 +15,12 @@ use super::common::tasks::block_on;
 use super::gpu::{DeviceMemory, alone, be_strict, builder, can_steer_nccl, is_real, steers_gpu, steers_nccl, unchecked};
 use super::kills::root;
 
-/// A builder of a rank whose calls are not compared.
+/// Returns the builder of a rank whose calls are not compared.
 fn patient(_rank: usize) -> collectives::Builder {
     builder(unchecked())
 }
 
-/// Runs `program` on ranks whose calls have so long. Their start has all the time that it needs.
+/// Runs `program` on ranks whose calls have the timeout `limit`. Their start has the usual one.
 fn threads_within<R: Send>(limit: Duration, world_size: usize, program: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     threads_with(world_size, patient, |comm| {
         comm.set_timeout(limit);
@@ -28,7 +28,7 @@ fn threads_within<R: Send>(limit: Duration, world_size: usize, program: impl Fn(
     })
 }
 
-/// Runs a test twice: as the simulated NCCL is, and as strict as a real one may be.
+/// Runs a test twice: with the simulated NCCL as it is, and as strict as a real one may be.
 fn in_both_ways(test: impl Fn()) {
     let _alone = alone();
     test();
@@ -46,7 +46,7 @@ fn a_rank_that_does_not_call_makes_the_others_time_out() {
             if comm.rank() == 0 {
                 let began = Instant::now();
                 let mut buffer = memory.put(&[1_u32; 100]);
-                // The first call may wait for the others inside.
+                // The first call may wait inside NCCL for the other ranks.
                 let called = comm.all_reduce(&mut buffer, ReduceOp::Sum);
                 let error = called.and_then(|()| comm.device().unwrap().synchronize()).unwrap_err();
                 assert!(error.is_timeout(), "{error}");
@@ -70,7 +70,7 @@ fn the_watchdog_frees_a_stream_that_nobody_waits_on_with_a_deadline() {
                 let mut buffer = memory.put(&[1_u32; 100]);
                 let called = comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum);
                 assert!(called.is_ok() || comm.device().unwrap().failure().is_some(), "{called:?}");
-                // Without the watchdog this waits for ever.
+                // Without the watchdog, this would wait forever.
                 stream.synchronize().unwrap();
                 let failure = comm.device().unwrap().failure().unwrap();
                 assert!(failure.is_timeout() && failure.to_string().contains("all_reduce"), "{failure}");
@@ -105,7 +105,8 @@ fn an_abort_from_another_thread_ends_a_call_and_a_wait() {
     });
 }
 
-/// Makes calls that the other rank does not, until one fails with a timeout; the stream is free then. `beside` runs on another thread.
+/// Makes calls that the other rank does not make, until one fails with a timeout, which frees the stream. `beside` runs
+/// on another thread.
 fn call_until_a_timeout(comm: &Communicator, beside: impl FnOnce(&CudaContext) + Send) {
     let device = comm.device().unwrap();
     let mut buffer = DeviceMemory::of(comm).put(&[1_u32; 100]);
@@ -200,7 +201,7 @@ fn a_communicator_may_be_dropped_with_work_in_flight() {
 #[test]
 fn memory_that_nccl_did_not_forget_is_not_let_go() {
     steers_nccl!();
-    // What is lost stays with the process.
+    // Lost memory stays with the process.
     alone_in_a_process("endings::memory_that_nccl_did_not_forget_is_not_let_go", || {
         threads_with(
             1,
@@ -213,7 +214,7 @@ fn memory_that_nccl_did_not_forget_is_not_let_go() {
                 let (whole, dropped, taken) = (registered(), registered(), registered());
                 drop(whole.into_buffer().unwrap());
                 assert_eq!(simgpu::nccl::counts().allocations, 2);
-                // A wrong argument, which leaves the communicator as it is.
+                // An invalid argument, which leaves the communicator as it is.
                 simgpu::nccl::fail_call_of_this_thread("ncclCommDeregister", 1, 4);
                 drop(dropped);
                 simgpu::nccl::fail_call_of_this_thread("ncclCommDeregister", 1, 4);
@@ -235,10 +236,10 @@ fn a_device_that_has_failed_for_good_leaves_the_host_backend_and_says_to_start_t
             let mut sum = DeviceMemory::of(comm).put(&[1_u32]);
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             device.synchronize().unwrap();
-            // A shrink ends what others have not finished.
+            // A shrink ends the calls that other ranks have not finished.
             finished.meet();
             if comm.rank() == 1 {
-                // As a kernel does that reads what a killed peer has taken along.
+                // Like a kernel that reads memory of a killed peer, which no longer exists.
                 simgpu::fail_stream(device.stream().cu_stream().cast(), 700);
                 let error = device.synchronize().unwrap_err();
                 assert!(error.to_string().contains("ILLEGAL_ADDRESS") && error.to_string().contains("start it again"), "{error}");
@@ -252,15 +253,16 @@ fn a_device_that_has_failed_for_good_leaves_the_host_backend_and_says_to_start_t
             let mut ranks = [1_u32 << comm.rank()];
             left.all_reduce(&mut ranks, ReduceOp::BitOr).unwrap();
             assert_eq!(ranks, [0b111]);
-            // Where the device is broken, its buffers cannot be freed.
+            // On a failed device, buffers cannot be freed.
             std::mem::forget(sum);
             left.close().unwrap();
         });
     });
 }
 
-/// A device call of rank 0 and rank 1 that waits for rank 2, and may take `timeout` on rank 0; `give_up` is what rank 0 does then, and rank 1 waits in `wait`. NCCL's kernels go on
-/// without waiting once they are aborted, so the call of rank 1 may come to an end, with wrong data.
+/// Runs a device call of ranks 0 and 1 that waits for rank 2. On rank 0 it has the timeout `timeout`, and then
+/// `give_up` runs. Rank 1 waits with `wait`. Aborted NCCL kernels continue without waiting, so rank 1's call may end
+/// with wrong data.
 fn given_up(timeout: Duration, give_up: impl Fn(&Communicator) + Sync, wait: impl Fn(&Communicator, Vec<u32>) -> Error + Sync) {
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
     let (senders, receiver) = (Mutex::new(vec![sender.clone(), sender]), Mutex::new(receiver));
@@ -288,14 +290,14 @@ fn given_up(timeout: Duration, give_up: impl Fn(&Communicator) + Sync, wait: imp
         |_| builder(unchecked()),
         |comm| {
             be_strict();
-            // All are connected then.
+            // This call connects all ranks.
             let mut buffer = DeviceMemory::of(comm).put(&[1_u32; 100]);
             comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             comm.device().unwrap().synchronize().unwrap();
             comm.barrier().unwrap();
             if comm.rank() == 2 {
                 comm.barrier().unwrap();
-                // It stays until the others are done: what they are not to see is its end.
+                // It stays until the others are done, so that they do not notice its end.
                 receiver.lock().unwrap().recv_timeout(Duration::from_secs(120)).unwrap_err();
                 return;
             }
@@ -305,7 +307,7 @@ fn given_up(timeout: Duration, give_up: impl Fn(&Communicator) + Sync, wait: imp
     );
 }
 
-/// What waits for a device call here.
+/// The ways to wait for a device call.
 const WAITS: [fn(&Communicator, Vec<u32>) -> Error; 4] = [
     |comm, values| {
         let mut buffer = DeviceMemory::of(comm).put(&values);
@@ -351,7 +353,7 @@ fn a_call_that_another_ranks_deadline_has_ended_is_not_well() {
 #[test]
 fn a_call_that_another_ranks_revocation_has_ended_is_not_well() {
     let _alone = alone();
-    // Nobody is promised that a stream comes free by another rank's revocation.
+    // Another rank's revocation is not guaranteed to free a stream.
     for wait in &WAITS[..3] {
         given_up(Duration::from_secs(60), |comm| comm.device().unwrap().raw().revoke().unwrap(), wait);
     }

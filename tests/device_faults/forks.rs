@@ -1,4 +1,4 @@
-//! Processes that were forked from one with a device: the driver does not know them, and is left alone.
+//! Forked children of a process with a device. The driver does not know them, so they must not call it.
 
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
@@ -31,7 +31,7 @@ fn a_forked_child_is_refused_what_asks_the_driver_and_the_parent_goes_on() {
                             && refused(comm.refuse_forked("a call of another crate"))
                             && awaited.is_done()
                             && refused(awaited.wait_deadline(Duration::ZERO).map(drop))
-                            // What it holds is not given to the driver either.
+                            // The call's buffer is not freed through the driver either.
                             && refused(started.wait().map(drop));
                         // SAFETY: ends the child at once, without its parent's destructors.
                         unsafe { libc::_exit(i32::from(!is_right)) }

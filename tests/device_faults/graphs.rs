@@ -1,4 +1,4 @@
-//! Launches of captured graphs that wait for ranks which do not come: the streams come free, and the ranks are named.
+//! Launches of captured graphs that wait for ranks which do not come. The streams are freed, and the ranks are named.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use super::common::ranks::is_rank_of;
 use super::gpu::{DeviceMemory, builder, can_steer_nccl, unchecked};
 use super::processes::Ranks;
 
-/// What survivors may take to notice a death, on a loaded machine.
+/// The time for survivors to notice a death, on a loaded machine.
 const NOTICED: Duration = Duration::from_secs(8);
-/// How long a captured call may take that nobody is to wait for.
+/// The timeout of a captured call that is meant to time out.
 const SHORT: Duration = Duration::from_secs(2);
-/// The rank that launches one graph less.
+/// The rank that launches its graph once less often.
 const MISSING: usize = 1;
 
-/// A graph of one all-reduce, which has been launched once on all ranks, and what it works on.
+/// Returns a graph of two all-reduces, which all ranks have launched once, and its buffer.
 fn captured(comm: &Communicator, stream: &Arc<CudaStream>, limit: Duration) -> (CudaGraph, CudaSlice<u32>) {
     let memory = DeviceMemory::of(comm);
     let mut sums = memory.put(&[1_u32; 1000]);
@@ -44,7 +44,8 @@ fn captured(comm: &Communicator, stream: &Arc<CudaStream>, limit: Duration) -> (
     (graph, sums)
 }
 
-/// One rank: after `prepare`, which one of them does not come back from, the others launch the graph once more. Why their communicator ended.
+/// Runs one rank. After `prepare`, from which one rank does not return, the others launch the graph once more. Returns
+/// the communicator and the error that ended it.
 fn launched_in_vain(limit: Duration, prepare: impl FnOnce(&Communicator)) -> (Communicator, Error) {
     let comm = builder(unchecked()).configure(|config| config.timeout = Duration::from_secs(30)).from_env().unwrap();
     if can_steer_nccl() {
@@ -63,7 +64,8 @@ fn launched_in_vain(limit: Duration, prepare: impl FnOnce(&Communicator)) -> (Co
     (comm, failure)
 }
 
-/// Those who are left work again, on devices, once the parent says so: whoever goes on first would be what others notice first.
+/// Continues on the remaining ranks and their devices once the parent allows it. Otherwise the first rank to continue
+/// could be what the others notice first.
 fn go_on(comm: &Communicator) {
     let _ = std::io::stdin().read_line(&mut String::new());
     assert!(comm.all_reduce(&mut DeviceMemory::of(comm).put(&[1_u32]), ReduceOp::Sum).is_err());
@@ -101,7 +103,8 @@ fn a_rank_that_dies_during_a_launch_is_named() {
     let lost: Vec<String> = (0..world_size - 1).map(|_| ranks.next("a launch has ended").1).collect();
     assert!(killed.elapsed() < NOTICED, "after {:?}", killed.elapsed());
     assert!(lost.iter().all(|line| line.starts_with("lost ")), "{lost:?}");
-    // The second one may hear of it from the first one's end; so may the first from NCCL, which knows of calls alone, unless it is silent.
+    // The second rank may notice the end of the first one. The first may notice it through NCCL, which knows only of
+    // calls, unless that is silenced.
     assert!(lost[0].contains("a launch of a captured graph") || !can_steer_nccl(), "{lost:?}");
     ranks.children.iter_mut().for_each(|child| drop(child.stdin.take()));
     for rank in [0, 2] {
@@ -115,7 +118,7 @@ fn a_launch_that_a_rank_never_makes_is_a_timeout() {
     if is_rank_of(name) {
         let (_, error) = launched_in_vain(SHORT, |comm| {
             if comm.rank() == MISSING {
-                // Until the other one has said that its communicator has ended.
+                // Waits until the other rank has reported the end of its communicator.
                 let _ = std::io::stdin().read_line(&mut String::new());
                 println!("@gone");
                 std::process::exit(0);

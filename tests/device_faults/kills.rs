@@ -1,7 +1,10 @@
-//! Ranks that are killed or stopped while devices work together, each a process: what the survivors see, how soon, and that they go on.
+//! Ranks that are killed or stopped while devices work together, each a process: the survivors' errors, how soon they
+//! get them, and that they continue.
 //!
-//! Deaths are told by the simulated NCCL in half of the jobs, as over a network, and by nobody in the other half, as between devices of one
-//! host. In half of them the first collective waits for all ranks inside its call, and an abort may end others' calls with success. `COLLECTIVES_SOAK_SECONDS=600` goes on for ten minutes; `COLLECTIVES_TEST_SEED` brings a run back, but for the moments.
+//! In half of the jobs the simulated NCCL reports deaths, as over a network. In the other half nothing does, as between
+//! devices of one host. In half of them the first collective waits for all ranks inside its call, and an abort may end
+//! other ranks' calls with success. `COLLECTIVES_SOAK_SECONDS=600` runs for ten minutes. `COLLECTIVES_TEST_SEED`
+//! repeats a run, except for the exact moments.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -15,11 +18,12 @@ use super::common::ranks::is_rank_of;
 use super::gpu::{DeviceMemory, be_strict, builder, can_steer_nccl, unchecked};
 use super::processes::Ranks;
 
-/// What survivors may take to notice a death, on a loaded machine; calls may take [`LIMIT`], so no deadline tells them.
+/// The time for survivors to notice a death, on a loaded machine. Calls have the timeout [`LIMIT`], so it is not
+/// noticed by a deadline.
 const NOTICED: Duration = Duration::from_secs(8);
-/// How long a call may take.
+/// The timeout of a call.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long a start waits for ranks that never come.
+/// The timeout of a start, for ranks that never come.
 const START: Duration = Duration::from_secs(10);
 
 /// When a rank is killed.
@@ -37,7 +41,7 @@ fn variable(name: &str) -> Option<usize> {
     std::env::var(name).ok().and_then(|value| value.parse().ok())
 }
 
-/// What may come of a death, or of another survivor having noticed it first.
+/// Whether an error can result from a death, or from another survivor that noticed it first.
 fn is_expected(error: &Error) -> bool {
     let is_abort = |error: &Error| matches!(error, Error::Aborted { .. });
     error.is_peer_lost() || is_abort(error) || matches!(error, Error::Poisoned { cause, .. } if is_abort(cause))
@@ -48,16 +52,16 @@ fn wait_for_parent() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// The settings of a job's ranks: device calls are compared, or return before the others have come.
+/// Returns the settings of a job's ranks: device calls are compared, or return before the others have come.
 fn config() -> Config {
     if variable("UNCHECKED") == Some(1) { unchecked() } else { Config::default() }
 }
 
-/// A rank of [`job`].
+/// Runs a rank of [`job`].
 fn rank_of_a_job(moment: Moment) {
     let config = config();
     super::gpu::prepare();
-    // A real NCCL tells deaths as it does.
+    // A real NCCL cannot be silenced.
     if variable("SILENT") == Some(1) && can_steer_nccl() {
         simgpu::nccl::silence_deaths();
     }
@@ -100,7 +104,7 @@ fn rank_of_a_job(moment: Moment) {
     }
 }
 
-/// After a death: the streams are free, and those who are left work again, on devices.
+/// Checks after a death that the stream is freed, and that the remaining ranks work again, on devices.
 fn go_on(comm: &Communicator, error: &Error, me: u64) {
     assert!(is_expected(error), "{error}");
     println!("@lost {error}");
@@ -116,7 +120,7 @@ fn go_on(comm: &Communicator, error: &Error, me: u64) {
     left.close().unwrap();
 }
 
-/// Device calls of all kinds with their results checked, until one fails. All ranks draw the same numbers.
+/// Makes device calls of all kinds and checks their results, until one fails. All ranks draw the same random numbers.
 fn work(comm: &Communicator, me: u64, rounds: u64) -> Result<()> {
     let (memory, n, place) = (DeviceMemory::of(comm), comm.world_size(), comm.rank());
     let mut gathered = memory.put(&vec![0_u64; n]);
@@ -159,7 +163,7 @@ fn work(comm: &Communicator, me: u64, rounds: u64) -> Result<()> {
     Ok(())
 }
 
-/// Lets time pass that is part of the experiment.
+/// Lets a random time pass.
 fn wait(pause: Duration) {
     std::thread::park_timeout(pause);
 }
@@ -173,8 +177,8 @@ fn await_all(ranks: &mut Ranks, world_size: usize, word: &str) {
     }
 }
 
-/// Asserts that what a process has mapped has no name in any folder, so that it is gone with it. NCCL takes the names of its segments away
-/// once all have them.
+/// Asserts that memory mapped by a process has no name in any folder, so that it vanishes with the process. NCCL
+/// removes the names of its segments once all ranks have them.
 fn assert_leaves_nothing(pid: u32) {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let named = maps.lines().filter(|line| line.contains("/dev/shm") || line.contains("/SYSV"));
@@ -182,7 +186,7 @@ fn assert_leaves_nothing(pid: u32) {
     assert!(named.is_empty(), "{named:?}");
 }
 
-/// One job in which a rank is killed.
+/// Runs one job in which a rank is killed.
 fn job(name: &str, moment: Moment, world_size: usize, random: &mut Random, seed: u64) {
     let (victim, silent) = (random.below(world_size), random.below(2));
     let index = MOMENTS.iter().position(|known| *known == moment).unwrap();
@@ -222,7 +226,7 @@ fn job(name: &str, moment: Moment, world_size: usize, random: &mut Random, seed:
     assert!(moment == Moment::Init || killed.elapsed() < NOTICED * 2, "{said}: {:?}", killed.elapsed());
 }
 
-/// Jobs of several sizes with a death at one moment.
+/// Runs jobs of several sizes with a death at one moment.
 fn killed_at(name: &str, moment: Moment, worlds: &[usize]) {
     if is_rank_of(name) {
         return rank_of_a_job(MOMENTS[variable("MOMENT").unwrap()]);
@@ -295,7 +299,8 @@ const CALLS: [(&str, HeldUp); 11] = [
     }),
 ];
 
-/// A rank of [`killed_inside_each_call`]: every survivor makes each call on a communicator of its own, and says how it ends.
+/// Runs a rank of [`killed_inside_each_call`]. Each survivor makes each call on a separate communicator and prints how
+/// it ends.
 fn rank_in_each_call(victim: usize) {
     let comm = builder(config()).configure(|config| config.timeout = LIMIT).from_env().unwrap();
     if can_steer_nccl() {
@@ -316,7 +321,7 @@ fn rank_in_each_call(victim: usize) {
                 let called = call(&copy, &DeviceMemory::of(&copy), victim);
                 let ended = called.and_then(|()| copy.device().unwrap().synchronize());
                 let Err(error) = ended else {
-                    // In NCCL's chain to the root a rank waits for those before it alone.
+                    // In NCCL's chain to the root, a rank waits only for the ranks before it.
                     assert!(*name == "reduce" && !can_steer_nccl(), "{name} does without rank {victim}");
                     return println!("@lost {name}: not needed");
                 };
@@ -332,7 +337,7 @@ fn rank_in_each_call(victim: usize) {
     println!("@shrunk");
 }
 
-/// The first error behind those that only say that a communicator is ended.
+/// Returns the first error behind those that only report that a communicator is ended.
 pub(crate) fn root(error: &Error) -> &Error {
     match error {
         Error::Poisoned { cause, .. } => root(cause),
@@ -363,14 +368,14 @@ fn killed_inside_each_call() {
     }
 }
 
-/// One rank of [`a_stopped_rank_is_named_and_left_behind`].
+/// Runs one rank of [`a_stopped_rank_is_named_and_left_behind`].
 fn rank_with_a_sleeper(sleeper: usize) {
     let rank = variable("RANK").unwrap();
     if variable("STRICT") == Some(1) {
         be_strict();
     }
     let comm = builder(config()).from_env().unwrap();
-    // Longer than a busy machine may hold up those that are to go on.
+    // Longer than a busy machine may delay the ranks that are to continue.
     comm.set_timeout(Duration::from_secs(6));
     println!("@ready");
     let error = work(&comm, rank as u64, u64::MAX).unwrap_err();

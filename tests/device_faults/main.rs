@@ -1,5 +1,6 @@
-//! Faults on the device backend, planted in the simulated GPU: each becomes a typed error on every rank, or is found by the simulation. Those that
-//! are not planted in NCCL are tried on a real one, too, where `COLLECTIVES_TEST_NCCL` names one (`simgpu::real`).
+//! Faults on the device backend, injected into the simulated GPU. Each becomes a typed error on every rank, or is found
+//! by the simulation. Faults outside of NCCL are also tested with a real one if `COLLECTIVES_TEST_NCCL` names it
+//! (`simgpu::real`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -16,7 +16,7 @@ use super::common::cases::Memory;
 use super::common::ranks::{alone_in_a_process, patience, threads_with};
 use super::gpu::{DeviceMemory, alone, builder, compared_before, ranks, ranks_with, unchecked};
 
-/// A fold that leaves everything as it is.
+/// A kernel that leaves everything as it is.
 const IDLE: &str = "
 .version 8.0
 .target sm_70
@@ -34,10 +34,10 @@ fn idle(name: &str) -> CustomOp<u32> {
     unsafe { CustomOp::<u32>::on_device(name, "a").with_ptx(IDLE, "fold_user") }
 }
 
-/// One rank makes another call than the others.
+/// A call that differs on one rank.
 type Deviant = fn(&Communicator, &DeviceMemory, bool) -> Result<()>;
 
-/// What differs, the call, and what the error must say of either.
+/// The difference, the call, and what the error must contain about each rank's call.
 const CASES: [(&str, Deviant, [&str; 2]); 10] = [
     (
         "kind",
@@ -117,7 +117,7 @@ const CASES: [(&str, Deviant, [&str; 2]); 10] = [
     ),
 ];
 
-/// Every difference is told to every rank, and the communicator works on.
+/// Checks that each difference is an error on every rank, and that the communicator stays usable.
 fn every_difference_is_told(comm: &Communicator, memory: &DeviceMemory) {
     for (what, call, words) in CASES {
         let differs = comm.rank() == comm.world_size() - 1;
@@ -142,12 +142,12 @@ fn calls_past_the_first_64_are_compared() {
     });
 }
 
-/// A difference that only a comparison finds, and that NCCL does not mind: which custom op the ranks fold with.
+/// Makes a call with a difference that only a comparison finds and NCCL does not: the name of the custom op.
 fn other_names(comm: &Communicator, memory: &DeviceMemory) -> Result<()> {
     CASES[5].1(comm, memory, comm.rank() == 0)
 }
 
-/// Calls of which two ranks alone know a length, and one of the two knows another: what it sends, or what it expects.
+/// A call with a length that only two ranks know. One of them sends or expects a different one.
 type PairDeviant = fn(&Communicator, &DeviceMemory, usize) -> Result<()>;
 
 const PAIRS: [(&str, PairDeviant, [&str; 2]); 3] = [
@@ -190,7 +190,7 @@ fn lengths_that_two_ranks_alone_know_are_compared() {
             let error = call(comm, memory, 1).expect_err(what);
             let Error::Mismatch { first_call, second_call, .. } = &error else { panic!("{what}: {error}") };
             assert_eq!([&first_call[..], &second_call[..]], words, "{what}");
-            // Nothing was queued anywhere, so the communicator works on.
+            // Nothing was queued on any rank, so the communicator stays usable.
             call(comm, memory, 0).expect(what);
         }
     });
@@ -244,12 +244,12 @@ fn so_many_calls_are_compared_and_no_more() {
     ranks_with(2, compared_before(3), |comm, memory| {
         let mut buffer = memory.put(&[0_u32; 4]);
         for _ in 0..3 {
-            // What was refused was no call.
+            // A refused call does not count.
             assert!(other_names(comm, memory).unwrap_err().is_mismatch());
             comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
         }
         other_names(comm, memory).unwrap();
-        // Each communicator has its own.
+        // Each communicator counts separately.
         let copy = comm.duplicate().unwrap();
         assert!(other_names(&copy, memory).unwrap_err().is_mismatch());
         copy.close().unwrap();
@@ -259,7 +259,7 @@ fn so_many_calls_are_compared_and_no_more() {
 
 #[test]
 fn captured_calls_are_compared_when_they_are_captured() {
-    // Whoever makes the first stream of a context ends the captures in it: other tests do.
+    // Creating the first stream of a context ends the captures in it, and other tests do that.
     alone_in_a_process("mismatches::captured_calls_are_compared_when_they_are_captured", || {
         ranks(2, |comm, memory| {
             let stream = memory.stream.context().new_stream().unwrap();
@@ -286,8 +286,8 @@ fn captured_calls_are_compared_when_they_are_captured() {
     });
 }
 
-/// What rank 0 gets for a call whose capture begins, or ends, while the ranks compare it; and what rank 1 gets, which waits for the call where it was
-/// not captured.
+/// Begins or ends the capture of rank 0's call while the ranks compare it. Returns the errors of both ranks. Rank 1
+/// gets its error when it waits for the call, which was not captured there.
 fn capture_changes_meanwhile(begins: bool) -> [Error; 2] {
     const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -315,13 +315,13 @@ fn capture_changes_meanwhile(begins: bool) -> [Error; 2] {
             if comm.rank() == 1 {
                 let (recorder, other) = first.get().unwrap();
                 let deadline = Instant::now() + patience(20);
-                // Not in the barrier before, which it may not have left yet.
+                // Not in the barrier before, in which rank 0 may still be.
                 let is_awaited = |record: &Record| record.op.as_deref() == Some("comparing device calls") && record.waiting_for == [1];
                 while !recorder.records().iter().any(is_awaited) {
                     assert!(Instant::now() < deadline, "{:?}", recorder.records());
                     std::thread::yield_now();
                 }
-                // Rank 0 has said what it does, and waits to hear of this rank.
+                // Rank 0 has sent its part of the comparison and waits for this rank.
                 if begins { other.begin_capture(MODE).unwrap() } else { drop(other.end_capture(FLAGS).unwrap()) }
             }
             let called = comm.with_stream(&stream).all_reduce(&mut buffer, ReduceOp::Sum);
@@ -329,7 +329,7 @@ fn capture_changes_meanwhile(begins: bool) -> [Error; 2] {
             if ends_capture {
                 drop(stream.end_capture(FLAGS).unwrap());
             }
-            // Comes free because the communicator ends.
+            // Returns because the communicator ends.
             stream.synchronize().unwrap();
             called.and_then(|()| comm.barrier()).unwrap_err()
         },
@@ -354,7 +354,7 @@ fn a_capture_that_another_thread_begins_or_ends_once_the_ranks_have_compared_a_c
 fn messages_are_compared_by_their_two_ends_alone() {
     let _alone = alone();
     ranks(3, |comm, memory| {
-        // Only two of three take part.
+        // Only two of three ranks take part.
         if comm.rank() < 2 {
             let (mine, mut theirs) = (memory.put(&[comm.rank() as u8; 3]), memory.put(&[9_u8; 3]));
             comm.send_recv(&mine, 1 - comm.rank(), &mut theirs, 1 - comm.rank()).unwrap();
@@ -364,7 +364,7 @@ fn messages_are_compared_by_their_two_ends_alone() {
     });
 }
 
-/// One rank sends, the other receives what does not fit; what either gets, and whether the sender's stream came free.
+/// Lets one rank send and the other receive what does not match. Checks the errors of both.
 fn ends_that_differ(
     send: impl Fn(&Communicator, &DeviceMemory) -> Result<()> + Sync,
     receive: impl Fn(&Communicator, &DeviceMemory) -> Result<()> + Sync,
@@ -376,7 +376,8 @@ fn ends_that_differ(
         |comm| {
             let memory = DeviceMemory::of(comm);
             if comm.rank() == 0 {
-                // Ended by the other one's word, long before the deadline: while it waits, or before, where a first message connects the two.
+                // The other rank's notification ends it long before the deadline: during the wait, or earlier if this
+                // first message connects the two.
                 let error = send(comm, &memory).and_then(|()| comm.device().unwrap().synchronize()).unwrap_err();
                 assert!(error.is_peer_lost() && !error.is_timeout() && error.to_string().contains("rank 1"), "{error}");
             } else {
@@ -444,7 +445,7 @@ fn a_group_with_both_ends_of_another_type_is_refused_in_a_world_of_one() {
 #[test]
 fn no_byte_but_0_and_1_becomes_a_bool() {
     let _alone = alone();
-    // Ranks that have nothing compared, of which one has bytes where the others have truth values.
+    // The calls are not compared. Rank 0 has bytes, the other rank has `bool` values.
     ranks_with(2, unchecked(), |comm, memory| {
         let bytes = memory.put(&(0..1000).map(|at| (at * 7) as u8).collect::<Vec<_>>());
         let (mut one, mut other) = (memory.put(&vec![false; 1000]), memory.put(&vec![false; 2000]));
@@ -475,7 +476,7 @@ fn errors_of_device_calls_say_which_call() {
         let op = if comm.rank() == 0 { ReduceOp::Max } else { ReduceOp::Min };
         let error = comm.all_reduce(&mut buffer, op).unwrap_err().to_string();
         assert!(error.contains("number 3"), "{error}");
-        // What differed was no call; those of a group count each.
+        // The mismatched call does not count. The calls of a group count separately.
         let mut other = memory.put(&[0_u32; 4]);
         comm.group(|group| group.all_reduce(&mut buffer, ReduceOp::Max).and_then(|()| group.all_reduce(&mut other, ReduceOp::Max)))
             .unwrap();

@@ -1,4 +1,5 @@
-//! Misuse that only `unsafe` code can commit, found by the simulation: these tests show that the detectors of the whole suite see it.
+//! Misuse that only `unsafe` code can commit, found by the simulation. These tests show that the detectors of the whole
+//! suite work.
 
 #![expect(unsafe_code, reason = "commits the misuse")]
 
@@ -10,7 +11,7 @@ use super::common::cases::Memory;
 use super::common::ranks::{alone_in_a_process, threads_with};
 use super::gpu::{DeviceMemory, builder};
 
-/// Two ranks, with nothing checked at the end.
+/// Runs two ranks, without checks at the end.
 fn two_ranks(program: impl Fn(&Communicator, &DeviceMemory) + Sync) {
     threads_with(2, |_| builder(Default::default()), |comm| program(comm, &DeviceMemory::of(comm)));
 }
@@ -65,7 +66,7 @@ fn a_buffer_dropped_while_in_use_is_found() {
     assert!(found.contains("freed while in use") || found.contains("freed"), "{found}");
 }
 
-/// A fold that writes one element too many.
+/// A kernel that writes out of bounds.
 const TOO_FAR: &str = "
 .version 8.0
 .target sm_70
@@ -88,19 +89,19 @@ const TOO_FAR: &str = "
 
 #[test]
 fn a_kernel_that_writes_out_of_bounds_is_an_error_and_is_found() {
-    // A context that a kernel has broken stays broken for the whole process, as on hardware.
+    // As on hardware, a context that a kernel has broken stays broken for the whole process.
     alone_in_a_process("misuse::a_kernel_that_writes_out_of_bounds_is_an_error_and_is_found", write_too_far);
 }
 
 fn write_too_far() {
     two_ranks(|comm, memory| {
-        // SAFETY: broken on purpose: it writes where nothing is.
+        // SAFETY: broken on purpose: it writes outside of any allocation.
         let op = unsafe { CustomOp::<u32>::on_device("too far", "a").with_ptx(TOO_FAR, "fold_user") };
         let mut buffer = memory.put(&[1_u32; 64]);
         let queued = comm.all_reduce(&mut buffer, &op);
         let ended = comm.device().unwrap().synchronize();
         assert!(queued.is_err() || ended.is_err());
-        // Nothing in a broken context can be freed.
+        // In a broken context, memory cannot be freed.
         std::mem::forget(buffer);
     });
     let found = found();

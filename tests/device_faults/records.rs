@@ -1,4 +1,4 @@
-//! What the flight recorder knows of device calls.
+//! The flight recorder's records of device calls.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -47,8 +47,8 @@ fn a_device_call_is_finished_once_the_device_has_done_it() {
 
 #[test]
 fn the_watchdog_notes_what_nobody_waits_for() {
-    // NCCL may still be freeing the memory of communicators that earlier tests had aborted: a free keeps the lock of its context, which this one's prober
-    // needs, while a stream is held.
+    // NCCL may still free memory of communicators that earlier tests aborted. A free holds the lock of its context
+    // while a stream is blocked, and this context's prober needs that lock.
     alone_in_a_process("records::the_watchdog_notes_what_nobody_waits_for", || {
         ranks(2, |comm, memory| {
             let streams = [0, 1].map(|_| memory.stream.context().new_stream().unwrap());
@@ -56,7 +56,7 @@ fn the_watchdog_notes_what_nobody_waits_for() {
             let held = Gate::close(streams[1].cu_stream().cast());
             comm.with_stream(&streams[0]).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             comm.with_stream(&streams[1]).broadcast(&mut buffer, 0).unwrap();
-            // Of the two streams only the first has done its call.
+            // Only the first of the two streams has finished its call.
             let began = Instant::now();
             while states(comm)[0] == State::Queued && began.elapsed() < Duration::from_secs(20) {
                 std::thread::park_timeout(Duration::from_millis(5));
@@ -94,12 +94,13 @@ fn a_hang_on_the_device_is_explained_from_the_records() {
                 comm.set_timeout(Duration::from_millis(1500));
                 comm.broadcast(&mut buffer, 0).unwrap();
                 comm.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
-                // The watchdog ends this, and writes the records.
+                // The watchdog ends this wait and writes the records.
                 comm.device().unwrap().stream().synchronize().unwrap();
                 let records = device_records(comm);
                 let ends: Vec<_> =
                     records.iter().map(|record| (record.state, record.error.as_ref().is_some_and(|e| e.is_timeout()))).collect();
-                // How far a stream came between two looks of the watchdog is not known: a broadcast's root may be done.
+                // The progress of a stream between two checks of the watchdog is not known: the root of a broadcast may
+                // have finished.
                 assert_eq!((ends[0], ends[2].0), ((State::Finished, false), State::Failed), "{records:?}");
                 assert!(ends[1].1 || ends[2].1, "{records:?}");
             } else {

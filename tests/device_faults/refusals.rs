@@ -1,4 +1,4 @@
-//! Every call into NCCL and the driver fails once: a typed error, no hang, nothing left behind.
+//! Every call into NCCL and the driver fails once: a typed error, no hang, and nothing left behind.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use super::common::cases::Memory;
 use super::common::ranks::communicators_with;
 use super::gpu::{DeviceMemory, can_steer_nccl, steers_nccl};
 
-/// When a fault is planted.
+/// When a fault is injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// Before the communicator is made.
+    /// Before the communicator is created.
     Making,
-    /// When it and its buffers are there.
+    /// After the communicator and its buffers are created.
     Using,
 }
 
-/// Calls of every route, after `plant`.
+/// Makes calls of every route, after `plant`.
 fn work(comm: &Communicator, plant: impl FnOnce()) -> Result<()> {
     let memory = DeviceMemory::of(comm);
     let mut sum = memory.put(&[1_f32; 50]);
@@ -36,12 +36,12 @@ fn work(comm: &Communicator, plant: impl FnOnce()) -> Result<()> {
         comm.send_recv(&mine, next, &mut theirs, previous)?;
         comm.device().map_or(Ok(()), |device| device.synchronize())
     })();
-    // Where the device is broken, buffers cannot be freed; the tests look at what is said only.
+    // On a failed device, buffers cannot be freed. The tests check only the errors.
     std::mem::forget((sum, bits, mean, mine, theirs, gathered));
     work
 }
 
-/// Rank 1 plants a fault; what each rank got. Nothing of ours may panic.
+/// Injects a fault on rank 1 and returns the outcome of each rank. No thread of this crate may panic.
 fn with_failure(when: When, plant: impl Fn() + Sync) -> Vec<Result<()>> {
     simgpu::install();
     let builder = || {
@@ -65,7 +65,7 @@ fn with_failure(when: When, plant: impl Fn() + Sync) -> Vec<Result<()>> {
                 planting(When::Making);
                 let comm = builder().with_store(store, rank, 3)?;
                 let result = work(&comm, || planting(When::Using));
-                // Nobody leaves before everybody has seen what happened.
+                // No rank leaves before all have seen what happened.
                 let _ = comm.monitored_barrier(Duration::from_secs(20));
                 result
             })
@@ -75,7 +75,7 @@ fn with_failure(when: When, plant: impl Fn() + Sync) -> Vec<Result<()>> {
     })
 }
 
-/// Whether somebody was told, and everybody who was, in words.
+/// Checks that at least one rank got an error, and that each error has a text.
 fn judge(function: &str, results: &[Result<()>]) {
     let mut told = 0;
     for (rank, result) in results.iter().enumerate() {
@@ -105,7 +105,7 @@ fn each_fails(when: When, functions: &[&str], plant: impl Fn(&str) + Sync) {
 #[test]
 fn every_failing_nccl_call_is_an_error_in_words() {
     steers_nccl!();
-    // 3 is ncclInternalError. Communicators are made by threads of their own.
+    // 3 is ncclInternalError. Separate threads create communicators.
     let plant = |function: &str| simgpu::nccl::fail_call(function, 1, 3);
     each_fails(When::Making, &["ncclCommInitRankConfig", "ncclCommGetAsyncError", "ncclCommSplit", "ncclCommUserRank"], plant);
     let plant = |function: &str| simgpu::nccl::fail_call_of_this_thread(function, 1, 3);
@@ -156,7 +156,7 @@ fn memory_that_runs_out_is_an_error_on_every_rank() {
     );
     simgpu::clear_faults();
     for why in whys {
-        // NCCL's own words name the allocation that failed.
+        // NCCL's own text names the allocation that failed.
         let words = ["memory", "Memory", "alloc"];
         assert!(why.contains("rank 1") && words.iter().any(|word| why.contains(word)), "{why}");
     }

@@ -1,4 +1,4 @@
-//! Communicators without a host backend, made, changed and ended.
+//! Communicators without a host backend: their creation, changes and end.
 
 #![expect(unsafe_code, reason = "raw calls on addresses")]
 
@@ -21,20 +21,20 @@ fn config(limit: Duration) -> Config {
     config
 }
 
-/// A sum over all ranks, on a stream of the caller's.
+/// Returns a sum over all ranks, computed on a stream of the caller.
 fn sum(comm: &NcclCommunicator, stream: &Arc<CudaStream>, value: u32) -> u32 {
     let memory = DeviceMemory::on(Arc::clone(stream));
     let buffer = memory.put(&[value; 300]);
     let (address, guard) = buffer.device_ptr(stream);
     let raw = RawBuffer { address, count: 300, dtype: DType::U32 };
-    // SAFETY: our own buffer, used on one stream, which is synchronised before it is dropped.
+    // SAFETY: this function's own buffer, used on one stream, which is synchronised before the buffer is dropped.
     unsafe { comm.call(RawCall::AllReduce(ReduceOp::Sum), raw, raw, stream) }.unwrap();
     drop(guard);
     stream.synchronize().unwrap();
     memory.get(&buffer)[0]
 }
 
-/// Runs `program` on so many threads, each with a rank of a communicator without a host backend.
+/// Runs `program` on `world_size` threads, each with a rank of a communicator without a host backend.
 fn raw_ranks(world_size: usize, ids: usize, program: impl Fn(NcclCommunicator, Arc<CudaStream>) + Sync) {
     simgpu::install();
     let ids: Vec<UniqueId> = (0..ids).map(|_| UniqueId::new(None).unwrap()).collect();
@@ -80,7 +80,7 @@ fn an_environment_that_overrides_how_communicators_are_made_is_named() {
         simgpu::install();
         let (id, context) = (UniqueId::new(None).unwrap(), CudaContext::new(0).unwrap());
         for (name, value) in [("NCCL_COMM_BLOCKING", "1"), ("NCCL_COMM_BLOCKING", "0"), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0")] {
-            // SAFETY: no other thread of this process looks at the environment: it runs this test alone.
+            // SAFETY: no other thread of this process reads the environment, since it runs only this test.
             unsafe { std::env::set_var(name, value) };
             let made = NcclCommunicator::create(&context, &[id], 0, 1, &config(Duration::from_secs(30)));
             // SAFETY: as for setting it: this test is alone in its process.
@@ -116,7 +116,7 @@ fn communicators_are_split_shrunk_and_grown() {
             assert_eq!(sum(&half, &stream, 1), half.world_size() as u32);
             half.close().unwrap();
         }
-        // Rank 1 is left out, and joins again as the last.
+        // Rank 1 is left out and joins again as the last rank.
         if me == 1 {
             meeting.meet();
             let id = id.lock().unwrap().unwrap();
@@ -130,7 +130,7 @@ fn communicators_are_split_shrunk_and_grown() {
             }
             meeting.meet();
             let made = *id.lock().unwrap();
-            // Nobody passes the id, or everybody; or the world stays as it is.
+            // Invalid: no rank passes the id, all pass it, or the world size stays the same.
             for (size, id) in [(4, None), (4, made), (3, made)] {
                 assert!(matches!(shrunk.grow(size, id).unwrap_err(), Error::InvalidArgument { call: "grow", .. }));
             }
@@ -147,7 +147,7 @@ fn a_revoked_communicator_refuses_calls_and_can_be_shrunk() {
     let meeting = Meeting::new(3);
     raw_ranks(3, 1, |comm, stream| {
         assert_eq!(sum(&comm, &stream, 1), 3);
-        // A call that is still under way on another rank would be revoked with this one's communicator.
+        // If another rank were still in its call, revoking this rank's communicator would revoke that call too.
         meeting.meet();
         comm.revoke().unwrap();
         let memory = DeviceMemory::on(Arc::clone(&stream));
@@ -191,14 +191,15 @@ fn a_rank_that_cannot_start_is_told_to_those_that_wait_for_it() {
     steers_nccl!();
     let _alone = simgpu::alone();
     simgpu::install();
-    // 3 is ncclInternalError, for whichever rank comes first. NCCL has the others wait for ever, and they may wait for an hour.
+    // 3 is ncclInternalError, for the first rank that calls. NCCL makes the others wait forever, and their timeout is
+    // an hour.
     simgpu::nccl::fail_call("ncclCommInitRankConfig", 1, 3);
     let builder = |_| {
         let builder = Communicator::builder().device(DeviceChoice::Local);
         builder.configure(|config| config.timeout = Duration::from_secs(3600))
     };
     let whys = threads_with(3, builder, |comm| {
-        // The host backend is as good as before.
+        // The host backend is not affected.
         let mut sum = [1_u32];
         comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum, [3]);

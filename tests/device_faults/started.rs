@@ -1,4 +1,5 @@
-//! Started calls on devices of which something fails behind their effect: the work says so, and keeps what the device may still use.
+//! Started calls on devices in which something fails after their effect. The work returns the error, and keeps what the
+//! device may still use.
 
 #![expect(unsafe_code, reason = "memory of another crate, and the simulation's gates")]
 
@@ -20,7 +21,7 @@ use super::common::meeting::wait_until;
 use super::common::ranks::{Meeting, alone_in_a_process, threads_with};
 use super::gpu::{DeviceMemory, alone, builder, ranks, steers_gpu, unchecked};
 
-/// Another crate's tensor, which is gone when it is dropped, whatever its streams still do.
+/// Another crate's tensor. Dropping it frees it, even if its streams still use it.
 struct Tensor {
     slice: CudaSlice<u32>,
     stream: Arc<CudaStream>,
@@ -33,7 +34,7 @@ impl Drop for Tensor {
     }
 }
 
-// SAFETY: its elements are allocated and initialised on `stream`, which nobody uses otherwise.
+// SAFETY: its elements are allocated and initialised on `stream`, which is used for nothing else.
 unsafe impl AsDevicePtr for Tensor {
     type Element = u32;
 
@@ -54,7 +55,7 @@ unsafe impl AsDevicePtr for Tensor {
     }
 }
 
-// SAFETY: nobody else uses it while it is borrowed, or owned by a call.
+// SAFETY: nothing else uses it while it is borrowed, or owned by a call.
 unsafe impl AsDevicePtrMut for Tensor {}
 
 /// How the program leaves a started call.
@@ -103,10 +104,10 @@ fn what_a_started_call_owns_is_dropped_once_the_device_has_passed_the_call() {
     }
 }
 
-/// What became of a call on one rank: why nothing was queued, or how its work ended.
+/// The outcome of a call on one rank: the reason why nothing was queued, or the outcome of its work.
 type Became = Result<Result<(), String>, String>;
 
-/// A started sum, and a fold of our own, with a fault planted on rank 1 before it.
+/// Starts a sum, or a reduction by a kernel of this crate if `bits` is set, with a fault injected on rank 1 before it.
 fn started(bits: bool, function: &str, nth: u64) -> Vec<Became> {
     simgpu::install();
     let settings = |config: &mut Config| {
@@ -131,7 +132,7 @@ fn started(bits: bool, function: &str, nth: u64) -> Vec<Became> {
                 Ok(Ok(()))
             }
         };
-        // Nobody leaves before everybody has seen what happened.
+        // No rank leaves before all have seen what happened.
         let _ = comm.monitored_barrier(Duration::from_secs(20));
         became
     })
@@ -147,15 +148,15 @@ fn a_started_call_of_which_a_driver_call_fails_has_no_effect_or_says_so_through_
             simgpu::clear_faults();
             let found = simgpu::reports();
             assert!(!found.iter().any(|report| report.contains("freed")), "{function}, call {nth}: {found:?}");
-            // Where the other rank's call went well, this rank's was queued.
+            // If the other rank's call succeeded, this rank's call was queued.
             let is_hidden = matches!((&became[0], &became[1]), (Ok(Ok(())), Err(_)));
             assert!(!is_hidden, "{function}, call {nth}, bits {bits}: {became:?}");
         }
     }
 }
 
-/// Makes a call three times: as it is, to count its calls of the driver's function, and with the one of them failing that is so many before the
-/// last.
+/// Makes a call three times. The second run counts its calls of the driver function. In the third, the call that is
+/// `before_last` before the last one fails.
 fn failing_behind<B>(comm: &Communicator, function: &str, before_last: u64, mut call: impl FnMut() -> B) -> B {
     drop(call());
     let mut counted = None;
@@ -175,7 +176,7 @@ fn what_the_driver_refuses_behind_a_call_is_no_error_of_the_call() {
     steers_gpu!();
     let _alone = alone();
     ranks(2, |comm, memory| {
-        // The mark of its end, and the events by which later users of the buffer wait.
+        // The event that marks the call's end, and the events by which later users of the buffer wait.
         for (function, before_last) in [("cuEventCreate", 0), ("cuEventRecord", 0), ("cuEventRecord", 1)] {
             let work =
                 failing_behind(comm, function, before_last, || comm.start_all_reduce(memory.put(&[1_u32; 64]), ReduceOp::Sum).unwrap());
@@ -190,13 +191,13 @@ fn what_the_driver_refuses_behind_a_call_is_no_error_of_the_call() {
     });
 }
 
-/// Runs `work` while no thread can be started: its stack would find no room.
+/// Runs `work` while no thread can be started, since there is no memory for its stack.
 fn without_threads<R>(work: impl FnOnce() -> R) -> R {
     let unlimited = getrlimit(Resource::As);
     let pages: u64 = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
     let enough = pages * rustix::param::page_size() as u64 + (1 << 20);
     setrlimit(Resource::As, Rlimit { current: Some(enough), ..unlimited }).unwrap();
-    // Stacks of threads that have ended are used again: these have them.
+    // Stacks of threads that have ended are reused. These threads take them.
     let release = Arc::new(AtomicUsize::new(0));
     let park = |release: Arc<AtomicUsize>| {
         move || {
@@ -256,7 +257,7 @@ fn a_wait_for_a_device_ends_where_no_thread_can_hear_of_the_others_end() {
                 let mut buffer = memory.put(&[1_u32; 64]);
                 everyone.meet();
                 if comm.rank() == 0 {
-                    // The other rank never calls.
+                    // The other rank never makes this call.
                     comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
                     let error = without_threads(|| comm.device().unwrap().synchronize().unwrap_err().to_string());
                     assert!(error.contains("message thread"), "{error}");

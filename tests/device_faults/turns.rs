@@ -1,4 +1,5 @@
-//! Threads and communicators that wait for each other in device calls: a deadline ends it, and says what waits for what.
+//! Threads and communicators that wait for each other in device calls. A deadline ends the deadlock, and the error
+//! names what waits for what.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use super::common::meeting::wait_until;
 use super::common::ranks::{Meeting, threads_with};
 use super::gpu::{DeviceMemory, alone, assert_nothing_found, be_strict, builder, unchecked};
 
-/// Long enough for all ranks to wait for a good part of it, also on a machine that is busy.
+/// Long enough for all ranks to wait for a good part of it, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(2);
 
 #[test]
@@ -51,7 +52,7 @@ fn a_call_behind_a_receive_is_told_of_its_sender_and_the_communicator_lives() {
     assert_nothing_found();
 }
 
-/// Rank 0 calls on the world, rank 1 on a split of it; what each got.
+/// Lets rank 0 call on the world and rank 1 on a split of it. Returns the error of each.
 fn in_opposite_orders(config: Config, call: impl Fn(&Communicator, &DeviceMemory) -> Error + Sync) -> Vec<String> {
     let (begun, ended) = (Meeting::new(2), Meeting::new(2));
     threads_with(
@@ -81,7 +82,7 @@ fn two_communicators_in_opposite_orders_name_both_comparisons() {
     }
 }
 
-/// Why the stream of a communicator came free.
+/// Returns the error that freed the stream of a communicator.
 fn failure_of_device(comm: &Communicator) -> Error {
     let device = comm.device().unwrap();
     let _ = device.stream().synchronize();
@@ -110,7 +111,7 @@ fn two_communicators_whose_first_calls_are_in_opposite_orders_time_out_inside_nc
     let errors = in_opposite_orders(unchecked(), |comm, memory| {
         let called = comm.all_reduce(&mut memory.put(&[1_u32; 10]), ReduceOp::Sum);
         let failure = failure_of_device(comm);
-        // A real NCCL has connected them before.
+        // A real NCCL has connected the ranks before.
         assert!(called.is_err() || !super::gpu::can_steer_nccl());
         called.err().unwrap_or(failure)
     });

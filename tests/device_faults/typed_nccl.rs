@@ -1,5 +1,5 @@
-//! Typed calls of a communicator without a host backend that cannot be right: ranks that differ, ranks that do not come, memory that is not the
-//! device's. Errors in words on every rank, before anything is queued.
+//! Invalid typed calls of a communicator without a host backend: ranks that differ, ranks that do not come, and memory
+//! that is not the device's. Each rank gets an error with a reason before anything is queued.
 
 #![expect(unsafe_code, reason = "bytes that are no truth values, ops of PTX, and cudarc's tracking of events")]
 
@@ -14,10 +14,10 @@ use super::common::cases::Memory;
 use super::common::ranks::{Meeting, alone_in_a_process};
 use super::gpu::{DeviceMemory, assert_nothing_found, can_steer_nccl, compared_before, nccl_ranks, patient, steers_nccl};
 
-/// One rank makes another call than the others.
+/// A call that differs on one rank.
 type Deviant = fn(&NcclCommunicator, &DeviceMemory, bool) -> Result<()>;
 
-/// What differs, the call, and what the error must say of either.
+/// The difference, the call, and what the error must contain about each rank's call.
 const CASES: [(&str, Deviant, [&str; 2]); 7] = [
     (
         "kind",
@@ -77,7 +77,7 @@ const CASES: [(&str, Deviant, [&str; 2]); 7] = [
     ),
 ];
 
-/// A fold that leaves everything as it is.
+/// A kernel that leaves everything as it is.
 const IDLE: &str = "
 .version 8.0
 .target sm_70
@@ -95,14 +95,14 @@ fn idle(name: &str, image: &str) -> CustomOp<u32> {
     unsafe { CustomOp::<u32>::on_device(name, "a").with_ptx(image, "fold_user") }
 }
 
-/// A call that all ranks make alike gives what it should.
+/// Checks the result of a call that all ranks make alike.
 fn works(comm: &NcclCommunicator, memory: &DeviceMemory) {
     let mut buffer = memory.put(&[comm.rank() as u32 + 1; 5]);
     comm.all_reduce(&mut buffer, ReduceOp::Max, &memory.stream).unwrap();
     assert_eq!(memory.get(&buffer), [comm.world_size() as u32; 5]);
 }
 
-/// The error of a call on a rank whose call differs, or who hears of it.
+/// Checks the mismatch that a rank gets, and which two ranks and calls it names.
 fn assert_mismatch(what: &str, error: &Error, ranks: (usize, usize), words: [&str; 2]) {
     let Error::Mismatch { first, first_call, second, second_call } = error else { panic!("{what}: {error}") };
     assert_eq!((first.rank, second.rank), ranks, "{what}: {error}");
@@ -219,7 +219,7 @@ fn a_rank_that_never_calls_is_a_timeout_for_the_others() {
     let over = Meeting::new(2);
     let hasty = |rank| {
         let mut config = patient(rank);
-        // Communicators are made within it, too, which takes a real NCCL longer.
+        // Creating the communicators has the same timeout, and takes a real NCCL longer.
         config.timeout = Duration::from_millis(if can_steer_nccl() { 800 } else { 8000 });
         config
     };
@@ -240,7 +240,7 @@ fn a_rank_that_never_calls_is_a_timeout_for_the_others() {
     }
 }
 
-/// How often NCCL is called for `call` on rank 0, by verb.
+/// Returns how often `call` calls each of five NCCL functions.
 fn calls_of(comm: &NcclCommunicator, call: impl FnOnce()) -> [u64; 5] {
     let count = || ["ncclAllReduce", "ncclAllGather", "ncclSend", "ncclRecv", "ncclGroupStart"].map(simgpu::nccl::calls_of_this_thread);
     let before = count();
@@ -261,7 +261,7 @@ fn a_call_that_is_compared_costs_an_all_gather_more_and_one_that_is_not_costs_no
             |comm, memory| {
                 let (mut buffer, other) = (memory.put(&[1_f32; 64]), 1 - comm.rank());
                 let sum = calls_of(comm, || comm.all_reduce(&mut buffer, ReduceOp::Sum, &memory.stream).unwrap());
-                // What is told goes as a group of NCCL's.
+                // The exchange for the comparison is an NCCL group.
                 assert_eq!(sum, [1, gathers, 0, 0, gathers]);
                 let message = calls_of(comm, || match comm.rank() {
                     0 => comm.send(&buffer, other, &memory.stream).unwrap(),
@@ -293,7 +293,7 @@ fn only_the_first_calls_are_compared_where_so_many_were_promised() {
     assert_nothing_found();
 }
 
-/// Makes a call while `stream` captures; the graph.
+/// Makes a call while `stream` captures, and returns its outcome and the graph.
 fn captured(stream: &Arc<CudaStream>, call: impl FnOnce() -> Result<()>) -> (Result<()>, Option<cudarc::driver::CudaGraph>) {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     let called = call();
@@ -303,7 +303,7 @@ fn captured(stream: &Arc<CudaStream>, call: impl FnOnce() -> Result<()>) -> (Res
 
 #[test]
 fn calls_that_are_compared_cannot_be_captured_and_others_can() {
-    // Whoever makes the first stream of a context ends the captures in it: other tests do.
+    // Creating the first stream of a context ends the captures in it, and other tests do that.
     alone_in_a_process("typed_nccl::calls_that_are_compared_cannot_be_captured_and_others_can", || {
         let made = Meeting::new(2);
         nccl_ranks(
@@ -333,7 +333,7 @@ fn calls_that_are_compared_cannot_be_captured_and_others_can() {
     });
 }
 
-/// What differs between the ends of a message, what each of two ranks does, and what is said of rank 0's and rank 1's.
+/// The difference between the ends of a message, the calls of the two ranks, and what the error contains about each.
 type Ends = (&'static str, Deviant, [&'static str; 2]);
 
 const MESSAGES: [Ends; 4] = [
@@ -398,7 +398,7 @@ fn a_rank_ends_its_communicator_over_a_message_when_the_other_end_has_heard_why(
     nccl_ranks(2, patient, |comm, memory| {
         differ(comm, memory, comm.rank() == 0).expect_err(what);
     });
-    // Each rank tells the other its words, and once more when it has heard the other's.
+    // Each rank sends its description to the other, and a second message once it has received the other's.
     assert_eq!(sent() - before, 4 * WORDS_BYTES);
     assert_nothing_found();
 }
@@ -416,7 +416,7 @@ fn a_communicator_ends_by_the_difference_though_the_other_end_does_not_hear_of_i
         let (mut few, mut none) = (memory.put(&[1_u32; 4]), memory.put(&[1_u32; 4]));
         let mut receive = || comm.group(&memory.stream, |group| group.recv(&mut few, 0).and_then(|()| group.recv(&mut none, 2)));
         let send = |count: usize| comm.send(&memory.put(&vec![1_u32; count]), 1, &memory.stream);
-        // The ranks are connected by this.
+        // These calls connect the ranks.
         if comm.rank() == 1 {
             receive().unwrap()
         } else {
@@ -429,7 +429,7 @@ fn a_communicator_ends_by_the_difference_though_the_other_end_does_not_hear_of_i
                 let cause = comm.failure().expect("it has ended");
                 assert!(matches!(cause, Error::Mismatch { .. }), "{cause}");
             }
-            // Rank 2 does not come, so this rank does not tell rank 0 that it has heard.
+            // Rank 2 does not come, so this rank does not confirm to rank 0 that it has received its description.
             1 => drop(receive().unwrap_err()),
             _ => {}
         }
@@ -458,7 +458,7 @@ fn a_custom_op_runs_where_all_ranks_can_load_it_and_is_refused_where_one_cannot(
             },
         );
     }
-    // The simulation notes what the driver refused.
+    // The simulation records what the driver refused.
     let found = simgpu::reports();
     assert!(found.iter().all(|report| report.contains("a module was not loaded")), "{found:?}");
     assert_eq!(simgpu::nccl::reports(), Vec::<String>::new());
@@ -470,7 +470,8 @@ fn what_comes_as_a_truth_value_is_one() {
     nccl_ranks(2, patient, |comm, memory| {
         let (me, stream) = (comm.rank(), &memory.stream);
         let bytes = memory.put(&[7_u8, 0, 255]);
-        // SAFETY: broken on purpose on this side: bytes that are no truth values, which nobody reads as such but the calls under test.
+        // SAFETY: broken on purpose on this side: bytes that are not valid `bool` values. Only the calls under test
+        // read them as such.
         let truths = unsafe { bytes.transmute::<bool>(3) }.unwrap();
         let (mut gathered, mut received) = (memory.put(&[false; 6]), memory.put(&[false; 3]));
         comm.all_gather_into(&truths, &mut gathered, stream).unwrap();
@@ -490,7 +491,7 @@ fn a_window_on_memory_of_a_pool_is_refused_on_every_rank_and_registered_by_none(
     let _alone = simgpu::alone();
     nccl_ranks(3, patient, |comm, memory| {
         let (me, stream) = (comm.rank(), &memory.stream);
-        // The calls of another NCCL are not counted.
+        // The calls of a different NCCL are not counted.
         let registered = || can_steer_nccl().then(|| simgpu::nccl::calls("ncclCommWindowRegister"));
         let before = registered();
         // SAFETY: no call uses a window.
@@ -504,7 +505,7 @@ fn a_window_on_memory_of_a_pool_is_refused_on_every_rank_and_registered_by_none(
         assert!(error.is_unsupported(), "{error}");
         let words = if me == 1 { ["256 B", "NcclCommunicator::allocate (ncclMemAlloc)"] } else { ["rank 1", "Nobody has registered"] };
         assert!(words.iter().all(|words| error.to_string().contains(words)), "{error}");
-        // Nobody goes on to register something before all have looked.
+        // No rank registers anything before all have checked the count.
         comm.all_reduce(&mut memory.put(&[1_u32]), ReduceOp::Sum, stream).unwrap();
         assert_eq!(registered(), before);
         assert!(comm.failure().is_none());
@@ -528,7 +529,7 @@ fn a_window_that_nccl_refuses_on_one_rank_ends_its_communicator() {
     steers_nccl!();
     let _alone = simgpu::alone();
     nccl_ranks(1, patient, |comm, memory| {
-        // 4 is ncclInvalidArgument: other ranks may have registered theirs.
+        // 4 is ncclInvalidArgument. Other ranks may have registered their memory.
         simgpu::nccl::fail_call_of_this_thread("ncclCommWindowRegister", 1, 4);
         // SAFETY: no call uses a window.
         let error = unsafe { comm.window(comm.allocate::<f32>(&memory.stream, 64).unwrap()) }.map(drop).unwrap_err();
@@ -542,7 +543,7 @@ fn a_window_that_nccl_refuses_on_one_rank_ends_its_communicator() {
 fn memory_for_a_large_call_that_one_rank_lacks_is_an_error_on_every_rank_and_no_end() {
     let _alone = simgpu::alone();
     nccl_ranks(2, patient, |comm, memory| {
-        // 12 MiB, in place: more than there is from the start.
+        // 12 MiB, in place: more than is allocated at the start.
         let blocks: Vec<u64> = (0..3 << 19).map(|place| place * 2 + comm.rank() as u64).collect();
         let half = blocks.len() / 2;
         let mut buffer = memory.put(&blocks);

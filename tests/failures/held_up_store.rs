@@ -1,4 +1,4 @@
-//! A start whose store is held up: its process was stopped, or its machine moved.
+//! A start whose store is held up, because its process is stopped or its machine is migrated.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::ranks::{free_port, is_rank_of, patience, spawn_rank};
 use crate::processes::Ranks;
 
-/// Says that a process serves the store, in place of being a rank.
+/// The variable that makes a process serve the store instead of being a rank.
 const SERVES: &str = "COLLECTIVES_TEST_SERVES";
 
-/// Longer than any one answer used to be waited for.
+/// Longer than the former limit of a single answer.
 const HELD_UP: Duration = Duration::from_secs(6);
 
 fn rank_or_store() {
@@ -20,7 +20,7 @@ fn rank_or_store() {
         let port: u16 = std::env::var("MASTER_PORT").unwrap().parse().unwrap();
         let _server = TcpStoreServer::bind(("127.0.0.1", port)).unwrap();
         println!("@serving");
-        // The parent ends it.
+        // The parent kills this process.
         return std::thread::park_timeout(patience(60));
     }
     let comm = Communicator::builder().configure(|config| config.timeout = patience(60)).from_env().unwrap();
@@ -41,11 +41,11 @@ fn a_start_goes_on_when_its_store_does() {
     assert_eq!(server.next("it serves").1, "serving");
     let mut first = Ranks::of(vec![spawn_rank(NAME, 0, 2, port, std::slice::from_ref(&agent))]);
     let store = TcpStore::connect("127.0.0.1", port, patience(20)).unwrap();
-    // It has said what it has to say, and waits for the other.
+    // The first rank has published its key and waits for the other rank.
     store.wait(&["collectives/1/collectives/0/0"], patience(20)).unwrap();
     let process = Pid::from_child(&server.children[0]);
     kill_process(process, Signal::STOP).unwrap();
-    // This is no wait for anything: it is how long the store is held up.
+    // This sleep waits for nothing: it is how long the store is held up.
     std::thread::sleep(HELD_UP);
     kill_process(process, Signal::CONT).unwrap();
     let mut second = Ranks::of(vec![spawn_rank(NAME, 1, 2, port, &[agent])]);

@@ -1,4 +1,5 @@
-//! Ranks that die, leave, come too late or abort: what the others see of it, and how soon; and that nothing is left behind.
+//! Ranks that die, leave, come too late or abort: the errors of the others, how soon they get them, and that nothing is
+//! left behind.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -8,13 +9,13 @@ use crate::processes::Ranks;
 
 use collectives::{Communicator, Envelope, Error, ReduceOp, Result};
 
-/// What a survivor may take to notice: promised is 1 s, and as much again for a loaded machine.
+/// The time for a survivor to notice: 1 s is promised, and as much again is for a loaded machine.
 const NOTICED: Duration = patience(2);
 
 /// Long enough for anything that is not stuck.
 const PATIENCE: Duration = patience(20);
 
-/// The first error behind one that only says that a communicator is ended.
+/// Returns the first error behind one that only reports that a communicator is ended.
 fn cause(error: &Error) -> &Error {
     match error {
         Error::Poisoned { cause: first, .. } => cause(first),
@@ -22,7 +23,7 @@ fn cause(error: &Error) -> &Error {
     }
 }
 
-/// The rank that an error says is gone, and how that was noticed.
+/// Returns the rank that an error reports as lost, and how that was noticed.
 #[track_caller]
 fn lost(error: &Error) -> (usize, &str) {
     match cause(error) {
@@ -31,11 +32,11 @@ fn lost(error: &Error) -> (usize, &str) {
     }
 }
 
-/// A call that ends with an error when the rank of this number dies.
+/// A call that ends with an error when the given rank dies.
 type EndingCall = fn(&Communicator, usize, &dyn Fn()) -> Error;
 
-/// The calls that a rank is in when another one dies, each on a communicator of its own. `ready` tells that the ones that go on for
-/// ever are going.
+/// The calls that a rank is in when another one dies, each on its own communicator. `ready` reports that a call is
+/// about to wait, or that a repeated one is running.
 const CALLS: [(&str, EndingCall); 8] = [
     ("small all_reduce", |comm, _, ready| forever(ready, || comm.all_reduce(&mut [1.0_f32; 4], ReduceOp::Sum))),
     ("large all_reduce", |comm, _, ready| {
@@ -54,7 +55,7 @@ const CALLS: [(&str, EndingCall); 8] = [
     ("large send", |comm, victim, ready| held_up(comm, victim, ready, || comm.send(&vec![1_u8; 1 << 20], victim))),
 ];
 
-/// Calls again and again until it fails.
+/// Repeats a call until it fails.
 fn forever(ready: &dyn Fn(), mut call: impl FnMut() -> Result<()>) -> Error {
     for round in 0_u64.. {
         if let Err(error) = call() {
@@ -67,7 +68,7 @@ fn forever(ready: &dyn Fn(), mut call: impl FnMut() -> Result<()>) -> Error {
     unreachable!()
 }
 
-/// A call that waits for the victim, which never makes it.
+/// Makes a call that waits for the victim, which never makes it.
 fn held_up(comm: &Communicator, victim: usize, ready: &dyn Fn(), call: impl FnOnce() -> Result<()>) -> Error {
     ready();
     while comm.rank() == victim {
@@ -76,7 +77,7 @@ fn held_up(comm: &Communicator, victim: usize, ready: &dyn Fn(), call: impl FnOn
     call().expect_err("the victim never makes this call")
 }
 
-/// One rank of [`a_rank_is_killed`]: makes all calls at once and tells on standard output how they end.
+/// Runs one rank of [`a_rank_is_killed`]: makes all calls at once and prints how they end.
 fn rank_until_killed(wiring: Wiring, victim: usize) {
     let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
     let comm = wiring.builder(rank).from_env().unwrap();
@@ -94,7 +95,7 @@ fn rank_until_killed(wiring: Wiring, victim: usize) {
             });
         }
     });
-    // One that was in no call when it happened.
+    // A communicator that was in no call when it happened.
     let error = comm.all_reduce(&mut [1], ReduceOp::Sum).expect_err("a rank is dead");
     assert_eq!(lost(&error).0, victim, "{error}");
     assert!(!error.is_poisoned(), "{error}");
@@ -103,12 +104,13 @@ fn rank_until_killed(wiring: Wiring, victim: usize) {
     println!("@lost {victim} later");
 }
 
-/// Asserts that what a process has mapped and open is gone with it: memory without a name, nothing in /dev/shm or another folder.
+/// Asserts that what a process has mapped and open vanishes with it: memory without a name, and no files in /dev/shm or
+/// in the folder for temporary files.
 fn assert_leaves_nothing(pid: u32, wiring: Wiring) {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let named: Vec<&str> = maps.lines().filter(|line| line.contains("/dev/shm") || line.contains("/SYSV")).collect();
     assert!(named.is_empty(), "{named:?}");
-    // Where memory is shared, it is seen here, and has no name in any folder.
+    // Shared memory appears here, without a name in any folder.
     assert!(maps.contains("/memfd:") || wiring != Wiring::Shm, "no shared memory is mapped");
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
         let Ok(target) = std::fs::read_link(entry.unwrap().path()) else { continue };
@@ -116,7 +118,7 @@ fn assert_leaves_nothing(pid: u32, wiring: Wiring) {
     }
 }
 
-/// Kills a rank while the others are in calls of every kind; each call must end in time and name it.
+/// Kills a rank while the others are in calls of every kind. Each call must end in time and name the rank.
 fn a_rank_is_killed(name: &str, wiring: Wiring, world_size: usize, victim: usize) {
     if is_rank_of(name) {
         return rank_until_killed(wiring, victim);
@@ -164,7 +166,7 @@ kills! {
     killed_as_dealt_4_of_5 Dealt 5 4;
 }
 
-/// Runs `test` on every cell at once: most of their time is spent waiting.
+/// Runs `test` on all cases at once, since most of their time is spent waiting.
 fn at_once<T: Send + Copy>(cells: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
     std::thread::scope(|scope| {
         let test = &test;
@@ -173,28 +175,28 @@ fn at_once<T: Send + Copy>(cells: impl IntoIterator<Item = T>, test: impl Fn(T) 
     });
 }
 
-/// The product of the wirings and something else.
+/// Returns all pairs of a wiring and one of `others`.
 fn on_every_wiring<T: Copy>(others: &[T]) -> impl Iterator<Item = (Wiring, T)> {
     Wiring::ALL.into_iter().flat_map(|wiring| others.iter().map(move |other| (wiring, *other)))
 }
 
-/// Every rank sends every other one a message: after that there is a link between any two.
+/// Lets every rank send each other rank a message, which opens a link between any two.
 fn get_acquainted(comm: &Communicator) {
     let others = || (0..comm.world_size()).filter(|peer| *peer != comm.rank());
     comm.group(|group| others().try_for_each(|peer| group.send(&[1_u8], peer))).unwrap();
     others().for_each(|peer| assert_eq!(comm.recv(&mut [0_u8], peer).unwrap().source, peer));
 }
 
-/// What a rank was doing with the one that leaves before that leaves.
+/// What a rank has exchanged with the leaving rank before that one leaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Before {
-    /// Nothing: no link may be open between them.
+    /// Nothing, so there may be no link between them.
     Nothing,
-    /// Everything.
+    /// Messages, so there is a link between them.
     Messages,
 }
 
-/// A rank drops its communicator while the others are in, or come to, a call that needs it.
+/// Lets a rank drop its communicator while the others are in a call that needs it, or before they make it.
 fn a_rank_leaves(wiring: Wiring, (ranks, leaver): (usize, usize), before: Before, call: impl Fn(&Communicator) -> Result<()> + Sync) {
     for others_are_first in [true, false] {
         let meeting = Meeting::new(ranks);
@@ -220,7 +222,7 @@ fn a_rank_leaves(wiring: Wiring, (ranks, leaver): (usize, usize), before: Before
             assert!(begin.elapsed() < NOTICED, "{place}: {:?}", begin.elapsed());
             let (who, how) = lost(&error);
             assert_eq!(who, leaver, "{place}: {error}");
-            // Over a link that was never open nobody can say how it went.
+            // Without a link, a rank cannot know how the other one ended.
             assert!(how.contains("closed") || before == Before::Nothing, "{place}: {error}");
             survivors.meet();
         });
@@ -245,7 +247,7 @@ fn a_rank_that_leaves_early_is_named_and_said_to_have_left() {
     });
 }
 
-/// A call that a deadline ends, by name.
+/// The name of a call that a deadline ends, and the call.
 type Timed = (&'static str, fn(&Communicator) -> Result<()>);
 
 const TIMED: [Timed; 4] = [
@@ -255,7 +257,7 @@ const TIMED: [Timed; 4] = [
     ("barrier", Communicator::barrier),
 ];
 
-/// The ranks that an error says were missing, and those that had come.
+/// Returns the ranks that an error reports as missing, and those that had come.
 #[track_caller]
 fn missing(error: &Error) -> (Vec<usize>, Vec<usize>) {
     match cause(error) {
@@ -287,7 +289,7 @@ fn a_deadline_that_passes_names_who_is_missing() {
                 }
                 meeting.meet();
             });
-            // Between hosts a rank knows only whom it waits for itself. In one host it knows all.
+            // Between hosts, a rank knows only of the ranks that it waits for itself. Within a host, it knows of all.
             let named = named.into_inner().unwrap();
             assert!(named.contains(&late), "{name}, {ranks} ranks, {wiring:?}: {named:?}");
             assert!(wiring != Wiring::Shm || named.iter().all(|rank| *rank == late), "{name}, {ranks} ranks: {named:?}");
@@ -303,7 +305,7 @@ fn a_deadline_inside_one_host_names_all_who_are_missing_and_nobody_else() {
             if [0, 2, 3].contains(&comm.rank()) {
                 comm.set_timeout(Duration::from_millis(100));
                 let error = call(comm).expect_err("ranks 1 and 4 do not come");
-                // The first one whose deadline passes tells the others what it knows.
+                // The first rank whose deadline passes tells the others what it knows.
                 assert!([vec![1, 4], vec![1]].contains(&missing(&error).0), "{error}");
                 assert!(!missing(&error).1.contains(&1), "{error}");
             }
@@ -344,7 +346,7 @@ fn a_call_after_the_end_carries_the_first_error() {
         let meeting = Meeting::new(3);
         threads(wiring, 3, |comm| {
             if comm.rank() == 0 {
-                // Another one first, so that the numbers of calls mean something.
+                // A first call, so that the numbers of calls differ.
                 comm.set_timeout(Duration::from_millis(50));
                 let first = comm.all_reduce(&mut [1_i64], ReduceOp::Sum).expect_err("nobody else comes");
                 assert!(first.is_timeout() && !first.is_poisoned(), "{first}");
@@ -376,7 +378,7 @@ fn a_call_after_the_end_carries_the_first_error() {
     }
 }
 
-/// A call that an abort ends, by name: the ranks in it wait for rank 0.
+/// The names of calls that an abort ends, and the calls. The ranks in them wait for rank 0.
 const ENDLESS: [Timed; 8] = [
     ("all_reduce", |comm| comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum)),
     ("all_reduce of much", |comm| comm.all_reduce(&mut vec![1_i32; 100_000], ReduceOp::Sum)),
@@ -395,11 +397,11 @@ const ENDLESS: [Timed; 8] = [
     }),
 ];
 
-/// Whether an error of this call comes of an abort by rank 0.
+/// Whether an error of this call results from an abort by rank 0.
 fn is_told_of_abort(error: &Error, name: &str) -> bool {
     match cause(error) {
         Error::Aborted { by, .. } => by.rank == 0,
-        // A rank that ends in the middle of a message has no way to say why.
+        // A rank that ends in the middle of a message cannot send a reason.
         other => other.is_peer_lost() && name == "all_reduce of much",
     }
 }
@@ -427,7 +429,7 @@ fn an_abort_ends_a_call_on_every_rank() {
                         assert!(begin.elapsed() < NOTICED, "{place}: {:?}", begin.elapsed());
                         assert!(is_told_of_abort(&error, name), "{place}: {error}");
                     }
-                    // Rank 0 lives, and its communicator too: it is the abort that ended the calls.
+                    // Rank 0 and its communicator still exist, so the calls ended because of the abort.
                     ended.meet();
                     let later = comm.barrier().expect_err(&place);
                     assert!(later.is_poisoned() && is_told_of_abort(&later, name), "{place}: {later}");
@@ -451,7 +453,7 @@ fn an_abort_from_another_thread_unblocks_a_call_at_once() {
                 let unblocked = std::thread::scope(|scope| {
                     let aborter = scope.spawn(|| {
                         begun.meet();
-                        // Into the midst of the wait, more often than not.
+                        // Usually aborts in the middle of the wait.
                         std::thread::yield_now();
                         handle.abort();
                         Instant::now()
@@ -479,7 +481,7 @@ fn an_abort_from_another_thread_reaches_the_peers_of_a_call() {
                     begun.meet();
                     let begin = Instant::now();
                     let outcome = match comm.rank() {
-                        // Stays away, so that the others must wait.
+                        // Makes no call, so that the others must wait.
                         rank if rank == ranks - 1 => Ok(()),
                         0 => {
                             let handle = comm.abort_handle();
@@ -492,7 +494,7 @@ fn an_abort_from_another_thread_reaches_the_peers_of_a_call() {
                     };
                     assert!(begin.elapsed() < NOTICED, "{name} on rank {}, {wiring:?}: {:?}", comm.rank(), begin.elapsed());
                     ended.meet();
-                    // The one that stayed away finds the others' part of the first call complete.
+                    // For the rank that made no call, the others' part of the first call may be complete.
                     let error = outcome.and_then(|()| call(comm)).and_then(|()| call(comm)).expect_err("the communicator is ended");
                     assert!(is_told_of_abort(&error, name), "{name} on rank {} of {ranks}, {wiring:?}: {error}", comm.rank());
                 });
@@ -509,7 +511,7 @@ fn no_descriptor_is_left_over() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         return;
     }
-    // A process of its own, for descriptors belong to all tests of one together.
+    // A separate process, since all tests of one process share its descriptors.
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let cycle = |wiring| {
         threads(wiring, 3, |comm| {
@@ -524,7 +526,7 @@ fn no_descriptor_is_left_over() {
     at_once(Wiring::ALL, cycle);
     let before = open();
     at_once(Wiring::ALL, |wiring| (0..50).for_each(|_| cycle(wiring)));
-    // A thread for messages may hold the last one for the moment in which it looks up.
+    // A message thread may hold the last one for a moment while it checks for work.
     let begin = Instant::now();
     while open() > before {
         assert!(begin.elapsed() < PATIENCE, "{before} descriptors before and {} after", open());

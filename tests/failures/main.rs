@@ -1,4 +1,4 @@
-//! What survivors see of every failure, how soon, and what they can do next.
+//! The errors that survivors get for every failure, how soon they get them, and what they can do next.
 
 #![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test fails by panicking, and says what it needs where it needs it")]
 

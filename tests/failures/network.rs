@@ -1,5 +1,5 @@
-//! Networks that are cut, whole or in one direction, and healed. Needs root and `ip`: without, one line says so and the test counts as
-//! skipped.
+//! Networks that are cut, in both directions or in one, and restored. Needs root and `ip`. Without them, the test
+//! prints a line and counts as skipped.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -12,13 +12,13 @@ use crate::common::meeting::wait_until;
 use crate::common::ranks::{is_rank_of, patience};
 use crate::processes::Ranks;
 
-/// How long a call may wait here: keep-alive would take longer.
+/// How long a call may wait here. Keep-alive would take longer.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// What all may take to notice, with the deadline.
+/// The time for all ranks to notice, including the deadline.
 const NOTICED: Duration = patience(8);
 
-/// One rank: works until it fails, says with what, and goes on with whom it can reach.
+/// Runs one rank: it works until a call fails, prints the error, and continues with the ranks that it can reach.
 fn rank_on_a_host() {
     let comm = Communicator::builder().configure(|config| config.timeout = patience(20)).from_env().unwrap();
     comm.set_timeout(DEADLINE);
@@ -37,7 +37,7 @@ fn rank_on_a_host() {
     };
     assert!(error.is_peer_lost() || error.is_timeout(), "{error}");
     println!("@failed {rounds} {error}");
-    // A later call is refused, and says why.
+    // A later call is refused with the reason.
     assert!(comm.barrier().unwrap_err().is_poisoned());
     comm.set_timeout(Duration::from_secs(10));
     match comm.shrink() {
@@ -45,7 +45,7 @@ fn rank_on_a_host() {
             let mut members = vec![0; left.world_size()];
             left.all_gather_into(&rank, &mut members).unwrap();
             println!("@shrunk {members:?}");
-            // The parent ends the rest.
+            // The parent kills the processes.
             left.recv(&mut [0_u8], (left.rank() + 1) % left.world_size()).unwrap_err();
         }
         Err(error @ Error::LeftBehind { .. }) => println!("@left behind: {error}"),
@@ -53,23 +53,24 @@ fn rank_on_a_host() {
     }
 }
 
-/// What makes the rank of this number, of as many as there are hosts, on the host of this number.
+/// Returns the command that starts this rank on the host of the same number. There are as many ranks as hosts.
 fn on_host(hosts: &Hosts, net: u8, name: &str, rank: usize) -> Command {
     let mut command: Command = hosts.command(rank, std::env::current_exe().unwrap().to_str().unwrap());
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
     command.env("COLLECTIVES_TEST_CHILD", name).env("RANK", rank.to_string()).env("WORLD_SIZE", hosts.count.to_string());
     command.env("MASTER_ADDR", format!("10.99.{net}.1")).env("MASTER_PORT", "29512");
-    // All hosts have one name and one boot id here.
+    // All hosts have the same name and boot id here.
     command.env("COLLECTIVES_HOST_IDENTITY", format!("host {rank}"));
     command
 }
 
-/// The rank of this number on the host of this number.
+/// Starts this rank on the host of the same number.
 fn spawn(hosts: &Hosts, net: u8, name: &str, rank: usize) -> Child {
     on_host(hosts, net, name, rank).spawn().unwrap()
 }
 
-/// Cuts rank 2's host off in some way: it and the others fail in time, the others go on, and it is left behind once it is back.
+/// Cuts off rank 2's host with `cut`. All ranks must fail in time, the others continue, and rank 2 is left behind after
+/// `heal`.
 fn cut_off(name: &str, net: u8, cut: impl Fn(&Hosts), heal: impl Fn(&Hosts)) {
     if is_rank_of(name) {
         return rank_on_a_host();
@@ -98,7 +99,7 @@ fn cut_off(name: &str, net: u8, cut: impl Fn(&Hosts), heal: impl Fn(&Hosts)) {
             left_behind = true;
         }
     }
-    // A result that one rank has and another has not is the last one, and both were told.
+    // Only the last result may be on one rank and not on another, and both ranks got an error afterwards.
     let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
     assert!(done.len() == 3 && most - least <= 1, "{name}: calls that went well: {done:?}");
 }
@@ -117,7 +118,7 @@ fn a_host_that_is_cut_off_is_left_behind() {
 #[test]
 fn a_host_that_hears_and_is_not_heard_is_left_behind() {
     const NET: u8 = 12;
-    // What it sends goes to a card that nobody has, so it is lost without a word.
+    // Its packets go to an Ethernet address that does not exist, so they are lost silently.
     let neighbour = |hosts: &Hosts, host: usize, verb: &[&str]| {
         let (space, address) = (hosts.space(2), format!("10.99.{NET}.{}", host + 1));
         let mut arguments = vec!["-n", &space, "neigh", verb[0], &address];
@@ -133,10 +134,10 @@ fn a_host_that_hears_and_is_not_heard_is_left_behind() {
     );
 }
 
-/// Where the parent says that the network is back.
+/// The variable with the file that exists once the network is back.
 const BACK: &str = "COLLECTIVES_TEST_BACK";
 
-/// Two communicators of all ranks: one that is used while the network is away, and one that is idle.
+/// Returns two communicators of all ranks: one that is used while the network is away, and one that is idle.
 fn busy_and_idle() -> [Communicator; 2] {
     let busy = Communicator::builder().configure(|config| config.timeout = patience(60)).from_env().unwrap();
     let idle = busy.split(Some(0), 0).unwrap().unwrap();
@@ -145,7 +146,7 @@ fn busy_and_idle() -> [Communicator; 2] {
     [busy, idle]
 }
 
-/// Calls on both until the network has been away and is back, and then once more.
+/// Makes calls until the network has been away and is back, and then one more on each communicator.
 fn rank_that_sits_it_out() {
     let [busy, idle] = busy_and_idle();
     let back = PathBuf::from(std::env::var_os(BACK).unwrap());
@@ -169,7 +170,7 @@ fn rank_that_sits_it_out() {
 fn a_network_that_is_away_for_a_while_ends_nothing() {
     const NAME: &str = "network::a_network_that_is_away_for_a_while_ends_nothing";
     const NET: u8 = 13;
-    /// TCP tries again after 6.2 s and 12.6 s.
+    /// TCP retransmits after 6.2 s and 12.6 s.
     const AWAY: Duration = Duration::from_secs(10);
     if is_rank_of(NAME) {
         return rank_that_sits_it_out();
@@ -183,7 +184,7 @@ fn a_network_that_is_away_for_a_while_ends_nothing() {
     let mut ranks = Ranks::of((0..2).map(|rank| on_host(&hosts, NET, NAME, rank).env(BACK, &back).spawn().unwrap()).collect());
     (0..2).for_each(|_| assert_eq!(ranks.next("it has begun").1, "ready"));
     hosts.cut(1);
-    // This is no wait for anything: it is how long the network is away.
+    // This sleep waits for nothing: it is how long the network is away.
     std::thread::sleep(AWAY);
     hosts.heal(1);
     std::fs::write(&back, b"").unwrap();
@@ -191,7 +192,7 @@ fn a_network_that_is_away_for_a_while_ends_nothing() {
     (0..2).for_each(|rank| ranks.outcome(rank).unwrap());
 }
 
-/// Calls until the peer's host is silent for too long, and says with what both communicators end.
+/// Makes calls until the peer's host is silent for too long, and prints the errors of both communicators.
 fn rank_that_loses_the_other() {
     let communicators = busy_and_idle();
     for comm in &communicators {
@@ -231,7 +232,7 @@ fn a_host_that_stays_silent_has_stopped_answering() {
     (0..2).for_each(|rank| ranks.outcome(rank).unwrap());
 }
 
-/// One of three ranks: the last one dies, the others go on without it.
+/// Runs one of three ranks. The last one dies, and the others continue without it.
 fn rank_that_may_die() {
     let comm = Communicator::builder().configure(|config| config.timeout = patience(20)).from_env().unwrap();
     let mut sum = [comm.rank() as u32];
@@ -272,7 +273,7 @@ fn ranks_meet_at_an_address_of_their_link() {
     (0..3).for_each(|rank| ranks.outcome(rank).unwrap());
 }
 
-/// One of three ranks, which are all linked with each other, until the parent has looked at them.
+/// Runs one of three ranks, which keep their links until the parent has listed the connections.
 fn rank_that_is_looked_at() {
     let comm = Communicator::builder().configure(|config| config.timeout = patience(60)).from_env().unwrap();
     comm.barrier().unwrap();
@@ -304,7 +305,7 @@ fn connections_within_a_host_are_not_paced_by_bbr() {
     run("ip", &["-n", &hosts.space(0), "addr", "add", &format!("10.99.{NET}.101/24"), "dev", "eth0"]).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let looked = folder.path().join("looked");
-    // Two ranks of host 0, each with an address of its own, and one of host 1.
+    // Two ranks on host 0, each with its own address, and one on host 1.
     let spawn = |(rank, address): (usize, &str)| {
         let mut command = on_host(&hosts, NET, NAME, usize::from(rank == 2));
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "3").env(BACK, &looked).env("COLLECTIVES_TRANSPORT", "tcp");
@@ -319,7 +320,7 @@ fn connections_within_a_host_are_not_paced_by_bbr() {
     };
     std::fs::write(&looked, b"").unwrap();
     let is_remote = |line: &str| line.contains(&format!("10.99.{NET}.2:"));
-    // Those to the store, which moves little, may be as the system has it.
+    // Connections to the store carry little and may have the system's default.
     let links: Vec<&str> = listed.lines().filter(|line| !line.contains(":29512")).collect();
     let (remote, local): (Vec<&str>, Vec<&str>) = links.into_iter().partition(|line| is_remote(line));
     assert!(local.len() >= 2 && local.iter().all(|line| !line.contains(" bbr ")), "within the host: {local:#?}");

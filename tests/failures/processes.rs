@@ -1,4 +1,4 @@
-//! Ranks that are processes of their own, so that they can be killed and stopped.
+//! Ranks that are separate processes, so that they can be killed and stopped.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Child;
@@ -12,13 +12,13 @@ use crate::common::ranks::{free_port, patience, spawn_rank};
 /// Long enough for anything that is not stuck.
 const PATIENCE: Duration = patience(60);
 
-/// The processes of a test, none of which outlives it, and what they print behind an @, with who printed it.
+/// The processes of a test, which end with it, and the lines that they print after an @, with their ranks.
 pub(crate) struct Ranks {
     pub(crate) children: Vec<Child>,
     lines: Receiver<(usize, String)>,
     /// The threads that read what each rank prints.
     readers: Vec<Option<JoinHandle<()>>>,
-    /// What was read while a rank's end was waited for.
+    /// The lines that were read while waiting for a rank's end.
     heard: Vec<(usize, String)>,
 }
 
@@ -28,13 +28,13 @@ impl Ranks {
         Self::spawn_with(name, world_size, &[])
     }
 
-    /// The same with further variables.
+    /// Does the same as [`Ranks::spawn`], with more variables.
     pub(crate) fn spawn_with(name: &str, world_size: usize, variables: &[(&str, String)]) -> Self {
         let port = free_port();
         Self::of((0..world_size).map(|rank| spawn_rank(name, rank, world_size, port, variables)).collect())
     }
 
-    /// Those of these processes.
+    /// Takes over processes that were already started.
     pub(crate) fn of(mut children: Vec<Child>) -> Self {
         let (sender, lines) = channel();
         let mut readers = Vec::new();
@@ -52,7 +52,7 @@ impl Ranks {
         Self { children, lines, readers, heard: Vec::new() }
     }
 
-    /// The next line of any rank.
+    /// Returns the next line of any rank.
     pub(crate) fn next(&mut self, what: &str) -> (usize, String) {
         let line = self.lines.recv_timeout(PATIENCE).inspect(|(rank, line)| println!("rank {rank}: {line}"));
         line.unwrap_or_else(|_| {
@@ -65,7 +65,7 @@ impl Ranks {
         })
     }
 
-    /// Waits for the end of a rank, which must be a good one; what it said.
+    /// Waits until a rank ends, which must be successful, and returns the lines that it printed.
     pub(crate) fn last_words(&mut self, rank: usize, limit: Duration) -> std::result::Result<Vec<String>, String> {
         let deadline = Instant::now() + limit;
         while self.children[rank].try_wait().unwrap().is_none() {
@@ -88,7 +88,7 @@ impl Ranks {
         Ok(self.heard.iter().filter(|(who, _)| *who == rank).map(|(_, line)| line.clone()).collect())
     }
 
-    /// Waits for the end of a rank, and kills one that does not end; what it said where it failed.
+    /// Waits until a rank ends, and kills it if it is stuck. Returns its errors if it failed.
     pub(crate) fn outcome(&mut self, rank: usize) -> std::result::Result<(), String> {
         let child = &mut self.children[rank];
         let _limit = child.try_wait().unwrap().is_none().then(|| Limit::on(child));

@@ -1,4 +1,4 @@
-//! What the system refuses: descriptors, memory, room on a disk; and processes that were forked.
+//! What the system refuses: descriptors, memory and disk space. Also forked processes.
 
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
@@ -14,7 +14,7 @@ use crate::common::hosts::run;
 use crate::common::limit::exit_status;
 use crate::common::ranks::{Meeting, Wiring, free_port, is_rank_of, spawn_rank, threads};
 
-/// Runs a test in a process of its own, since what it changes belongs to the whole process.
+/// Runs a test in a separate process, since its changes affect the whole process.
 pub(crate) fn alone(name: &str, test: fn()) {
     if is_rank_of(name) {
         return test();
@@ -25,7 +25,7 @@ pub(crate) fn alone(name: &str, test: fn()) {
     said.0.lines().filter(|line| line.starts_with("skipped")).for_each(|line| println!("{line}"));
 }
 
-/// A limit, which is taken back with this value.
+/// A limit, which is reset when this value is dropped.
 pub(crate) struct Limited(Resource, Rlimit);
 
 impl Limited {
@@ -70,7 +70,7 @@ fn without_descriptors_a_start_says_so_and_leaves_none_open() {
                     Ok(comms) => drop(comms),
                     Err(error) => {
                         refused += 1;
-                        // The one that met the limit says it; the other may only see that it is alone.
+                        // The rank that meets the limit reports it. The other may only notice that it is alone.
                         let said = error.to_string();
                         assert!(said.contains("Too many open files") || error.is_timeout() || error.is_peer_lost(), "{spare}: {said}");
                     }
@@ -100,7 +100,7 @@ fn without_memory_for_it_a_call_says_so() {
                 Limited::to(Resource::As, pages * rustix::param::page_size() as u64 + (8 << 20))
             });
             comm.barrier().unwrap();
-            // Both have one address space. Multiplying first needs room for the products.
+            // Both ranks share one address space. `PreMulSum` needs memory for the products.
             let error = comm.all_reduce(&mut x, ReduceOp::PreMulSum(2.0)).expect_err("there is no room");
             let again = comm.barrier();
             drop(limit);
@@ -201,10 +201,10 @@ fn a_store_that_dies_after_the_start_takes_nothing_with_it() {
         crate::common::ranks::each(ranks, |comm| {
             let mut x = [comm.rank() as u64];
             comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
-            // What needs agreements among the ranks asks the ranks.
+            // Agreements after the start go through the ranks, not the store.
             let half = comm.split(Some(u32::from(comm.rank() == 1)), 0).unwrap().unwrap();
             half.barrier().unwrap();
-            // A shrink ends what others have not finished.
+            // A shrink ends the calls that other ranks have not finished.
             split.meet();
             let again = comm.shrink().unwrap();
             again.all_reduce(&mut x, ReduceOp::Sum).unwrap();

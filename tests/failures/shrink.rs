@@ -1,4 +1,4 @@
-//! Communicators of those who are left: whoever died, and whoever dies while they are made.
+//! Communicators of the ranks that are left, after any rank has died, and when another one dies while they are created.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use crate::common::random::Random;
 use crate::common::ranks::{Meeting, Wiring, is_rank_of, patience, threads, threads_with};
 use crate::processes::Ranks;
 
-/// What survivors may take from a death until they work again, on a loaded machine. Nothing in it waits for a deadline.
+/// The time from a death until the survivors work again, on a loaded machine. None of their waits ends by a deadline.
 const RECOVERED: Duration = patience(10);
 
-/// One rank that goes on with whoever is left, until it is alone; tells on standard output who is.
+/// Runs one rank that continues with the remaining ranks until it is alone, and prints which ones they are.
 fn rank_until_alone(wiring: Wiring) {
     let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
     let mut comm = wiring.builder(rank).from_env().unwrap();
@@ -24,7 +24,7 @@ fn rank_until_alone(wiring: Wiring) {
         let mut members = vec![0_u64; comm.world_size()];
         match comm.all_gather_into(&(rank as u64), &mut members) {
             Ok(()) => println!("@shrunk {members:?}"),
-            // Another one died: once more.
+            // Another rank has died, so the loop shrinks again.
             Err(error) => assert!(error.is_peer_lost() || matches!(error, Error::Aborted { .. }), "{error}"),
         }
         if comm.world_size() == 1 {
@@ -33,7 +33,7 @@ fn rank_until_alone(wiring: Wiring) {
     }
 }
 
-/// Calls of several kinds, each with its result checked, until one fails.
+/// Makes several kinds of calls, checks each result, and returns the first error.
 fn work_until_it_fails(comm: &Communicator, rank: usize) -> Error {
     let run = || -> Result<()> {
         let mut members = vec![0_u64; comm.world_size()];
@@ -52,7 +52,7 @@ fn work_until_it_fails(comm: &Communicator, rank: usize) -> Error {
     run().unwrap_err()
 }
 
-/// Waits until every rank of `left` works with all of them and nobody else.
+/// Waits until every rank of `left` works with exactly these ranks.
 fn wait_until_shrunk(ranks: &mut Ranks, left: &[usize], name: &str) {
     let mut working: Vec<usize> = Vec::new();
     while working.len() < left.len() {
@@ -65,7 +65,7 @@ fn wait_until_shrunk(ranks: &mut Ranks, left: &[usize], name: &str) {
     assert_eq!(working, left, "{name}");
 }
 
-/// Kills ranks one after another; the others go on each time, down to the last.
+/// Kills ranks one after another. The others continue each time, down to the last.
 fn one_after_another(name: &str, wiring: Wiring, world_size: usize, victims: &[usize]) {
     if is_rank_of(name) {
         return rank_until_alone(wiring);
@@ -102,7 +102,7 @@ shrinks! {
     survivors_as_dealt_go_on_down_to_the_last Dealt 5 [2, 4, 0, 1];
 }
 
-/// A rank is killed, and at some moment of what follows another one.
+/// Kills a rank and, at a random moment of the recovery, another one.
 fn another_dies_meanwhile(name: &str, wiring: Wiring) {
     const RANKS: usize = 4;
     if is_rank_of(name) {
@@ -138,7 +138,7 @@ fn another_death_over_tcp_while_they_shrink_is_survived() {
     another_dies_meanwhile("shrink::another_death_over_tcp_while_they_shrink_is_survived", Wiring::Tcp);
 }
 
-/// One rank of [`a_stopped_rank_is_left_behind`].
+/// Runs one rank of [`a_stopped_rank_is_left_behind`].
 fn rank_of_a_job_with_a_sleeper(wiring: Wiring, sleeper: usize) {
     let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
     let comm = wiring.builder(rank).from_env().unwrap();
@@ -157,7 +157,7 @@ fn rank_of_a_job_with_a_sleeper(wiring: Wiring, sleeper: usize) {
     let mut members = vec![0_u64; comm.world_size()];
     comm.all_gather_into(&(rank as u64), &mut members).unwrap();
     println!("@shrunk {members:?}");
-    // Until the parent has seen what becomes of the sleeper.
+    // Waits until the parent has seen that the stopped rank was left behind.
     comm.set_timeout(Duration::from_secs(60));
     let _ = std::io::stdin().read_line(&mut String::new());
     let mut x = [rank as u64];
@@ -165,7 +165,7 @@ fn rank_of_a_job_with_a_sleeper(wiring: Wiring, sleeper: usize) {
     println!("@works {}", x[0]);
 }
 
-/// A rank is stopped for longer than the deadline, and wakes up when the others have gone on.
+/// Stops a rank for longer than the deadline, and lets it continue after the others have shrunk without it.
 fn a_stopped_rank_is_left_behind(name: &str, wiring: Wiring, world_size: usize, sleeper: usize) {
     if is_rank_of(name) {
         return rank_of_a_job_with_a_sleeper(wiring, sleeper);
@@ -208,7 +208,7 @@ fn a_whole_communicator_can_be_shrunk_to_itself() {
             let again = comm.shrink().unwrap();
             assert!(comm.barrier().unwrap_err().is_poisoned());
             let half = again.split(Some(u32::from(again.rank() == 1)), 0).unwrap().unwrap();
-            // A shrink ends what others have not finished.
+            // A shrink ends the calls that other ranks have not finished.
             split.meet();
             let part = half.shrink().unwrap();
             let mut x = [again.rank() as u64];
@@ -230,7 +230,7 @@ fn a_job_with_a_secret_shrinks_with_it() {
                 if comm.rank() == 1 {
                     return 0;
                 }
-                // The communicator of rank 1 is closed; its process is not gone.
+                // Rank 1 has closed its communicator. Its process still exists.
                 assert!(comm.barrier().unwrap_err().is_peer_lost());
                 let left = comm.shrink().unwrap();
                 left.barrier().unwrap();
@@ -246,7 +246,7 @@ fn a_rank_that_does_not_come_is_waited_for_half_the_deadline() {
     let over = Meeting::new(3);
     let lefts = threads(Wiring::Tcp, 3, |comm| {
         if comm.rank() == 0 {
-            // Alive, and not interested until the others are done: then it is too late.
+            // This rank is alive, but calls shrink only after the others are done, which is too late.
             over.meet();
             let error = comm.shrink().expect_err("the others have gone on");
             over.meet();

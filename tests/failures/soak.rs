@@ -1,7 +1,7 @@
 //! Random collectives, kills, stops and shrinks, with every result checked: a few seeds here, 200 and more on request.
 //!
-//! `COLLECTIVES_SOAK_SECONDS=600 cargo test --test failures soak -- --nocapture` goes on for ten minutes; `COLLECTIVES_TEST_SEED` brings
-//! a run back, as far as the moment of a kill can be brought back.
+//! `COLLECTIVES_SOAK_SECONDS=600 cargo test --test failures soak -- --nocapture` runs for ten minutes.
+//! `COLLECTIVES_TEST_SEED` repeats a run, except for the exact moment of a kill.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,19 +16,19 @@ use crate::processes::Ranks;
 
 const NAME: &str = "soak::every_survivor_of_anything_goes_on_with_right_results";
 
-/// How long it goes on unless told otherwise.
+/// The duration without `COLLECTIVES_SOAK_SECONDS`.
 const USUAL: Duration = Duration::from_secs(8);
 
-/// Long enough for survivors to notice deaths and go on, on a loaded machine; only what hangs takes longer.
+/// Long enough for survivors to notice deaths and continue, on a loaded machine. Only what hangs takes longer.
 const PATIENCE: Duration = patience(14);
 
 /// How long a start waits for ranks that never come.
 const START: Duration = patience(3);
 
-/// Set by the parent, which closes standard input, when the ranks are to end.
+/// Whether the ranks are to end. Set when the parent closes standard input.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// One rank: works until it is told to end, through whatever happens to the others.
+/// Runs one rank: it works until the parent ends it, whatever happens to the others.
 fn rank_of_a_soak() {
     let variable = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let (rank, wiring) = (variable("RANK"), Wiring::ALL[variable("WIRING")]);
@@ -66,12 +66,12 @@ fn rank_of_a_soak() {
     }
 }
 
-/// What may come of a death, or of others noticing one first.
+/// Whether an error can result from a death, or from another rank that noticed it first.
 fn is_expected(error: &Error) -> bool {
     error.is_peer_lost() || matches!(error, Error::Aborted { .. } | Error::Poisoned { .. })
 }
 
-/// Collectives of all kinds until all agree to end, or one fails. All ranks draw the same numbers.
+/// Makes collectives of all kinds until all ranks agree to end, or one fails. All ranks draw the same random numbers.
 fn work(comm: &Communicator, me: u64, epoch: u64) -> Result<()> {
     let n = comm.world_size();
     let mut members = vec![0_u64; n];
@@ -129,7 +129,7 @@ fn work(comm: &Communicator, me: u64, epoch: u64) -> Result<()> {
     }
 }
 
-/// One job and what happens to it.
+/// Runs one job with its failures.
 fn round(random: &mut Random, seed: u64, number: usize) {
     let wiring = random.below(Wiring::ALL.len());
     let world_size = [2, 3, 3, 5][random.below(4)];
@@ -142,7 +142,7 @@ fn round(random: &mut Random, seed: u64, number: usize) {
         let pause = Duration::from_micros(random.below(150_000) as u64);
         wait(pause);
         if random.below(4) == 0 {
-            // Late, and alive: nobody minds.
+            // A rank that is only late is not a failure.
             let late = living[random.below(living.len())];
             let pid = Pid::from_raw(ranks.children[late].id() as i32).unwrap();
             kill_process(pid, Signal::STOP).unwrap();
@@ -169,7 +169,7 @@ fn round(random: &mut Random, seed: u64, number: usize) {
     println!("  over after {:?}, {unborn} never began", killed.elapsed());
 }
 
-/// Lets time pass that is part of the experiment: what matters is that nobody knows when it ends.
+/// Lets a random time pass, at any point of which a rank may be in any call.
 fn wait(pause: Duration) {
     std::thread::park_timeout(pause);
 }

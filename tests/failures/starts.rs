@@ -1,4 +1,5 @@
-//! Starts where the system refuses something: they go on without it, or end at once with words that name the limit and the remedy.
+//! Starts for which the system refuses a resource. They continue without it, or end at once with an error that names
+//! the limit and the remedy.
 
 #![expect(unsafe_code, reason = "a system call can be forbidden by hand alone")]
 
@@ -15,16 +16,16 @@ use crate::common::hosts::{Hosts, run};
 use crate::common::ranks::{free_port, is_rank_of, patience, threads_with};
 use crate::resources::{Limited, alone, open_descriptors};
 
-/// Longer than any start here takes that ends by itself.
+/// Longer than any start here that ends by itself.
 const LONG: Duration = patience(120);
-/// How soon one ends that cannot go on.
+/// The limit for a start that cannot succeed.
 const SOON: Duration = patience(30);
 
 fn patient() -> Builder {
     Communicator::builder().configure(|config| config.timeout = LONG)
 }
 
-/// The sum of all ranks, which takes every rank.
+/// Returns the sum of all ranks, to which every rank contributes.
 fn sum(comm: &Communicator) -> u64 {
     let mut x = [comm.rank() as u64];
     comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
@@ -35,18 +36,18 @@ fn sum(comm: &Communicator) -> u64 {
     x[0]
 }
 
-/// Has the kernel refuse a system call to this thread and those that it starts.
+/// Makes the kernel refuse a system call to this thread and to those that it starts.
 fn forbid(call: libc::c_long, error: libc::c_int) {
     let filter = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let mut program = [
-        // The call's number; if it is this one the error, else all is well.
+        // Loads the call's number. If it is `call`, returns the error. Otherwise allows the call.
         filter(0x20, 0, 0, 0),
         filter(0x15, 0, 1, call as u32),
         filter(0x06, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
         filter(0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: takes numbers alone.
+    // SAFETY: the call takes only numbers.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
     // SAFETY: the program outlives the call, which copies it.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) }, 0);
@@ -73,7 +74,7 @@ fn ranks_that_may_not_share_memory_go_over_tcp_and_say_so() {
                 "{explained}"
             );
         }
-        // Who needs it is told why there is none.
+        // If shared memory is required, the error contains the reason.
         let error = patient().configure(|config| config.transport = Transport::Shm).local(2).unwrap_err().to_string();
         assert!(error.contains("Function not implemented"), "{error}");
     });
@@ -114,7 +115,8 @@ fn shared_memory_larger_than_files_may_be_is_done_without_and_is_no_signal() {
     });
 }
 
-/// What a start with so few descriptors for each process comes to: it ends soon, well or with words for the limit.
+/// Checks a start under a limit of descriptors: it ends soon, with success or with an error that names the limit.
+/// Returns whether it succeeded.
 fn judge_start(outcome: Result<()>, began: Instant) -> bool {
     assert!(began.elapsed() < SOON, "it took {:?}: {outcome:?}", began.elapsed());
     let Err(error) = outcome else { return true };
@@ -139,7 +141,7 @@ fn threads_without_descriptors_for_all_are_told_at_once() {
     });
 }
 
-/// One rank of a job that says what became of its start.
+/// Runs one rank of a job and prints the outcome of its start.
 fn rank_that_says() {
     let began = Instant::now();
     let outcome = Communicator::from_env().and_then(|comm| {
@@ -153,7 +155,7 @@ fn rank_that_says() {
     }
 }
 
-/// Starts ranks of the test `name` as `command` has it, which gets the test's program and its arguments.
+/// Starts a rank of the test `name`. `command` gets the test binary and its arguments.
 fn start(name: &str, mut command: Command, rank: usize, world_size: usize, port: u16) -> Child {
     let program = std::env::current_exe().unwrap();
     command.arg(program).args([name, "--exact", "--nocapture", "--test-threads=1"]);
@@ -168,7 +170,7 @@ fn start(name: &str, mut command: Command, rank: usize, world_size: usize, port:
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What ranks have said, behind `@`.
+/// Returns what ranks have printed after `@`.
 fn said(ranks: Vec<Child>) -> Vec<String> {
     let words = |Output { stdout, stderr, .. }: Output| {
         let text = String::from_utf8_lossy(&stdout).into_owned();
@@ -208,7 +210,7 @@ fn a_store_server_without_descriptors_tells_who_comes_and_goes_on_for_who_is_the
         client.add("n", 1).unwrap();
     }
     assert_eq!(clients[0].get("n", LONG).unwrap(), clients.len().to_string().as_bytes());
-    // And for others, once there is room.
+    // It accepts other clients again once there is room.
     drop(clients);
     TcpStore::connect("127.0.0.1", port, LONG).unwrap().set("k", b"v").unwrap();
     drop(server.stdin.take());
@@ -240,8 +242,8 @@ fn processes_with_few_descriptors_are_told_at_once() {
     assert!(failed > 0, "no limit was met");
 }
 
-/// What ranks say as they fail until one names a limit, or all have ended. The others are killed, as a launcher does it: a rank that has not come to
-/// the store cannot be told of one that never will.
+/// Collects the failures of ranks until one names a limit, or all ranks have ended. Then kills the others, as a
+/// launcher does: a rank that has not reached the store cannot learn that another one never will.
 fn first_failure(ranks: Vec<Child>) -> std::result::Result<(), String> {
     let (ended, ends) = std::sync::mpsc::channel();
     let mut pids: Vec<_> = ranks.iter().map(rustix::process::Pid::from_child).collect();
@@ -269,7 +271,7 @@ fn first_failure(ranks: Vec<Child>) -> std::result::Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("; ")) }
 }
 
-/// A command that runs another one in namespaces of its own, where that is allowed.
+/// Returns a command that runs another one in its own namespaces, if that is allowed.
 fn unshared(flags: &[&str]) -> std::result::Result<impl Fn() -> Command, String> {
     let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
     run("unshare", &flags.iter().map(String::as_str).chain(["true"]).collect::<Vec<_>>())?;
@@ -286,7 +288,7 @@ fn containers_of_one_pod_share_memory() {
     if is_rank_of(NAME) {
         return rank_that_says();
     }
-    // With the processes of the host in sight, and with their own alone: each is number 1 there.
+    // The container sees the host's processes, or only its own. In both cases its process has number 1.
     for flags in [&["--pid", "--fork"][..], &["--pid", "--fork", "--mount-proc"]] {
         let container = match unshared(flags) {
             Ok(container) => container,
@@ -339,7 +341,7 @@ fn an_address_that_no_other_host_can_reach_is_refused_at_once() {
         Ok(hosts) => hosts,
         Err(why) => return println!("skipped: network namespaces cannot be made: {why}"),
     };
-    // As Debian has it: a host's own name is of the loopback interface.
+    // As on Debian, a host's own name resolves to the loopback interface.
     let etc = (0..2).map(|host| std::path::Path::new("/etc/netns").join(hosts.space(host)));
     let etc: Vec<_> = etc.collect();
     for folder in &etc {
@@ -362,7 +364,7 @@ fn an_address_that_no_other_host_can_reach_is_refused_at_once() {
     for way in &ways {
         errors.extend(said((0..2).map(|rank| at(rank, way)).collect()));
     }
-    // Ranks that meet elsewhere, and tell each other such an address as their own.
+    // Ranks that meet at another address but publish a loopback address as their own.
     let published = [("MASTER_ADDR", format!("10.99.{NET}.1")), ("COLLECTIVES_LISTEN_ADDRESS", "127.0.0.1".to_owned())];
     let published: Vec<(&str, &str)> = published.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let told = said((0..2).map(|rank| at(rank, &published)).collect());
@@ -383,7 +385,7 @@ fn a_rank_that_its_world_does_not_have_is_told_at_once() {
     let url = |rank: usize, port: u16| format!("tcp://127.0.0.1:{port}?rank={rank}&world_size=2");
     let error = patient().from_url(&url(5, free_port())).unwrap_err().to_string();
     assert!(error.contains("rank 5") && error.contains("2 ranks, 0 to 1"), "{error}");
-    // And so are the others, where they can be.
+    // The other ranks also get the error at once, if they can be reached.
     let port = free_port();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| patient().from_url(&url(0, port)).unwrap_err().to_string());

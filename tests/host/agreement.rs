@@ -1,5 +1,5 @@
-//! Ranks that call different things: each of them gets an error that names both calls and both ranks, within a second, and no
-//! buffer is touched.
+//! Ranks that make different calls: each rank gets an error within a second that names both calls and both ranks, and
+//! no buffer is touched.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,14 @@ use crate::common::ranks::{Meeting, Wiring, patience, threads};
 
 use collectives::{Communicator, CustomOp, Envelope, Error, ReduceOp, Result};
 
-/// What a rank of a mismatched call sees, and how long it took.
+/// The error of a rank in a mismatched call, and how long it took.
 struct Seen {
     error: Error,
     elapsed: Duration,
 }
 
-/// Runs `call` on every rank with a buffer of `count(rank)` elements; every rank must fail, and its buffer keep its content.
+/// Runs `call` on every rank with a buffer of `count(rank)` elements. Each rank must fail and its buffer keep its
+/// content.
 fn mismatched(
     wiring: Wiring,
     ranks: usize,
@@ -22,8 +23,8 @@ fn mismatched(
 ) {
     let everyone = Meeting::new(ranks);
     let seen = threads(wiring, ranks, |comm| {
-        // A call that agrees first, so that links are open and numbers have moved on. A rank that is still in it when another finds
-        // a disagreement in the next would hear of that at once.
+        // A first call that matches opens the links and advances the numbers. The meeting keeps ranks in step: a rank
+        // that is still in this call would learn of a mismatch in the next one.
         comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
         everyone.meet();
         let before: Vec<f32> = (0..count(comm.rank())).map(|index| (index * 10 + comm.rank()) as f32).collect();
@@ -126,11 +127,11 @@ fn other_counts_in_a_variable_collective() {
     }
 }
 
-/// The calls of which each rank knows a part of the counts.
+/// The calls in which each rank knows only a part of the counts.
 const PARTLY_KNOWN: [&str; 7] =
     ["all_to_all_v", "gather_v", "scatter_v", "all_to_all_list", "gather_list", "scatter_list", "all_gather_list"];
 
-/// How a call is made.
+/// The form of a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Form {
     Blocking,
@@ -138,11 +139,11 @@ enum Form {
     Grouped,
 }
 
-/// Makes a call in which rank 1 sends `mine` where the rank that it sends to expects `theirs`, or the other way round, and all else is `len`.
-/// Gives the destination where it is still there: a started call keeps it.
+/// Makes a call in which rank 1 sends `mine` and its peer expects `theirs`, or the other way round. All other counts
+/// are `len`. Returns the destination unless the call is started, which keeps it.
 fn partly_known(comm: &Communicator, name: &str, form: Form, len: usize, [mine, theirs]: [usize; 2]) -> (Result<()>, Vec<Vec<u8>>) {
     let (me, n) = (comm.rank(), comm.world_size());
-    // Whom rank 1 does not agree with: the last rank in an exchange, else the root.
+    // The rank that disagrees with rank 1: the last rank in an exchange, else the root.
     let other = if name.starts_with("all") && n > 2 { n - 1 } else { 0 };
     let with = |at: usize, count: usize| (0..n).map(|rank| if rank == at { count } else { len }).collect::<Vec<_>>();
     let sends = if me == 1 { with(other, mine) } else { vec![len; n] };
@@ -154,7 +155,7 @@ fn partly_known(comm: &Communicator, name: &str, form: Form, len: usize, [mine, 
     let (source, mut destination) = (all_sent.concat(), all_expected.concat());
     let (one, mut into_one) = (vec![1_u8; own], vec![0xa5_u8; own]);
     let is_root = me == 0;
-    // What the root of a scatter sends is what rank 1 does not expect.
+    // In a scatter, the root sends what rank 1 does not expect.
     let parts = zeros(&if is_root { with(1, theirs) } else { Vec::new() });
     let (joined, counts) = (parts.concat(), parts.iter().map(Vec::len).collect::<Vec<_>>());
     let result = match (name, form) {
@@ -190,7 +191,7 @@ fn partly_known(comm: &Communicator, name: &str, form: Form, len: usize, [mine, 
             comm.group(|group| group.scatter_list(is_root.then_some(&parts[..]), &mut into_one, 0)).map(drop)
         }
         ("scatter_list", Form::Started) => comm.start_scatter_list(is_root.then_some(parts), into_one.clone(), 0).unwrap().wait().map(drop),
-        // Everyone gets what rank 1 has, and one rank has no room for it.
+        // All ranks receive rank 1's block, and one of them has room for a different length.
         (_, form) => {
             let counts = if me == other { with(1, theirs) } else { with(1, mine) };
             let mut all = untouched(&counts);
@@ -246,7 +247,7 @@ fn counts_that_do_not_fit_together_are_named_by_their_two_ends() {
 
 #[test]
 fn counts_and_ops_of_one_short_hash_are_told_apart() {
-    // Whoever compares 24 bits of FNV-1a takes these for the same.
+    // These are the same to a comparison of 24 bits of FNV-1a.
     let (counts, ops) = ([[690, 3410], [1225, 2875]], ["op 2921", "op 4283"]);
     for wiring in Wiring::ALL {
         let errors = threads(wiring, 2, |comm| {

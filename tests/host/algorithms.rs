@@ -1,4 +1,4 @@
-//! Which algorithm a call takes: what a program asks for, what a communicator says, and what an observer is told.
+//! The algorithm of a call: the one that a program asks for, a communicator predicts, and an observer receives.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ fn config(algorithms: AlgorithmRanges) -> Config {
     config
 }
 
-/// What is said beforehand is what is done, and what every rank says.
+/// The predicted algorithm is the one that runs, and all ranks predict the same.
 #[test]
 fn what_is_asked_for_is_done_where_it_exists() {
     let asked = || {
@@ -48,7 +48,7 @@ fn what_is_asked_for_is_done_where_it_exists() {
         ways
     });
     use Algorithm::{Chain, Direct, Doubling, Ring};
-    // A broadcast has neither ring nor direct; a barrier and the uneven forms have one algorithm.
+    // A broadcast has neither ring nor direct. A barrier and the uneven forms have one algorithm.
     assert_eq!(ways, [[Some(Ring), Some(Direct), Some(Ring), Some(Chain), Some(Doubling), Some(Direct)]; 3]);
     let reports = reports.lock().unwrap();
     for rank in 0..3 {
@@ -62,7 +62,7 @@ fn what_is_asked_for_is_done_where_it_exists() {
     }
 }
 
-/// Every collective has a way on every wiring, and it is one that this wiring can have.
+/// Every collective has an algorithm on every wiring, and one that this wiring allows.
 #[test]
 fn every_collective_has_a_way_on_every_wiring() {
     let in_memory = [Algorithm::Flags, Algorithm::Mailboxes, Algorithm::Slots, Algorithm::Shares, Algorithm::Links];

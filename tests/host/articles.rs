@@ -1,7 +1,11 @@
-//! What tutorials on torch.distributed show, line by line, with the numbers they print.
+//! Examples of torch.distributed tutorials, line by line, with the numbers they print.
 //!
-//! The sources: a blog post on torch.distributed's collectives (000), the second part of another on writing distributed
-//! applications (001), notes on running on two nodes (002), a chapter on parallel programming (003), a page on reduce ops (004).
+//! The sources:
+//! - 000: a blog post on torch.distributed's collectives
+//! - 001: the second part of another on writing distributed applications
+//! - 002: notes on running on two nodes
+//! - 003: a chapter on parallel programming
+//! - 004: a page on reduce ops
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +19,7 @@ use collectives::{
 
 const WAIT: Duration = patience(20);
 
-/// Ranks as threads, each of which initialises itself.
+/// Runs ranks as threads, each of which initialises itself.
 fn initialised<R: Send>(
     ranks: usize,
     init: impl Fn(usize) -> Result<Communicator> + Sync,
@@ -109,7 +113,7 @@ fn a_rank_that_does_not_come_is_named_with_those_that_did() {
 
 #[test]
 fn ranks_that_do_not_add_up_are_told_so() {
-    // The second rank believes in a world of two, the first in one of three.
+    // The second rank expects a world of two, the others one of three.
     let store = MemoryStore::new();
     let join = |rank, world_size| {
         Communicator::builder().configure(|config| config.timeout = WAIT).with_store(Arc::new(store.clone()), rank, world_size)
@@ -182,7 +186,7 @@ fn an_address_in_use_is_explained() {
 
 #[test]
 fn rank_0_must_run_where_the_address_is() {
-    // TEST-NET-1 is nobody's address.
+    // No host has an address in TEST-NET-1.
     let error = Communicator::builder()
         .configure(|config| config.timeout = Duration::from_secs(1))
         .from_url("tcp://192.0.2.1:29500?rank=0&world_size=1")
@@ -251,7 +255,7 @@ fn isend_and_irecv_complete_by_wait() {
 
 #[test]
 fn several_isends_are_outstanding_at_once_and_waited_for_in_a_loop() {
-    // 002: rank 0 sends to every other rank; large ones, which cannot be on their way before they are received.
+    // 002: rank 0 sends to every other rank. The messages are too large to leave before they are received.
     for wiring in Wiring::ALL {
         threads(wiring, 4, |comm| {
             if comm.rank() == 0 {
@@ -354,7 +358,7 @@ fn gather_with_unequal_shapes_is_refused_on_every_rank() {
 
 #[test]
 fn reduce_leaves_the_sum_at_the_destination_and_the_others_untouched() {
-    // 000 prints partial sums [3], [2], [1] on three ranks of ones; here only the root changes.
+    // 000 prints partial sums [3], [2], [1] on three ranks of ones. Here only the root changes.
     let got = threads(Wiring::Shm, 3, |comm| {
         let mut x = [1_i64];
         comm.reduce(&mut x, 0, ReduceOp::Sum).unwrap();
@@ -376,7 +380,7 @@ fn all_reduce_of_ones_in_a_group_of_two_gives_two() {
 
 #[test]
 fn gradients_are_averaged_by_all_reduce_and_division() {
-    // 001: all_reduce per parameter, then divide by the world size; the same as Avg.
+    // 001: all_reduce per parameter, then a division by the world size, which is the same as Avg.
     threads(Wiring::Shm, 4, |comm| {
         let gradient: Vec<f32> = (0..10).map(|index| (comm.rank() * 4 + index) as f32).collect();
         let (mut summed, mut averaged) = (gradient.clone(), gradient);
@@ -416,7 +420,8 @@ fn all_reduce_is_reduce_scatter_and_all_gather() {
 
 #[test]
 fn everyone_leaves_a_barrier_when_the_slowest_arrives() {
-    // 003 sleeps for 0, 1 and 2 s and sees 2.0025 s everywhere; here the slowest waits for a word from the test instead.
+    // 003 sleeps for 0, 1 and 2 s and sees 2.0025 s everywhere. Here the slowest waits for a signal from rank 0
+    // instead.
     for wiring in Wiring::ALL {
         let (release, released) = std::sync::mpsc::channel();
         let released = std::sync::Mutex::new(released);
@@ -442,10 +447,10 @@ fn a_monitored_barrier_names_who_is_missing_and_leaves_the_group_usable() {
     for wiring in Wiring::ALL {
         let store = MemoryStore::new();
         let errors = threads(wiring, 3, |comm| {
-            // Nobody is late because its thread has not begun.
+            // So that no rank is late because its thread has not begun.
             comm.barrier().unwrap();
             let outcome = if comm.rank() == 2 {
-                // Late on purpose: comes once the others have given up.
+                // Late on purpose: this rank comes after the others have given up.
                 store.wait(&["given up"], WAIT).unwrap();
                 comm.monitored_barrier(WAIT)
             } else {
@@ -546,7 +551,7 @@ fn an_op_that_does_not_commute_is_folded_in_rank_order() {
     for wiring in Wiring::ALL {
         for ranks in [2, 3, 5, 8] {
             let got = threads(wiring, ranks, |comm| {
-                // Affine maps under composition: associative, not commutative.
+                // Affine maps under composition, which is associative but not commutative.
                 let op = CustomOp::ordered("compose", |into: &mut [[u64; 2]], from: &[[u64; 2]]| {
                     for (a, b) in into.iter_mut().zip(from) {
                         *a = [a[0].wrapping_mul(b[0]), a[1].wrapping_mul(b[0]).wrapping_add(b[1])];
@@ -575,7 +580,7 @@ fn a_list_of_parameters_is_reduced_in_one_call() {
     });
 }
 
-/// Ranks that are processes, by the launcher's variables with the default port left out of the environment.
+/// Starts ranks as processes from the launcher's variables, without a port in the environment.
 #[test]
 fn a_missing_variable_is_named() {
     const NAME: &str = "articles::a_missing_variable_is_named";

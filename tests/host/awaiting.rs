@@ -1,4 +1,4 @@
-//! Started calls that are awaited, waited for together, and that call back.
+//! Started calls that are awaited, waited for together, and that run callbacks.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -53,7 +53,7 @@ fn two_communicators_are_awaited_in_any_order() {
         threads(wiring, 2, |first| {
             let second = first.duplicate().unwrap();
             let start = |comm: &Communicator| comm.start_all_reduce(vec![1_u8; 10], ReduceOp::Sum).unwrap();
-            // Rank 1 starts the other way round: each communicator has an order of its own.
+            // Rank 1 starts them in the opposite order, since each communicator has its own order.
             let (a, b) = if first.rank() == 0 {
                 (start(first), start(&second))
             } else {
@@ -110,14 +110,15 @@ fn callbacks_may_panic_and_may_call_the_communicator() {
             work.on_end(|| panic!("a callback that panics"));
             let (again, clone) = (sender.clone(), comm.clone());
             work.on_end(move || {
-                // From within the call's end a collective is refused or done; a started one takes its place in the order.
+                // In the callback of a call's end, a collective may be refused. A started one takes its place in the
+                // order.
                 let _ = clone.flight_recorder().records();
                 again.send(clone.start_all_reduce(vec![2_u8], ReduceOp::Sum)).unwrap();
             });
             assert_eq!(work.wait().unwrap(), [2; 100]);
             let next = said.recv_timeout(Duration::from_secs(20)).unwrap();
             assert_eq!(next.unwrap().wait().unwrap(), [4]);
-            // One that has ended calls back at once.
+            // If the call has already ended, its callback runs at once.
             let ended = comm.start_broadcast(vec![1_u8], 0).unwrap();
             while !ended.is_done() {
                 std::thread::yield_now();
@@ -133,7 +134,7 @@ fn the_first_of_many_is_found() {
     for wiring in WIRINGS {
         threads(wiring, 3, |comm| {
             if comm.rank() != 0 {
-                // One after the other, each when the one before was seen.
+                // One after the other, each after rank 0 has seen the one before.
                 comm.recv(&mut 0_u8, 0).unwrap();
                 return comm.send(&(comm.rank() as u8), 0).unwrap();
             }
@@ -164,7 +165,7 @@ fn the_first_of_many_is_found() {
 
 #[test]
 fn many_tasks_share_one_thread() {
-    /// Tasks in turns, those that were woken.
+    /// Wakes one of the tasks, which run in turns after they are woken.
     struct Task(usize, Arc<Mutex<Vec<usize>>>, std::thread::Thread);
 
     impl Wake for Task {

@@ -1,5 +1,5 @@
-//! Calls that go on in the background: their results, their order, and what becomes of them when their handle or their
-//! communicator goes.
+//! Calls in the background: their results, their order, and what happens when their handle or their communicator is
+//! dropped.
 
 #![expect(unsafe_code, reason = "memory that other code owns")]
 
@@ -25,32 +25,32 @@ const LONG: usize = 1 << 20;
 /// Long enough for anything that is not stuck.
 const PATIENCE: Duration = patience(20);
 
-/// What rank `rank` contributes to call number `call`.
+/// Returns what `rank` contributes to call number `call`.
 fn contribution(call: usize, rank: usize, count: usize) -> Vec<u64> {
     (0..count).map(|index| hash(SEED + call as u64, rank, index)).collect()
 }
 
-/// The sum of all ranks' contributions.
+/// Returns the sum of all ranks' contributions.
 fn sums(call: usize, ranks: usize, count: usize) -> Vec<u64> {
     (0..count).map(|index| (0..ranks).fold(0_u64, |sum, rank| sum.wrapping_add(hash(SEED + call as u64, rank, index)))).collect()
 }
 
-/// Each rank's own block of the contribution of `from`.
+/// Returns each rank's own block of the contribution of `from`.
 fn block(call: usize, from: usize, of: usize, count: usize, ranks: usize) -> Vec<u64> {
     contribution(call, from, count * ranks)[of * count..(of + 1) * count].to_vec()
 }
 
-/// A permutation that is another one on each rank.
+/// Shuffles the items in an order that differs between ranks.
 fn shuffle<T>(items: &mut [T], rank: usize) {
     for last in (1..items.len()).rev() {
         items.swap(last, hash(SEED, rank, last) as usize % (last + 1));
     }
 }
 
-/// A started call that is waited for and checked later.
+/// The check of a started call, which waits for it first.
 type Check<'a> = Box<dyn FnOnce() + 'a>;
 
-/// Starts one call of every kind, numbered from `call`; the checks in the order of the starts.
+/// Starts one call of every kind, numbered from `call`. Returns their checks in the order of the starts.
 fn start_every_kind<'a>(comm: &'a Communicator, call: usize, count: usize) -> Vec<Check<'a>> {
     let (n, me) = (comm.world_size(), comm.rank());
     let root = call % n;
@@ -183,7 +183,7 @@ fn a_call_ends_in_the_background_without_anyone_waiting() {
             }
             assert_eq!(reduction.wait().unwrap(), [3; 50_000]);
             assert_eq!(receive.wait().unwrap().0, vec![previous as u8; 300_000]);
-            // Every rank looks until its own have ended, and its own need the others.
+            // Each rank polls until its own calls have ended, and these need the other ranks.
             comm.barrier().unwrap();
             drop(send);
         });
@@ -199,7 +199,7 @@ fn a_dropped_or_leaked_handle_lets_the_call_go_on() {
                 drop(comm.start_all_reduce(vec![1_i32; count], ReduceOp::Sum).unwrap());
                 std::mem::forget(comm.start_all_gather(vec![1_i32; count * 3]).unwrap());
                 drop(comm.start_barrier().unwrap());
-                // The first message goes to a receive that nobody waits for, the second to one that is leaked.
+                // The first message goes to a dropped receive, the second to one that is leaked.
                 drop(comm.start_recv(vec![0_i32; count], previous).unwrap());
                 std::mem::forget(comm.start_recv(vec![0_i32; count], previous).unwrap());
                 drop(comm.start_send(vec![1_i32; count], next).unwrap());
@@ -230,7 +230,7 @@ fn a_handle_outlives_its_communicator() {
         for (rank, (reduction, send, receive, in_vain)) in works.into_iter().enumerate() {
             assert_eq!(reduction.wait().unwrap(), [3; 40_000]);
             assert_eq!(send.wait().unwrap(), [rank as u64; 2000]);
-            // Whether it came before the communicator went is open, but not what it holds.
+            // The message may not have come before the communicator closed. If it has, its content is known.
             if let Ok((buffer, _)) = receive.wait() {
                 assert_eq!(buffer, [(rank as u64 + 2) % 3; 2000]);
             }
@@ -251,7 +251,7 @@ fn a_dropped_communicator_waits_for_its_started_calls() {
 #[test]
 fn a_dropped_communicator_delivers_its_pending_sends() {
     for wiring in Wiring::ALL {
-        // On open links: rank 0 is gone before anyone receives. On links that this opens: while they receive.
+        // On open links, rank 0 is gone before a rank receives. On links that this opens, it leaves while they receive.
         for is_open in [true, false] {
             let meeting = Meeting::new(3);
             each(communicators(wiring, 3), |comm| {
@@ -290,7 +290,7 @@ fn a_dropped_communicator_delivers_its_pending_sends() {
     }
 }
 
-/// An op that panics on rank 0, and nowhere else.
+/// Returns an op that panics on rank 0 only.
 fn brittle(comm: &Communicator) -> CustomOp<f32> {
     let rank = comm.rank();
     CustomOp::new("brittle", move |into: &mut [f32], from: &[f32]| {
@@ -299,8 +299,8 @@ fn brittle(comm: &Communicator) -> CustomOp<f32> {
     })
 }
 
-/// Makes a call whose op panics on rank 0. Every rank gets an error at once, from that call or, where it had all it needed, from the
-/// next one; although rank 0 does not touch its communicator again before all of them have.
+/// Makes a call whose op panics on rank 0. Every rank gets an error at once: from that call, or from the next one if
+/// the first had all it needed. Rank 0 does not touch its communicator again before all have the error.
 fn after_a_panic(wiring: Wiring, ranks: usize, count: usize, call: impl Fn(&Communicator, Vec<f32>) -> Result<()> + Sync) {
     let meeting = Meeting::new(ranks);
     threads(wiring, ranks, |comm| {
@@ -335,7 +335,7 @@ fn a_panic_in_an_op_ends_the_communicator_everywhere() {
 }
 
 thread_local! {
-    /// The communicator that an op on this thread gets hold of.
+    /// The communicator that an op on this thread uses.
     static MINE: RefCell<Option<Rc<Communicator>>> = const { RefCell::new(None) };
 }
 
@@ -373,7 +373,7 @@ fn an_op_in_the_background_that_calls_its_own_communicator_is_told_so() {
             let work = comm.lock().unwrap().start_all_reduce([1], &op).unwrap();
             assert_eq!(work.wait().unwrap(), [2]);
             comm.lock().unwrap().barrier().unwrap();
-            // The op holds the communicator, and would keep it alive on the thread that it may be dropped from last.
+            // The op holds the communicator, and would keep it alive on the thread that drops it last.
             drop(op);
             answers
         });
@@ -395,7 +395,7 @@ fn an_op_in_the_background_may_drop_its_own_communicator() {
             let comm = comm.lock().unwrap();
             comm.as_ref().unwrap().start_all_reduce([1], &op).unwrap()
         });
-        // It ends, well or not: a rank may see the other leave before it has everything.
+        // It ends with or without success: a rank may see the other leave before it has everything.
         works.into_iter().for_each(|mut work| match work.wait_deadline(PATIENCE) {
             Ok(Some(sum)) => assert_eq!(sum, [2]),
             Ok(None) => panic!("{wiring:?}: the call does not end"),
@@ -458,7 +458,8 @@ fn a_started_call_has_the_timeout_of_its_start() {
 fn a_communicator_is_used_on_another_thread_than_it_was_made_on() {
     for wiring in Wiring::ALL {
         each(communicators(wiring, 3), |comm| {
-            // Started here, waited for there; and the communicator goes on there, with the worker that was started here.
+            // The calls are started on this thread and waited for on the other. The communicator goes on there, with
+            // the worker that was started here.
             let works = [(); 3].map(|()| comm.start_all_reduce(vec![1_i32; 10_000], ReduceOp::Sum).unwrap());
             let (next, previous) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
             let send = comm.start_send([comm.rank() as u64], next).unwrap();
@@ -483,7 +484,7 @@ fn a_communicator_is_used_on_another_thread_than_it_was_made_on() {
 fn a_wait_ends_at_its_limit_while_another_thread_waits_for_a_message() {
     let mut comms = Communicator::local(2).unwrap();
     let (peer, comm) = (comms.pop().unwrap(), comms.pop().unwrap());
-    // Rank 0's first message comes when its second one has been waited for in vain, many times.
+    // Rank 0's first message comes after many waits for the second one have timed out.
     let mut second = comm.start_recv(vec![0_u8; 4], Envelope::rank(1).tag(2)).unwrap();
     let (done, told) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -506,15 +507,16 @@ fn a_wait_ends_at_its_limit_while_another_thread_waits_for_a_message() {
     });
 }
 
-/// The address space of this process, in bytes.
+/// Returns the size of this process's address space in bytes.
 fn address_space() -> u64 {
     let pages: u64 = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
     pages * rustix::param::page_size() as u64
 }
 
-/// Runs `body` while the system has no room for the stack of another thread.
+/// Runs `body` while the system has no memory for the stack of another thread.
 fn without_threads<R>(body: impl FnOnce() -> R) -> R {
-    // No stack of an earlier thread is left for the next one. Each of these has begun before the limit holds: a thread that begins needs memory, too.
+    // These threads take the stacks of earlier ones, so that none is left for the next. They begin before the limit
+    // holds, since a thread that begins needs memory too.
     let (all, end) = (Arc::new(Barrier::new(9)), Arc::new(Barrier::new(9)));
     let other = |(all, end): (Arc<Barrier>, Arc<Barrier>)| {
         std::thread::spawn(move || {
@@ -561,7 +563,7 @@ fn a_message_that_no_thread_can_be_had_for_is_not_begun_and_its_memory_is_free()
                     }
                 });
                 met.meet();
-                // The memory is the program's again: what comes goes where it is received.
+                // The memory belongs to the program again: the message goes to where it is received.
                 let mut x = [0_u8];
                 comm.recv(&mut x, 1).unwrap();
                 assert_eq!(x, [1]);

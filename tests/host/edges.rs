@@ -1,4 +1,5 @@
-//! The edges of the public face: odd types and sizes, panics, limits, and communicators that part ways.
+//! Edge cases of the public API: odd types and sizes, panics, limits, and communicators that ranks leave at different
+//! times.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,7 +12,7 @@ use crate::common::ranks::{Meeting, Wiring, free_port, threads, threads_with};
 
 use collectives::{Communicator, CustomOp, Data, Envelope, Error, ReduceOp, Result};
 
-/// Plain data with an alignment of its own, and a sum of it.
+/// Defines plain data with an alignment of its own, and a sum of it.
 macro_rules! aligned {
     ($name:ident, $align:literal) => {
         #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,7 +20,7 @@ macro_rules! aligned {
         struct $name([u64; $align / 8]);
 
         #[expect(unsafe_code, reason = "plain data of the test's own")]
-        // SAFETY: integers, which fill the alignment: no padding, and any bytes are a value.
+        // SAFETY: integers that fill the alignment, so there is no padding, and any bytes are a value.
         unsafe impl Data for $name {}
 
         impl $name {
@@ -97,7 +98,7 @@ fn arrays_of_truth_values_meet_no_other_arrays() {
                 0 => comm.send(&vec![[7_u8; 4]], 1),
                 _ => Err(comm.recv(&mut x, 0).unwrap_err()),
             };
-            // The sender of a short message is done before anyone has looked at it.
+            // The sender of a short message has finished before its receiver checks it.
             assert!(comm.rank() == 0 || matches!(result, Err(Error::Message { .. })), "{result:?}");
             comm.barrier().unwrap();
         });
@@ -119,7 +120,7 @@ fn an_op_in_rank_order_meets_none_of_the_same_name_that_is_not() {
 #[test]
 fn a_panic_in_an_op_is_told_to_the_others_at_once() {
     for wiring in Wiring::ALL {
-        // The rank keeps its communicator and does nothing with it until the others have heard.
+        // Rank 0 keeps its communicator, without using it, until the others have the error.
         let everyone = std::sync::Barrier::new(3);
         let seen = threads(wiring, 3, |comm| {
             let culprit = comm.rank() == 0;

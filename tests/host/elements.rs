@@ -4,11 +4,11 @@ use collectives::{Communicator, CustomOp, DType, Element, ReduceOp};
 
 use crate::common::ranks::{Wiring, threads};
 
-/// Types as a program has them that allows no unsafe code.
+/// Types of a program that allows no unsafe code.
 mod wrappers {
     #![forbid(unsafe_code)]
 
-    /// A wrapper, as a crate of the program's would have it.
+    /// A wrapper, as a crate of the program might define it.
     #[derive(Debug, Clone, Copy, PartialEq, Default)]
     pub(crate) struct Meters(pub(crate) f64);
     collectives::element!(Meters(f64));
@@ -48,7 +48,7 @@ fn wrappers_are_reduced_and_moved_as_their_fields_are() {
     for wiring in [Wiring::Shm, Wiring::Tcp, Wiring::Pairs] {
         threads(wiring, 3, |comm| {
             let me = comm.rank() as f64;
-            // One rank knows the field alone.
+            // Rank 1 uses the type of the field.
             let (mut meters, mut numbers) = (vec![Meters(me + 1.0); 1000], vec![me + 1.0; 1000]);
             match comm.rank() {
                 1 => comm.all_reduce(&mut numbers, ReduceOp::Avg).unwrap(),
@@ -94,7 +94,7 @@ fn ops_of_wrappers() {
 mod float8_crate {
     use super::{Communicator, DType, ReduceOp, Wiring, is_an_element, threads};
 
-    /// The bits that both mean the same by: all, but that a NaN is one whatever its bits are.
+    /// Both crates map every byte to the same value. NaNs may differ in their bits.
     #[test]
     fn every_byte_means_the_same_in_both_crates() {
         is_an_element::<float8::F8E4M3>(DType::F8E4M3);
@@ -111,7 +111,7 @@ mod float8_crate {
     fn sums(comm: &Communicator) {
         let (theirs, ours) = ([float8::F8E4M3::from_f32(1.5); 9], [collectives::F8E4M3::from_f32(1.5); 9]);
         let (mut theirs, mut ours) = (theirs, ours);
-        // Ranks agree whichever they have.
+        // The ranks agree whichever type each of them uses.
         match comm.rank() {
             0 => comm.all_reduce(&mut theirs, ReduceOp::Sum).unwrap(),
             _ => comm.all_reduce(&mut ours, ReduceOp::Sum).unwrap(),

@@ -1,4 +1,5 @@
-//! The flight recorder: what it has of calls that are over and of calls that are stuck. `collperf/tests/collperf/hang.rs` has what is made of its records.
+//! The flight recorder: its records of calls that have ended and of calls that are stuck.
+//! `collperf/tests/collperf/hang.rs` checks what is made of the records.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -31,7 +32,7 @@ fn a_stuck_call_is_seen_from_another_thread_on_every_wiring() {
         let (go, wait) = channel::<()>();
         let wait = Mutex::new(wait);
         std::thread::scope(|scope| {
-            // Dropped where this fails, so that rank 1 goes on.
+            // Dropped if this fails, so that rank 1 goes on.
             let go = go;
             let ranks = scope.spawn(|| {
                 each(comms, |comm| {
@@ -93,7 +94,7 @@ fn a_recorder_that_is_switched_off_keeps_nothing() {
     assert_eq!(kept.unwrap(), [0, 0]);
 }
 
-/// What a thread was warned of.
+/// The warnings that a thread received.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -148,7 +149,7 @@ fn a_call_that_does_not_end_is_warned_of_once_before_its_deadline() {
                 assert!(comm.recv(&mut [0_u8], 1).is_err());
             });
             drop(come);
-            // That the calls failed in the end is told as well.
+            // There is also an event when the calls fail in the end.
             let said: Vec<_> = warnings.0.lock().unwrap().iter().filter(|said| said.contains("still waiting")).cloned().collect();
             let of_barrier: Vec<_> = said.iter().filter(|said| said.contains("barrier() number 1")).collect();
             assert_eq!(of_barrier.len(), 1, "{transport:?}: {said:?}");

@@ -1,4 +1,5 @@
-//! The rule of forms: every collective in place and into, blocking, started and in a group; and the guide's table of them.
+//! The rule of forms: every collective in place and into another buffer, blocking, started and in a group. Also checks
+//! the guide's table of them.
 
 use crate::common::forms::every_form;
 use crate::common::ranks::{Wiring, threads};
@@ -14,7 +15,7 @@ fn every_form_gives_what_the_blocking_one_gives() {
     }
 }
 
-/// The names of public methods of a type in these files.
+/// Returns the names of a type's public methods in these files.
 fn methods(of: &str, files: &[&str]) -> Vec<String> {
     let mut names = Vec::new();
     for file in files {

@@ -1,6 +1,7 @@
-//! Buffers of `alloc` that other ranks read where they lie: what a rank that failed does to its own, and what those see who read it still.
+//! Buffers of `alloc` that other ranks read in place. A rank that failed changes its own buffers while other ranks
+//! still read them.
 
-// There ranks share one mapping, so a rank that fails waits for those who read its buffers, and here these wait for it.
+// With one mapping, a failed rank waits for the ranks that read its buffers, and here those wait for it.
 
 use std::borrow::Borrow;
 use std::io::{Read, Write};
@@ -15,9 +16,10 @@ use crate::common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, e
 
 use collectives::{Communicator, CustomOp, ReduceOp, Result, SharedBuffer};
 
-/// Elements of a rank's block: several of the blocks in which a custom op is called.
+/// Elements of a rank's block: several times the block in which a custom op is called.
 const BLOCK: usize = 50_000;
-/// What the rank that reads has in its buffer, what the one that fails has in its own, and what that writes there once it has failed.
+/// The elements in the reading rank's buffer (`OWN`), in the failing rank's (`LENT`), and what that rank writes after
+/// it has failed (`WRITTEN`).
 const OWN: u32 = 0x1111_1111;
 const LENT: u32 = 0x2222_2222;
 const WRITTEN: u32 = 0x4444_4444;
@@ -38,18 +40,18 @@ enum Then {
     DropsItsCommunicatorToo,
 }
 
-/// The call in which it does.
+/// The call in which it fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     ReduceScatter,
     AllReduce,
-    /// Both buffers are lent: sums are fetched from where they were folded to.
+    /// Both buffers are lent, since sums are fetched from where they were written.
     AllReduceInto,
     /// In the background, so that the worker drops the buffer.
     Started,
 }
 
-/// A connection between the two ranks, whichever process they are in.
+/// A connection between the two ranks, which may be in different processes.
 struct Line(TcpStream);
 
 impl Line {
@@ -74,7 +76,7 @@ impl Line {
     }
 }
 
-/// The first connection to come, in time.
+/// Returns the first connection. Panics if none comes in time.
 fn accept(listener: &TcpListener) -> TcpStream {
     listener.set_nonblocking(true).unwrap();
     let mut stream = None;
@@ -85,7 +87,7 @@ fn accept(listener: &TcpListener) -> TcpStream {
     stream.unwrap().0
 }
 
-/// A rank's buffers: what it lends, and room for sums.
+/// A rank's buffers: the one that it lends, and the one for sums.
 struct Buffers {
     lent: Option<SharedBuffer<u32>>,
     sums: SharedBuffer<u32>,
@@ -110,12 +112,13 @@ impl Buffers {
     }
 }
 
-/// Rank 0: its op says that it holds its inputs, waits until rank 1 has failed and done what it does, and looks at them again.
+/// Runs rank 0. Its op reports that it holds its inputs, waits until rank 1 has failed and acted, and checks its inputs
+/// again.
 fn read(comm: &Communicator, way: Way, block: usize) -> Buffers {
     let line = Line::between(comm);
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
-    // Inputs come in rank order: what is folded so far is this rank's own, and `from` lies in rank 1's buffer.
+    // Inputs come in rank order: `into` is this rank's own, and `from` lies in rank 1's buffer.
     let op = CustomOp::new("sum", move |into: &mut [u32], from: &[u32]| {
         let before = from.to_vec();
         if counted.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -134,7 +137,7 @@ fn read(comm: &Communicator, way: Way, block: usize) -> Buffers {
     buffers
 }
 
-/// Rank 1: once rank 0's op holds its inputs, it fails, and has its buffer back. Gives back what is not dropped.
+/// Runs rank 1. It fails once rank 0's op holds its inputs, and gets its buffer back. Returns what is not dropped.
 fn fail<C: Borrow<Communicator>>(rank: C, way: Way, failure: Failure, then: Then, block: usize) -> Option<(C, Buffers)> {
     let comm: &Communicator = rank.borrow();
     let line = Arc::new(Line::between(comm));
@@ -148,7 +151,7 @@ fn fail<C: Borrow<Communicator>>(rank: C, way: Way, failure: Failure, then: Then
         if calls.fetch_add(1, Ordering::Relaxed) == 0 {
             told.hear();
             match failure {
-                // It waits for rank 0 once it has folded its own share.
+                // It waits for rank 0 after it has reduced its own share.
                 Failure::TimesOut => {}
                 Failure::IsAborted => abort.abort(),
                 Failure::PanicsInItsOp => panic!("as the test wants it"),
@@ -183,7 +186,7 @@ fn fail<C: Borrow<Communicator>>(rank: C, way: Way, failure: Failure, then: Then
     kept
 }
 
-/// Both ranks as threads.
+/// Runs both ranks as threads.
 fn among_threads(way: Way, failure: Failure, then: Then) {
     each(communicators(Wiring::Shm, 2), |comm| match comm.rank() {
         0 => drop(read(&comm, way, BLOCK)),
@@ -191,7 +194,7 @@ fn among_threads(way: Way, failure: Failure, then: Then) {
     });
 }
 
-/// Both ranks as processes, in a communicator beside the first one, which goes on.
+/// Runs both ranks as processes, on a duplicate of a communicator that stays usable.
 fn among_processes(name: &str, way: Way, failure: Failure, then: Then) {
     processes(name, Wiring::Shm, 2, |comm| {
         let beside = comm.duplicate()?;
@@ -275,7 +278,7 @@ fn buffers_of_a_failed_call_leave_nothing_behind() {
         let read_file = |path: &str| std::fs::read_to_string(path).unwrap();
         let mapped = || read_file("/proc/self/maps").matches("collectives-buffer").count();
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-        // Of memory in files, and of a process's own.
+        // The memory in files, and the process's private memory.
         let resident = || {
             ["RssShmem:", "RssAnon:"].map(|name| {
                 let status = read_file("/proc/self/status");
@@ -294,7 +297,7 @@ fn buffers_of_a_failed_call_leave_nothing_behind() {
             }
             let (comm, buffers) = fail(comm, way, Failure::IsAborted, Then::WritesToItsBuffers, LARGE).unwrap();
             meeting.meet();
-            // Of two buffers of 16 MiB the call had lent one, to which it has written since.
+            // One of two buffers of 16 MiB was lent to the call and has been written to since.
             let [_, own] = resident();
             assert!(own >= before[1] + (16 << 20), "{own} B after {before:?}");
             drop(buffers);

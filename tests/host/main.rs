@@ -1,4 +1,4 @@
-//! The host backend by what programs see of it: collectives, messages, objects, buffers, threads and records.
+//! The public behaviour of the host backend: collectives, messages, objects, buffers, threads and records.
 
 #![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test fails by panicking, and says what it needs where it needs it")]
 

@@ -1,5 +1,5 @@
-//! Several buffers in one call, and lists of buffers for each rank: against plain calls and against what is known, in every wiring; and what
-//! ranks that differ are told.
+//! Several buffers in one call, and lists of buffers for each rank, in every wiring. Results are compared with plain
+//! calls and with known values. Also checks the errors if ranks differ.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::common::ranks::{Wiring, threads, threads_with};
 use collectives::observe::{CallReport, Observer};
 use collectives::{Buffer, BufferMut, Communicator, Config, Data, Error, ReduceOp};
 
-/// What a rank has at a place of a buffer.
+/// Returns a rank's element at a place of a buffer.
 fn number(seed: u64, rank: usize, buffer: usize, place: usize) -> u64 {
     hash(seed + buffer as u64, rank, place)
 }
@@ -19,7 +19,7 @@ fn buffers(seed: u64, rank: usize, lengths: &[usize], blocks: usize) -> Vec<Vec<
     lengths.iter().enumerate().map(one).collect()
 }
 
-/// The sum of all ranks' contributions.
+/// Returns the sum of all ranks' contributions.
 fn sums(seed: u64, ranks: usize, lengths: &[usize], blocks: usize) -> Vec<Vec<u64>> {
     let mut sums = buffers(seed, 0, lengths, blocks);
     for rank in 1..ranks {
@@ -30,7 +30,7 @@ fn sums(seed: u64, ranks: usize, lengths: &[usize], blocks: usize) -> Vec<Vec<u6
     sums
 }
 
-/// Block `rank` of each buffer.
+/// Returns block `rank` of each buffer.
 fn block(whole: &[Vec<u64>], rank: usize, lengths: &[usize]) -> Vec<Vec<u64>> {
     whole.iter().zip(lengths).map(|(whole, length)| whole[rank * length..(rank + 1) * length].to_vec()).collect()
 }
@@ -39,7 +39,7 @@ fn zeros(lengths: &[usize], blocks: usize) -> Vec<Vec<u64>> {
     lengths.iter().map(|length| vec![0; length * blocks]).collect()
 }
 
-/// Every call on several buffers, against numbers that are added here.
+/// Checks every call on several buffers against sums computed here.
 fn check_many(comm: &Communicator, seed: u64, lengths: &[usize]) {
     let (n, me) = (comm.world_size(), comm.rank());
     let said = format!("rank {me} of {n}, seed {seed}, lengths {lengths:?}");
@@ -63,7 +63,8 @@ fn check_many(comm: &Communicator, seed: u64, lengths: &[usize]) {
 
 #[test]
 fn several_buffers_get_what_each_would_get() {
-    // Around what is joined inside a host and between hosts, and more of them than go into one call.
+    // Lengths around the limits below which buffers are joined, inside a host and between hosts, and more buffers than
+    // fit into one call.
     let lists: [&[usize]; 7] = [&[], &[0], &[1], &[0, 0, 3], &[5, 3, 0, 2047, 2048, 2049, 1], &[8191, 8192, 8193, 20_000, 7], &[8192; 40]];
     for wiring in Wiring::ALL {
         for n in [1, 2, 3, 5] {
@@ -88,7 +89,7 @@ fn buffers_of_any_kind_go_together() {
         let (mut first, mut second) = (vec![me; 3], [me, 1.0]);
         comm.all_reduce_many(&mut [&mut first[..], &mut second], ReduceOp::Avg).unwrap();
         assert_eq!((first, second), (vec![1.0; 3], [1.0, 1.0]));
-        // A contribution that is multiplied first, truth values, and windows.
+        // Contributions with a scalar, `bool` values, and windows.
         let mut scaled = [[me], [me + 1.0]];
         comm.all_reduce_many(&mut scaled, ReduceOp::PreMulSum(2.0)).unwrap();
         assert_eq!(scaled, [[6.0], [12.0]]);
@@ -102,7 +103,7 @@ fn buffers_of_any_kind_go_together() {
     });
 }
 
-/// Names and bytes of the collectives that a rank is told of.
+/// The names and bytes of the collectives that a rank's observer receives.
 #[derive(Debug, Default)]
 struct Heard(std::sync::Mutex<Vec<(String, u64)>>);
 
@@ -134,7 +135,7 @@ fn a_hundred_small_buffers_are_one_call() {
                         comm.all_reduce_many(&mut small, ReduceOp::Sum).unwrap();
                     }
                     assert!(small.iter().flatten().all(|number| *number == 3));
-                    // A large one is not copied: it is a call of its own, and the small ones are one.
+                    // The large buffer is not copied and becomes a separate call. The small ones form one call.
                     let mut mixed = [vec![1_u32; 3], vec![1; 1 << 20], vec![1; 5]];
                     comm.all_reduce_many(&mut mixed, ReduceOp::Sum).unwrap();
                     assert!(mixed.iter().flatten().all(|number| *number == 3));
@@ -151,7 +152,7 @@ fn a_hundred_small_buffers_are_one_call() {
     }
 }
 
-/// Has rank 1 make another call than the rest: everyone gets a mismatch in these words, and `T`s that are left as they were.
+/// Lets rank 1 make a different call. All ranks must get a mismatch with these words, and their `T`s stay unchanged.
 fn differing<T: Data + PartialEq + std::fmt::Debug>(
     words: &str,
     make: impl Fn(&Communicator, bool, &mut Vec<Vec<T>>) -> collectives::Result<()> + Sync,
@@ -172,7 +173,7 @@ fn differing<T: Data + PartialEq + std::fmt::Debug>(
 fn ranks_with_other_lists_are_told_and_nothing_is_written() {
     let given = vec![vec![7_u32; 3], vec![8; 5], vec![9; 30_000]];
     let sum = ReduceOp::Sum;
-    // The same sum of lengths in another order, one more, one less, none.
+    // The same sum of lengths in another order, one buffer more, one less, and none.
     differing(
         "all_reduce_many(sum, u32, lengths #",
         |comm, other, list| {
@@ -203,14 +204,14 @@ fn ranks_with_other_lists_are_told_and_nothing_is_written() {
         },
         &given,
     );
-    // Lengths that are joined here and not there.
+    // Lengths that rank 1 does not join and the other ranks do.
     differing(
         "all_reduce_many",
         |comm, other, list| if other { comm.all_reduce_many(&mut list[2..], sum) } else { comm.all_reduce_many(&mut list[..2], sum) },
         &given,
     );
     differing("root and lengths #", |comm, other, list| comm.broadcast_many(list, usize::from(other)), &given);
-    // One buffer by itself is another call, and so is another op.
+    // A call on one buffer differs from this one, and so does another op.
     differing(
         "all_reduce(sum, u32, count 3)",
         |comm, other, list| if other { comm.all_reduce(&mut list[0], sum) } else { comm.all_reduce_many(&mut list[..1], sum) },
@@ -258,8 +259,8 @@ fn what_cannot_be_is_refused_and_harms_nobody() {
     });
 }
 
-/// The calls with lists, with lengths for each pair, against what each rank is known to have. Ranks of odd numbers pass one buffer where
-/// they can: it is the same call.
+/// Checks the calls with lists, with lengths for each pair, against the known contributions of the ranks. Odd ranks
+/// pass one buffer if possible, which is the same call.
 fn check_lists<T: Data + PartialEq + std::fmt::Debug>(comm: &Communicator, seed: u64, value: impl Fn(u64) -> T) {
     let (n, me) = (comm.world_size(), comm.rank());
     let said = format!("rank {me} of {n}, seed {seed}");
@@ -325,7 +326,7 @@ fn blocks_of_another_length_are_an_error_on_both_ends() {
             });
             let root = errors[0].as_ref().unwrap_err();
             assert!(root.contains("rank 1") && root.contains("gather_v"), "{wiring:?} {sent} {expected}: {root}");
-            // Whoever had sent already hears of it in its next call.
+            // A rank that had already sent gets the error in its next call.
             println!("{wiring:?} {sent} {expected}: {errors:?}");
         }
     }
@@ -368,7 +369,7 @@ fn one_call_on_several_buffers_is_one_turn() {
     });
 }
 
-/// A buffer of either trait is enough.
+/// Takes buffers of either trait.
 #[allow(dead_code, reason = "it is compiled")]
 fn takes_any<S: Buffer, D: BufferMut<Element = S::Element>>(
     comm: &Communicator,

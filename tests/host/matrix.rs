@@ -5,10 +5,10 @@ use crate::common::ranks::{Wiring, processes, threads};
 
 use collectives::{ReduceOp, bf16};
 
-/// A fixed start of the inputs; every failure prints what it used.
+/// The fixed seed of the inputs. Every failure prints the seed it used.
 const SEED: u64 = 0x5eed;
 
-/// The counts that every op and type is tried at.
+/// The counts at which every op and type is checked.
 const COUNTS: [usize; 3] = [0, 1, 13];
 
 /// Enough elements that blocks span chunks and segments on every path.
@@ -16,7 +16,7 @@ const LARGE: usize = 150_001;
 
 fn all_sizes(wiring: Wiring) {
     for world_size in [1, 2, 3, 4, 5, 6, 7, 8, 13] {
-        // The whole matrix at three sizes; at the others the sizes' own difficulties.
+        // The whole matrix at three sizes. At the others, one count is enough for what is special to the size.
         let counts: &[usize] = if [1, 3, 4].contains(&world_size) { &COUNTS } else { &COUNTS[2..] };
         threads(wiring, world_size, |comm| everything(comm, counts, SEED + world_size as u64));
     }

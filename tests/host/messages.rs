@@ -1,4 +1,5 @@
-//! Messages of every size and in every constellation: none, too long, of another type, to oneself, crossing, in bursts, from anyone.
+//! Messages of every size and in every situation: empty, too long, of another type, to the rank itself, crossing, in
+//! bursts, and from any rank.
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +10,15 @@ use collectives::{Communicator, Envelope, Error, Received, ReduceOp};
 
 const SEED: u64 = 0x3e55;
 
-/// What is sent at once, and what waits for its receive: on both sides of 64 KiB; and much.
+/// Sizes on both sides of 64 KiB, up to which a message is sent at once, and large ones, which wait for their receive.
 const SIZES: [usize; 8] = [0, 1, 1000, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 100_003, (3 << 20) + 1];
 
-/// A message's bytes, other ones for each pair and number.
+/// Returns a message's bytes, which differ for each pair and number.
 fn bytes(from: usize, to: usize, number: usize, length: usize) -> Vec<u8> {
     (0..length.div_ceil(8)).flat_map(|at| hash(SEED + number as u64, from * 64 + to, at).to_le_bytes()).take(length).collect()
 }
 
-/// That the communicator works on, for messages and for collectives.
+/// Checks that the communicator still works, for messages and for collectives.
 fn assert_usable(comm: &Communicator) {
     let (n, me) = (comm.world_size(), comm.rank());
     let mut theirs = [0_u64];
@@ -69,12 +70,12 @@ fn counts_are_of_elements() {
     });
 }
 
-/// Whether a sender of so many bytes hears that its message did not fit.
+/// Whether the sender of `size` bytes gets an error if its message did not fit.
 fn is_announced(size: usize) -> bool {
     size > 64 << 10
 }
 
-/// Checks the error of one end, which names the other.
+/// Checks the error of one end, which names the other end.
 #[track_caller]
 fn assert_unfit(error: &Error, other: usize) {
     assert!(matches!(error, Error::Message { .. }) && error.is_mismatch() && !error.is_poisoned(), "{error}");
@@ -99,7 +100,7 @@ fn a_message_that_is_too_long_concerns_its_two_ends_only() {
                     assert_unfit(&error, 0);
                     assert!(error.to_string().contains(&format!("{size} B")), "{error}");
                     assert!(short.iter().all(|byte| *byte == 9), "the buffer was touched");
-                    // The message is used up, and the next one is the next one.
+                    // The message is used up, so the next receive gets the next one.
                     let mut whole = vec![0_u8; size];
                     comm.recv(&mut whole, 0).unwrap();
                     assert!(whole.iter().all(|byte| *byte == 2), "{size}, {wiring:?}");
@@ -124,7 +125,7 @@ fn a_message_of_another_type_concerns_its_two_ends_only() {
                         }
                     }
                 } else {
-                    // As many bytes of the same size, but they mean something else.
+                    // As many bytes per element, but of a different type.
                     let mut x = vec![7_i32; count];
                     let error = comm.recv(&mut x, 0).expect_err("another type");
                     assert_unfit(&error, 0);
@@ -150,7 +151,8 @@ fn opposite_large_sends_in_one_group() {
                 let mut incoming = vec![vec![0; size]; peers.len()];
                 let received = comm
                     .group(|group| {
-                        // Sends first: one after the other they would wait for receives that come later.
+                        // Sends come first. If they ran one after the other, they would wait for receives that come
+                        // later.
                         peers.iter().zip(&outgoing).try_for_each(|(to, message)| group.send(message, *to))?;
                         peers.iter().zip(&mut incoming).try_for_each(|(from, buffer)| group.recv(buffer, *from))
                     })
@@ -205,7 +207,7 @@ fn nothing_of_a_group_happens_where_its_closure_fails() {
                 group.send(&[1_u8], 2)
             });
             assert!(matches!(failed, Err(Error::InvalidArgument { .. })), "{failed:?}");
-            // Or a message would be in the way here, and a collective would not fit.
+            // Otherwise a message would be left over here, and a collective would be a mismatch.
             assert_usable(comm);
         });
     }
@@ -216,7 +218,7 @@ fn a_ring_of_thirteen() {
     for wiring in Wiring::ALL {
         threads(wiring, 13, |comm| {
             let (next, previous) = ((comm.rank() + 1) % 13, (comm.rank() + 12) % 13);
-            // Each rank's message goes all the way round.
+            // Each rank's message goes around the whole ring.
             let mut message = bytes(comm.rank(), 0, 2, 90_000);
             for step in 1..=13 {
                 let mut theirs = vec![0; message.len()];
@@ -249,7 +251,7 @@ fn nobody_is_kept_waiting_by_a_flood_from_someone_else() {
                     }
                     assert!(flood < 200_000, "rank 2 is not heard, {wiring:?}");
                 }
-                // The flood ends, and all of it comes.
+                // The flood ends, and all its messages arrive.
                 comm.send(&[1_u8], Envelope::rank(1).tag(STOP)).unwrap();
                 let mut sent = [0_u64];
                 comm.recv(&mut sent, Envelope::rank(1).tag(SENT)).unwrap();
@@ -328,11 +330,11 @@ fn messages_to_oneself() {
                     .unwrap();
                     assert!(buffer == message, "{size}");
                 }
-                // What does not fit concerns this rank twice.
+                // A message to the rank itself that does not fit is an error at both its ends.
                 let sending = comm.start_send([1_u8; 10], me).unwrap();
                 assert_unfit(&comm.recv(&mut [0_u8; 9], me).expect_err("too long"), me);
                 drop(sending);
-                // Nobody else could ever receive it, and its receive is told that it was given up.
+                // No other rank could receive it, and its receive learns that the send was given up.
                 comm.set_timeout(Duration::from_millis(20));
                 assert!(comm.send(&vec![0_u8; 1 << 20], me).expect_err("there is no receive").is_timeout());
                 let told = comm.recv(&mut [0_u8], me).expect_err("it was given up");
@@ -356,7 +358,7 @@ fn tags_keep_messages_apart_and_in_order() {
                 .collect();
             for tag in [2, 0, (1 << 63) - 1, 1] {
                 if tag > 2 {
-                    // The largest tag that can be.
+                    // The largest tag.
                     comm.send(&[tag], Envelope::rank(other).tag(tag)).unwrap();
                     let mut x = [0_u64];
                     assert_eq!(comm.recv(&mut x, Envelope::rank(other).tag(tag)).unwrap().tag, tag);
@@ -386,7 +388,7 @@ fn a_thousand_small_messages_each_way_at_once() {
                     assert_eq!(x, [number * 2 + other as u32; 20], "{wiring:?}");
                 }
             };
-            // In the background first, then by calls that return when the message is on its way.
+            // In the background first, then with calls that return once the message is on its way.
             let message = |number: u32| [number * 2 + comm.rank() as u32; 20];
             let works: Vec<_> = (0..1000).map(|number| comm.start_send(message(number), other).unwrap()).collect();
             receive_all();
@@ -402,7 +404,7 @@ fn what_nobody_receives_yet_is_buffered_within_bounds_and_holds_nobody_else_up()
     for wiring in Wiring::ALL {
         threads(wiring, 3, |comm| match comm.rank() {
             0 => {
-                // 48 MiB in short messages, of which a third of 64 MiB is buffered at most.
+                // 48 MiB in short messages. At most a third of 64 MiB is buffered.
                 let mut works: Vec<_> = (0..3072).map(|number| comm.start_send(vec![number as u8; 16 << 10], 1).unwrap()).collect();
                 let last = works.split_off(500);
                 works.into_iter().for_each(|work| assert_eq!(work.wait().unwrap().len(), 16 << 10));
@@ -430,7 +432,7 @@ fn what_nobody_receives_yet_is_buffered_within_bounds_and_holds_nobody_else_up()
 fn ranks_exchange_messages_while_others_are_in_a_collective() {
     for wiring in Wiring::ALL {
         threads(wiring, 4, |comm| {
-            // Of every pair of two of the ranks, the other two wait inside the barrier.
+            // Two of the ranks exchange messages while the other two wait in the barrier.
             for (a, b) in [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)] {
                 if [a, b].contains(&comm.rank()) {
                     let other = a + b - comm.rank();
@@ -476,7 +478,7 @@ const LONG: usize = 1 << 20;
 #[test]
 fn a_receive_is_told_at_once_that_its_sender_gave_up() {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
-        // Also on a link that the other rank has not seen yet.
+        // Also on a link that the other rank has not yet seen.
         for (started, is_open) in [(false, true), (true, true), (false, false), (true, false)] {
             let met = Meeting::new(2);
             threads(wiring, 2, |comm| {
@@ -497,14 +499,14 @@ fn a_receive_is_told_at_once_that_its_sender_gave_up() {
                     return met.meet();
                 }
                 met.meet();
-                // Its own deadline is a minute away.
+                // The receive's own deadline is a minute away.
                 let (began, mut x) = (Instant::now(), vec![0_u8; LONG]);
                 let error = comm.recv(&mut x, 0).unwrap_err();
                 assert!(began.elapsed() < patience(20), "{:?}", began.elapsed());
                 let words = error.to_string();
                 assert!(matches!(error, Error::Message { .. }) && words.contains("rank 0 gave up sending this message after"), "{words}");
                 assert!(x.iter().all(|byte| *byte == 0));
-                // The messages behind it are where they were.
+                // The messages behind it are not affected.
                 for (expected, count) in [(2, LONG), (3, 1)] {
                     assert_eq!((comm.recv(&mut x, Envelope::any()).unwrap().count, x[0]), (count, expected));
                 }
@@ -562,16 +564,16 @@ fn the_rest_of_a_message_whose_receive_gave_up_comes_in_while_its_rank_is_busy_e
                 let long = comm.start_send(bytes(1, 0, 0, BYTES), to(1)).unwrap();
                 comm.send(&[1_u8], to(2)).unwrap();
                 long.wait().unwrap();
-                // Nor does it keep those behind it from coming.
+                // It does not hold up later messages either.
                 (0..8).for_each(|number| comm.send(&bytes(1, 0, number, 1000), to(3)).unwrap());
                 return is_sent.meet();
             }
             comm.recv(&mut [0_u8], Envelope::rank(1).tag(2)).unwrap();
-            // It was announced before the other one came, so it has begun.
+            // It was announced before the short message came, so it has begun.
             let mut x = vec![0_u8; BYTES];
             let error = comm.recv(&mut x, Envelope::rank(1).tag(1).timeout(Duration::from_nanos(1))).unwrap_err();
             assert!(error.to_string().contains("it is kept for the next receive"), "{error}");
-            // No call moves messages on meanwhile.
+            // No call moves messages meanwhile.
             is_sent.meet();
             comm.recv(&mut x, Envelope::rank(1).tag(1)).unwrap();
             assert!(x == bytes(1, 0, 0, BYTES), "{wiring:?}");
@@ -590,7 +592,7 @@ fn a_message_that_went_out_before_a_late_receive_is_named_and_arrives() {
         threads(wiring, 2, |comm| {
             let other = 1 - comm.rank();
             let mut came = [0_u8];
-            // The first exchange opens the links; from the second on nothing is in the way of a send.
+            // The first exchange opens the links. From the second on, a send leaves without waiting.
             for number in 0..3_u8 {
                 let sent = comm.send_recv(&[number], other, &mut came, other).unwrap();
                 assert_eq!((sent.source, came), (other, [number]));
@@ -600,7 +602,7 @@ fn a_message_that_went_out_before_a_late_receive_is_named_and_arrives() {
                 assert!(error.is_timeout() && words.contains("tag 2; 1 of the 2 messages of this call had ended"), "{words}");
                 comm.recv(&mut came, Envelope::rank(other).tag(1)).unwrap();
                 assert_eq!(came, [number + 10]);
-                // Neither leaves, nor sends on, while the other one still waits.
+                // Neither rank leaves or sends more while the other still waits.
                 comm.barrier().unwrap();
             }
         });

@@ -1,8 +1,8 @@
-//! Machines without CUDA: everything works on host memory, and what is missing is said in words.
+//! Machines without CUDA: everything works in host memory, and errors name what is missing.
 
 use collectives::{Communicator, DeviceChoice, Error, ReduceOp};
 
-/// Whether a driver is there after all; says so.
+/// Whether a driver is installed. Prints a line if so.
 fn has_driver() -> bool {
     #[expect(unsafe_code, reason = "opens a library if there is one")]
     // SAFETY: nothing is called.

@@ -1,5 +1,5 @@
-//! Any serialisable value as a message (feature `serde`): of every size, from anyone, from several threads; too large, of the wrong type, and
-//! buffers in place of objects.
+//! Any serialisable value as a message (feature `serde`): of every size, from any rank, from several threads. Also
+//! values that are too large or of the wrong type, and buffers in place of objects.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 const SEED: u64 = 0x0b1e;
 
-/// Something that says of itself what it must hold.
+/// A value that determines its own content.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Parcel {
     from: usize,
@@ -25,14 +25,14 @@ struct Parcel {
 
 impl Parcel {
     fn new(from: usize, number: usize) -> Self {
-        // Empty, small, and on both sides of what is sent at once.
+        // Empty, small, and on both sides of the size up to which a message is sent at once.
         let length = [0, 10, 3000, 65_000, 66_000, 300_000][hash(SEED, from, number) as usize % 6];
         let content = (0..length).map(|at| hash(SEED + from as u64, number, at) as u8).collect();
         Self { from, number, content, end: (number % 2 == 1).then(|| format!("end of {number}")) }
     }
 }
 
-/// How many bytes a vector of bytes has in postcard: its length in groups of 7 bits, then itself.
+/// Returns the size of a byte vector in postcard: its length in groups of 7 bits, then its bytes.
 fn encoded(length: usize) -> usize {
     let mut groups = 1;
     while length >> (7 * groups) > 0 {
@@ -41,7 +41,7 @@ fn encoded(length: usize) -> usize {
     groups + length
 }
 
-/// That a communicator still works, for messages and for collectives.
+/// Checks that a communicator still works, for messages and for collectives.
 fn assert_usable(comm: &Communicator) {
     let (n, me) = (comm.world_size(), comm.rank());
     comm.send_object(&me, (me + 1) % n).unwrap();
@@ -60,7 +60,7 @@ fn values_of_every_size_go_round() {
                 for length in [0, 1, 127, 128, 65_533, 65_534, 65_536, 3 << 20] {
                     let value = |rank: usize| vec![rank as u8; length];
                     std::thread::scope(|scope| {
-                        // Large ones wait for their receive, one's own among them.
+                        // Large messages wait for their receive, including those to the rank itself.
                         scope.spawn(|| comm.send_object(&value(comm.rank()), Envelope::rank(next).tag(9)).unwrap());
                         let (got, received) = comm.recv_object::<Vec<u8>>(Envelope::rank(previous).tag(9)).unwrap();
                         assert!(got == value(previous), "{length} B, {wiring:?}");
@@ -133,7 +133,7 @@ fn whoever_does_not_send_in_time_is_named() {
 
 #[test]
 fn a_value_that_cannot_be_serialised_is_not_sent() {
-    /// No type that can be encoded.
+    /// A type that cannot be encoded.
     struct Stubborn;
     impl Serialize for Stubborn {
         fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
@@ -145,7 +145,7 @@ fn a_value_that_cannot_be_serialised_is_not_sent() {
             let error = comm.send_object(&Stubborn, 1).unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("send_object"), "{error}");
         }
-        // The first that arrives is what was sent next.
+        // The first message that arrives is the next one sent.
         assert_usable(comm);
     });
 }
@@ -160,7 +160,7 @@ fn objects_and_buffers_are_not_taken_for_each_other() {
                 if comm.rank() == 0 {
                     let sent = [comm.send_object(&bytes, 1), comm.send(&bytes, 1)];
                     for result in sent {
-                        // A short message is done for its sender by then.
+                        // The sender of a short message has finished by then.
                         assert_eq!(result.as_ref().is_err_and(Error::is_mismatch), told, "{result:?}");
                     }
                 } else {
@@ -189,7 +189,7 @@ fn another_type_is_an_error_that_names_the_sender() {
             } else if comm.rank() == 2 {
                 let errors = [
                     comm.recv_object::<(bool, bool)>(Envelope::any()).unwrap_err(),
-                    // A pair begins as its first half does.
+                    // The encoding of a pair begins with its first half.
                     comm.recv_object::<u32>(1).unwrap_err(),
                     comm.recv_object::<Vec<String>>(1).unwrap_err(),
                 ];
@@ -222,7 +222,7 @@ fn what_is_too_large_is_refused_by_its_receiver() {
                     }
                 }
             }
-            // Exactly as much as may be.
+            // Exactly the limit.
             if comm.rank() == 0 {
                 comm.send_object(&vec![1_u8; 998], 1).unwrap();
             } else {
@@ -242,7 +242,7 @@ fn threads_that_receive_under_one_tag_get_whole_objects() {
             let is_over = AtomicBool::new(false);
             let seen = Mutex::new(BTreeSet::new());
             std::thread::scope(|scope| {
-                // Collectives go on beside.
+                // Collectives run at the same time.
                 let busy = scope.spawn(|| {
                     let mut all_over = [0_u8];
                     while all_over[0] == 0 {
@@ -292,7 +292,7 @@ fn a_rank_that_leaves_ends_who_waits_for_its_object() {
                 return;
             }
             if comm.rank() == 0 {
-                // What was there already still counts.
+                // A message that had already arrived can still be received.
                 assert_eq!(comm.recv_object::<String>(1).unwrap().0, "the last words");
                 let error = comm.recv_object::<String>(1).unwrap_err();
                 assert!(error.is_peer_lost() && error.peer().unwrap().rank == 1, "{error}");

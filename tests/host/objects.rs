@@ -7,7 +7,7 @@ use crate::common::ranks::{Wiring, threads, threads_with};
 use collectives::{Communicator, Config, Error, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-/// Something with everything in it.
+/// A struct with many kinds of fields.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Report {
     host: String,
@@ -24,7 +24,7 @@ enum Layer {
     Identity,
 }
 
-/// Another one on each rank: none of them, and much, and not ASCII.
+/// Returns a value that differs between ranks: empty on rank 0, large on others, and not ASCII.
 fn report(rank: usize) -> Report {
     let layer = |number: usize| match (rank + number) % 3 {
         0 => Layer::Dense { inputs: u64::MAX - number as u64, outputs: rank as u64 },
@@ -40,7 +40,7 @@ fn report(rank: usize) -> Report {
     }
 }
 
-/// That a communicator still works, on all ranks.
+/// Checks that a communicator still works on all ranks.
 fn assert_usable(comm: &Communicator) {
     let mut x = [1_u32; 10];
     comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
@@ -78,7 +78,7 @@ fn values_of_no_bytes_and_empty_lists() {
             comm.scatter_object(root.then_some(&[(); 3][..]), 1).unwrap();
 
             assert_eq!(comm.all_gather_object(&Vec::<u8>::new()).unwrap(), vec![Vec::<u8>::new(); 3]);
-            // Something from one rank, nothing from the others.
+            // A value from one rank, and empty ones from the others.
             let mine = if root { "one".to_owned() } else { String::new() };
             assert_eq!(comm.all_gather_object(&mine).unwrap(), ["", "one", ""]);
             assert_eq!(comm.gather_object(&mine, 0).unwrap().is_some(), comm.rank() == 0);
@@ -109,7 +109,7 @@ fn values_that_are_too_large_are_refused_on_every_rank_alike() {
             |rank| wiring.builder_with(rank, config.clone()),
             |comm| {
                 let is_root = comm.rank() == 2;
-                // Together too large, though each alone is not.
+                // Too large together, though each alone is not.
                 let part = "x".repeat(400);
                 let whole = "x".repeat(1001);
                 let refused = [
@@ -117,7 +117,7 @@ fn values_that_are_too_large_are_refused_on_every_rank_alike() {
                     comm.gather_object(&part, 2).map(drop),
                     comm.scatter_object(is_root.then_some(&[part.clone(), part.clone(), part.clone()][..]), 2).map(drop),
                     comm.broadcast_object(is_root.then_some(&whole), 2).map(drop),
-                    // One rank's alone, which the others cannot know.
+                    // Only the root's is too large, which the others cannot know.
                     comm.all_gather_object(if is_root { &whole } else { &part }).map(drop),
                 ];
                 for (number, result) in refused.into_iter().enumerate() {
@@ -126,7 +126,7 @@ fn values_that_are_too_large_are_refused_on_every_rank_alike() {
                     assert!(matches!(error, Error::InvalidArgument { .. }) && text.contains("1000"), "call {number}: {text}");
                     assert_usable(comm);
                 }
-                // Exactly as much as may be: 998 letters behind two bytes of length.
+                // Exactly the limit: 998 letters after two bytes of length.
                 let full = "x".repeat(998);
                 assert_eq!(comm.broadcast_object(is_root.then_some(&full), 2).unwrap(), full);
                 assert_eq!(comm.all_gather_object(&"x".repeat(300)).unwrap().len(), 3);
@@ -139,7 +139,7 @@ fn values_that_are_too_large_are_refused_on_every_rank_alike() {
 fn bytes_of_another_type_are_a_protocol_error_that_names_the_sender() {
     for wiring in Wiring::ALL {
         threads(wiring, 3, |comm| {
-            // Rank 1 means something else than the others: what it sends is no Layer, and what they send is no (bool, bool).
+            // Rank 1 uses different types: what it sends is not a Layer, and what it receives is not a (bool, bool).
             let errors = if comm.rank() == 1 {
                 let errors =
                     [comm.all_gather_object(&(true, false)).unwrap_err(), comm.scatter_object::<(bool, bool)>(None, 0).unwrap_err()];
@@ -164,7 +164,7 @@ fn bytes_of_another_type_are_a_protocol_error_that_names_the_sender() {
 fn bytes_that_are_left_over_are_of_another_type_too() {
     for wiring in Wiring::ALL {
         threads(wiring, 2, |comm| {
-            // A pair begins as its first half does.
+            // The encoding of a pair begins with its first half.
             if comm.rank() == 0 {
                 comm.broadcast_object(Some(&(7_u32, "and more".to_owned())), 0).unwrap();
             } else {

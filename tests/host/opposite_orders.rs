@@ -1,4 +1,4 @@
-//! Two communicators that are used in opposite orders: a deadline ends it, and the errors name both calls.
+//! Two communicators that are used in opposite orders: a deadline ends the deadlock, and the errors name both calls.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -13,16 +13,16 @@ use collectives::{
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
 
-/// Long enough for all ranks to wait for a good part of it, also on a machine that is busy.
+/// Long enough for all ranks to wait for a good part of it, even on a busy machine.
 const LIMIT: Duration = Duration::from_millis(if cfg!(one_mapping) { 10_000 } else { 2000 });
 
-/// Waits until a call of this name is on record as waiting, on this rank.
+/// Waits until the flight recorder shows that this rank waits in a call of this name.
 fn wait_for(comm: &Communicator, kind: &str) {
     let is_waiting = |record: &Record| record.kind.name() == kind && record.state == State::Started;
     wait_until(kind, || comm.flight_recorder().records().iter().any(is_waiting));
 }
 
-/// What an error says of the other call.
+/// Returns the other call that an error names.
 fn meanwhile(error: &Error) -> &str {
     let Error::Timeout { meanwhile, .. } = error else { panic!("{error}") };
     assert_eq!(meanwhile.len(), 1, "{error}");
@@ -30,11 +30,11 @@ fn meanwhile(error: &Error) -> &str {
     &meanwhile[0]
 }
 
-/// One test at a time: an error names what all of the process waits in.
+/// Runs one test at a time, since an error names all calls in which the process waits.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Makes a second communicator of all ranks, and runs each rank's program on both, the world's first. Ranks begin together, and none is
-/// gone before all have ended.
+/// Makes a second communicator of all ranks and runs each rank's program on both, the world's first. The ranks begin
+/// together, and none leaves before all have ended.
 fn with_two(wiring: Wiring, program: impl Fn(&Communicator, &Communicator) + Sync) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (begun, ended) = (Meeting::new(2), Meeting::new(2));

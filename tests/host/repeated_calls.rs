@@ -1,4 +1,4 @@
-//! Calls over links that are made again and again: their plans are kept, by shape.
+//! Calls over links that are made repeatedly: their plans are kept, by shape.
 
 use std::time::Instant;
 
@@ -9,10 +9,11 @@ use crate::common::ranks::{Wiring, communicators_with, each, patience, threads, 
 
 use collectives::{Communicator, ReduceOp};
 
-/// How many tries there are: a rank that sleeps for the first time makes room for what it sleeps on.
+/// The number of tries. A rank that sleeps for the first time allocates memory for it.
 const TRIES: usize = 10;
 
-/// Makes every collective whose arguments allocate nothing once, on vectors of so many elements a rank.
+/// Makes each collective whose arguments allocate nothing once. `block` has one rank's elements and `wide` those of
+/// all.
 fn make_all(comm: &Communicator, wide: &mut [u32], block: &mut [u32]) {
     let op = ReduceOp::Sum;
     comm.all_reduce(block, op).unwrap();
@@ -35,7 +36,7 @@ fn a_call_of_a_known_shape_allocates_nothing() {
             None => Wiring::Tcp.builder(rank),
         };
         threads_with(2, builder, |comm| {
-            // From one element to several segments; all shapes together have their place.
+            // From one element to several segments. The plans of all shapes fit at once.
             for count in [1, 256, 200_000] {
                 let (mut wide, mut block) = (vec![1; 2 * count], vec![1; count]);
                 assert_ne!(allocations(|| make_all(comm, &mut wide, &mut block)), 0, "the first time of {count} with {algorithm:?}");
@@ -52,7 +53,7 @@ fn the_first_long_wait_in_shared_memory_allocates_nothing() {
     let waiting = comms[0].flight_recorder();
     each(comms, |comm| {
         let mut elements = [1_i32; 9];
-        // All shapes are known from here on.
+        // From here on, all shapes are known.
         (0..2).for_each(|_| comm.all_reduce(&mut elements, ReduceOp::Max).unwrap());
         comm.barrier().unwrap();
         if comm.rank() == 2 {
@@ -86,7 +87,7 @@ fn a_plan_that_was_pushed_out_is_made_again() {
 fn shapes_that_take_turns_do_not_disturb_each_other() {
     let (mut random, seed) = Random::new();
     eprintln!("seed {seed}");
-    // A few shapes that come often among some that come seldom: each pass makes about thirty calls of a count.
+    // A few shapes are frequent and others rare. Each pass makes about thirty calls of one count.
     let counts: Vec<usize> = (0..8).map(|_| 1 + random.below(3000)).collect();
     let turns: Vec<(usize, ReduceOp)> = (0..24)
         .map(|_| {
@@ -98,7 +99,7 @@ fn shapes_that_take_turns_do_not_disturb_each_other() {
         threads(wiring, ranks, |comm| {
             for (turn, (count, op)) in turns.iter().enumerate() {
                 reductions::<u32>(comm, *op, *count, seed % 1000 + turn as u64);
-                // Of the same bytes, in other elements.
+                // The same bytes in different elements.
                 reductions::<u8>(comm, *op, 4 * *count, seed % 1000 + turn as u64);
                 movements::<u16>(comm, *count, seed % 1000 + turn as u64);
             }

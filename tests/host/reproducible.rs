@@ -1,5 +1,5 @@
-//! Floats that round: which order they are folded in shows in the last bits. With `Config::reproducible` that order is the ranks',
-//! whatever the wiring; without it, it is at least the same on every rank and in every run.
+//! Floats that round, so that their last bits show the order of reduction. With `Config::reproducible` that is the
+//! order of ranks, in any wiring. Without it, it is at least the same on every rank and in every run.
 
 use crate::common::oracle::hash;
 use crate::common::ranks::{Wiring, threads, threads_with};
@@ -8,10 +8,10 @@ use collectives::{Algorithm, AlgorithmRanges, Communicator, CustomOp, Element, R
 
 const SEED: u64 = 0xf10a7;
 
-/// Counts from one element to several chunks on every path, odd where that can be.
+/// Counts from one element to several chunks on every path, odd if possible.
 const COUNTS: [usize; 4] = [1, 13, 2000, 40_009];
 
-/// A float of anything between 2^-8 and 2^8, with either sign: sums of a few of them round in every order differently.
+/// Returns a float of either sign between 2^-8 and 2^8. The sum of a few of them is rounded differently in every order.
 fn float(rank: usize, index: usize) -> f32 {
     let h = hash(SEED, rank, index);
     let sign = ((h & 1) as u32) << 31;
@@ -19,7 +19,8 @@ fn float(rank: usize, index: usize) -> f32 {
     f32::from_bits(sign | exponent | (h >> 8) as u32 & 0x7f_ffff)
 }
 
-/// A type whose folds are plainly computed here: left to right in rank order, in `f32` for the short ones, rounded once.
+/// A type whose reduction is computed plainly here: left to right in rank order, in `f32` for short types, rounded
+/// once.
 trait Rounding: Element + PartialEq {
     fn input(rank: usize, index: usize) -> Self;
     fn fold(op: ReduceOp, inputs: &[Self]) -> Self;
@@ -84,7 +85,7 @@ fn assert_bits<T: Rounding>(what: &str, got: &[T], expected: &[T]) {
     }
 }
 
-/// Every reducing collective of one op and type against the plain fold.
+/// Checks every reducing collective with one op and type against the plain reduction.
 fn folds_in_rank_order<T: Rounding>(comm: &Communicator, op: ReduceOp, count: usize, wiring: Wiring) {
     let (n, me) = (comm.world_size(), comm.rank());
     let what = |call: &str| format!("{call}({op}, {}, {count}) on rank {me} of {n}, {wiring:?}", T::ELEMENT_TYPE);
@@ -173,7 +174,7 @@ fn in_rank_order_whatever_algorithm_is_asked_for() {
     }
 }
 
-/// That the inputs are such that the order matters, or the tests above would show nothing.
+/// Checks that the order of the inputs matters. Otherwise the tests above would prove nothing.
 #[test]
 fn the_order_shows() {
     let forth = folded::<f32>(ReduceOp::Sum, 5, 2000);
@@ -194,7 +195,7 @@ fn without_the_promise_every_rank_and_every_run_still_has_the_same_bits() {
                 let mut x = inputs::<bf16>(comm.rank(), count);
                 comm.all_reduce(&mut x, ReduceOp::Avg).unwrap();
                 seen.extend(bits(&x));
-                // The same again, in the same run.
+                // The same call again, in the same run.
                 let mut y = inputs::<bf16>(comm.rank(), count);
                 comm.all_reduce(&mut y, ReduceOp::Avg).unwrap();
                 assert_eq!(bits(&x), bits(&y));
@@ -213,7 +214,7 @@ fn without_the_promise_every_rank_and_every_run_still_has_the_same_bits() {
     }
 }
 
-/// A sum, said not to commute: its last bits tell how it was folded.
+/// Returns a sum that is declared not to commute. Its last bits show the order of reduction.
 fn rounding_sum() -> CustomOp<f32> {
     CustomOp::ordered("rounding sum", |into: &mut [f32], from: &[f32]| into.iter_mut().zip(from).for_each(|(a, b)| *a += *b))
 }
@@ -247,7 +248,7 @@ fn an_ordered_op_of_ones_own_is_folded_from_the_first_rank_to_the_last() {
     }
 }
 
-/// The sums of all ways to set parentheses, operands in their order.
+/// Returns the sums of all ways to set parentheses, with the operands in order.
 fn parenthesised(operands: &[f32]) -> Vec<f32> {
     if let [only] = operands {
         return vec![*only];
@@ -279,7 +280,7 @@ fn an_ordered_op_keeps_the_order_of_ranks_in_whatever_grouping() {
                 assert!(same, "rank {rank} of {ranks} has other bits than rank 0, {wiring:?}");
             }
             for result in &results[0] {
-                // A few in each part of the buffer: there are hundreds of ways.
+                // A few elements in each part of the buffer, since there are hundreds of ways.
                 for index in (0..result.len()).step_by(result.len().div_ceil(20)) {
                     let ways = parenthesised(&(0..ranks).map(|rank| f32::input(rank, index)).collect::<Vec<_>>());
                     let is_one = ways.iter().any(|way| way.to_bits() == result[index].to_bits());

@@ -1,4 +1,5 @@
-//! Buffers whose element type is known at run time: in every call, against the oracle, among ranks that know theirs when they are compiled.
+//! Buffers whose element type is known at run time: in every call, against the oracle, and with ranks whose type is
+//! known at compile time.
 
 #![expect(unsafe_code, reason = "a test plays the part of a binding")]
 
@@ -12,7 +13,7 @@ use crate::common::forms::every_form;
 use crate::common::ranks::{Wiring, threads};
 use crate::common::typed::{Engine, from_numbers, to_numbers};
 
-/// A fixed start of the inputs; every failure prints what it used.
+/// The fixed seed of the inputs. Every failure prints the seed it used.
 const SEED: u64 = 0x7e9e;
 
 #[test]
@@ -57,7 +58,7 @@ fn every_form_of_every_type() {
     }
 }
 
-/// What a binding is: one function, for every type, wherever the bytes are.
+/// Averages bytes of any type, in any kind of buffer, as a language binding would.
 fn mean(comm: &Communicator, dtype: DType, bytes: impl BufferMut<Element = u8>) -> Result<()> {
     comm.all_reduce(&mut TypedBytes::new(dtype, bytes)?, ReduceOp::Avg)
 }
@@ -75,9 +76,9 @@ fn bytes_in_any_buffer_will_do() {
         mean(comm, DType::U8, &mut boxed).unwrap();
         mean(comm, DType::U64, &mut shared).unwrap();
         assert_eq!((slice, array, vector), ([me * 2, 1, 1, 1, 1], [2; 3], vec![3; 9]));
-        // Bytes of 10, all together divided by 2 once.
+        // The bytes of value 10 form one number, which is divided by 2 once.
         assert!(boxed[..] == [4; 2] && shared[..] == [5; 64]);
-        // What is only read may be shared, and on its way to several ranks.
+        // A buffer that is only read may be shared and sent several times at once.
         let source: Arc<[u8]> = vec![me; 1 << 16].into();
         let typed = TypedBytes::new(DType::I8, Arc::clone(&source)).unwrap();
         let sent = [comm.start_send(typed.clone(), 1 - comm.rank()).unwrap(), comm.start_send(typed, 1 - comm.rank()).unwrap()];
@@ -105,7 +106,7 @@ fn messages_are_counted_in_elements_and_their_types_compared() {
                 let mut group = engine.put(&[0_i64; 2]);
                 comm.group(|group_of| group_of.recv(&mut group, 1)).unwrap();
                 assert_eq!(engine.get::<i64>(&group), [7, 8]);
-                // It is on its way before the other end is known.
+                // It leaves before the other end is known.
                 comm.send(&engine.put(&[1_u32]), 1).unwrap();
             } else {
                 let mut typed = [0.0_f32; 3];
@@ -148,7 +149,7 @@ fn what_cannot_be_is_refused_and_nothing_has_happened() {
     threads(Wiring::Shm, 2, |comm| {
         let engine = Engine::default();
         refuses(TypedBytes::new(DType::F16, &[0_u8; 3][..]).map(|_| ()), &["3 bytes", "f16"]);
-        // Not where such elements may lie.
+        // An address at which such elements cannot lie.
         let mut words = [0_u64; 3];
         // SAFETY: the bytes of the array.
         let bytes = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), 24) };
@@ -164,7 +165,7 @@ fn what_cannot_be_is_refused_and_nothing_has_happened() {
         refuses(comm.all_reduce_into(&source, &mut other, ReduceOp::Sum), &["f32", "u32"]);
         refuses(comm.all_to_all_into(&source, &mut other), &["f32", "u32"]);
         refuses(comm.scatter_v_into(Some((&source, &[1, 1])), &mut engine.put(&[0_i8]), comm.rank()), &["f32", "i8"]);
-        // Ops that the type does not have.
+        // Ops that the type does not support.
         refuses(comm.all_reduce(&mut engine.put(&[true]), ReduceOp::Avg), &["avg of bool"]);
         refuses(comm.all_reduce(&mut engine.put(&[1.0_f64]), ReduceOp::BitAnd), &["band of f64"]);
         refuses(comm.all_reduce(&mut other, ReduceOp::PreMulSum(2.0)), &["mulsum of u32"]);
@@ -173,7 +174,7 @@ fn what_cannot_be_is_refused_and_nothing_has_happened() {
         let doubles = CustomOp::new("doubles", |_: &mut [f64], _: &[f64]| panic!("nobody calls it"));
         refuses(comm.all_reduce(&mut other, &doubles), &["doubles", "u32", "f64"]);
         assert!(comm.start_all_reduce(engine.put(&[1.0_f32]), doubles).is_err());
-        // All of that was this rank's alone: the next call is the first.
+        // No other rank was involved, so the next call is the first.
         comm.all_reduce(&mut other, ReduceOp::Sum).unwrap();
         assert_eq!((engine.get::<u32>(&other), words), (vec![0; 2], [0; 3]));
     });
@@ -191,7 +192,7 @@ fn custom_ops_of_the_buffers_type_fold_it() {
             let mut bytes = engine.put(&mine);
             comm.all_reduce(&mut bytes, &farthest).unwrap();
             assert_eq!(engine.get::<f64>(&bytes), vec![-3.0; 3000]);
-            // Beside ranks that know their type.
+            // With a rank that knows its type.
             let mut typed = mine.clone();
             let mut bytes = engine.put(&mine);
             if me == 1 { comm.all_reduce(&mut typed, &farthest) } else { comm.all_reduce(&mut bytes, &farthest) }.unwrap();
@@ -224,7 +225,7 @@ fn any_byte_but_0_is_true_and_what_arrives_is_0_or_1() {
                     "{op} over {wiring:?}"
                 );
             }
-            // A function of the caller's never sees another byte.
+            // A custom op sees only the bytes 0 and 1.
             let largest = Arc::new(AtomicU8::new(0));
             let seen = Arc::clone(&largest);
             let either = CustomOp::new("either", move |into: &mut [bool], from: &[bool]| {
@@ -234,7 +235,7 @@ fn any_byte_but_0_is_true_and_what_arrives_is_0_or_1() {
             let mut folded = mine();
             comm.all_reduce(&mut folded, &either).unwrap();
             assert!(engine.get::<bool>(&folded) == [false, true, true, true, true, true] && largest.load(Ordering::Relaxed) < 2);
-            // What moves: to bytes, and to a rank that has truth values.
+            // Moving collectives and messages, to bytes and to a rank that has `bool` values.
             let mut all = engine.bytes(DType::Bool, &[9; 18]);
             comm.all_gather_into(&mine(), &mut all).unwrap();
             let expected: Vec<bool> = (0..18).map(|at| truth(at / 6, at % 6)).collect();
@@ -261,7 +262,7 @@ fn one_call_on_many_buffers_has_one_type() {
         let mut lists = [typed(DType::U8, 4), typed(DType::I32, 16)];
         let error = comm.all_gather_list(&typed(DType::U8, 4), &mut lists).unwrap_err().to_string();
         assert!(error.contains("u8") && error.contains("i32"), "{error}");
-        // Nobody has waited, and the communicator works on.
+        // No rank has waited, and the communicator is still usable.
         let mut same = [typed(DType::U8, 5), typed(DType::U8, 0)];
         comm.all_reduce_many(&mut same, ReduceOp::Sum).unwrap();
         assert_eq!(same[0].bytes()[..], [2; 5]);
@@ -283,7 +284,7 @@ fn a_list_of_no_buffer_is_compared_whatever_its_elements_and_op() {
                 CustomOp::new("largest", |into: &mut [f32], from: &[f32]| into.iter_mut().zip(from).for_each(|(a, b)| *a = a.max(*b)));
             comm.all_reduce_many(&mut none, &largest).unwrap();
         });
-        // One rank has no buffer, the others do: all hear of it.
+        // One rank has no buffer and the others have one: all get an error.
         threads(wiring, 3, |comm| {
             let mut list: Vec<_> = (comm.rank() != 1).then(|| TypedBytes::new(DType::F32, vec![0_u8; 8]).unwrap()).into_iter().collect();
             let error = comm.all_reduce_many(&mut list, ReduceOp::Sum).unwrap_err();

@@ -1,4 +1,5 @@
-//! Buffers that the crate hands out: what they are, who agrees on them, and every collective on them, against the oracle.
+//! Buffers that the crate allocates: their properties, the agreement of ranks on them, and every collective on them,
+//! against the oracle.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,13 +15,13 @@ use crate::common::ranks::{Meeting, Wiring, alone_in_a_process, communicators, e
 
 use collectives::{AbortHandle, Communicator, CustomOp, Error, F8E4M3, ReduceOp, Reduction, Result, SharedBuffer, bf16};
 
-/// A fixed start of the inputs; every failure prints what it used.
+/// The fixed seed of the inputs. Every failure prints the seed it used.
 const SEED: u64 = 0xa110c;
 
-/// Enough elements of four bytes that blocks span chunks and segments on every path, and huge pages.
+/// Enough elements of four bytes that blocks span chunks, segments and huge pages on every path.
 const LARGE: usize = (3 << 20) / 4 + 1;
 
-/// Parts of one allocation, none twice, each at an odd number of elements after the one before.
+/// Parts of one allocation. They do not overlap, and each begins at an odd number of elements.
 struct Parts<'a> {
     start: *mut u8,
     end: usize,
@@ -47,8 +48,8 @@ impl<'a> Memory for Parts<'a> {
         let first = (self.used.get().next_multiple_of(2 * size_of::<T>())) + size_of::<T>();
         self.used.set(first + size_of_val(elements));
         assert!(self.used.get() <= self.end, "the test needs a larger allocation");
-        // SAFETY: inside the allocation, which is borrowed for 'a and aligned to a page; aligned to the element; no other part has
-        // these bytes; they are zeros at first, which any element may be.
+        // SAFETY: inside the allocation, which is borrowed for 'a and aligned to a page; aligned to the element; no
+        // other part has these bytes; they are zeros at first, which any element may be.
         let part = unsafe { std::slice::from_raw_parts_mut(self.start.add(first).cast::<T>(), elements.len()) };
         part.copy_from_slice(elements);
         part
@@ -59,12 +60,12 @@ impl<'a> Memory for Parts<'a> {
     }
 }
 
-/// Runs `cases` on parts of an allocation of so many bytes.
+/// Runs `cases` on parts of an allocation of `bytes` bytes.
 fn on_parts(comm: &Communicator, bytes: usize, cases: impl Fn(&Parts<'_>)) {
     cases(&Parts::of(&mut comm.alloc::<u8>(bytes).unwrap()));
 }
 
-/// The large cases, each in an allocation of its own.
+/// Runs the large cases, each in its own allocation.
 fn large(comm: &Communicator) {
     let bytes = 16 * comm.world_size() * (LARGE + 1) * 4;
     on_parts(comm, bytes, |parts| reductions_in::<f32, _>(parts, comm, ReduceOp::Sum, LARGE, SEED));
@@ -117,7 +118,7 @@ processes! {
     processes_on_pairs_4 Pairs 4;
 }
 
-/// An all-reduce in place, on all of a buffer and on the middle of it, one from buffer to buffer, and a started one.
+/// Checks all-reduces: in place on all of a buffer and on its middle, from buffer to buffer, and started.
 fn whole_buffers<T: Predict>(comm: &Communicator, count: usize) -> Result<()> {
     let (n, me) = (comm.world_size(), comm.rank());
     let what = format!("{count} of {} on rank {me} of {n}, seed {SEED}", T::ELEMENT_TYPE);
@@ -144,7 +145,7 @@ fn whole_buffers<T: Predict>(comm: &Communicator, count: usize) -> Result<()> {
     assert_bits(&what, &buffer, &all[me]);
     assert_eq!(format!("{result:?}"), format!("{expected:?}"));
 
-    // Own memory on one side, ordinary memory on the other, and not on every rank.
+    // Memory of `alloc` on one side and ordinary memory on the other, and not on every rank.
     let mut ordinary = vec![T::default(); count];
     comm.all_reduce_into(&buffer, &mut ordinary, op)?;
     assert_bits(&what, &ordinary, &expected);
@@ -263,7 +264,7 @@ fn elements_without_a_size_are_refused() {
     });
 }
 
-/// Rank 1 gets no more address space than a buffer takes.
+/// Lets rank 1 have less address space than a buffer takes.
 fn where_one_rank_has_no_room(name: &str, wiring: Wiring) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     processes(name, wiring, 3, |comm| {
@@ -294,7 +295,7 @@ fn where_one_rank_has_no_room_for_memory_of_its_own_all_are_told_which() {
 #[test]
 fn many_buffers_leave_nothing_behind() {
     alone_in_a_process("shared_buffers::many_buffers_leave_nothing_behind", || {
-        // Files by their number, and how many bytes of each are mapped: the kernel shows neighbours of one file as one mapping.
+        // The mapped bytes of each file, by its number. The kernel shows adjacent mappings of one file as one.
         let mapped = || {
             let mut files = BTreeMap::<String, (u64, u64)>::new();
             for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("collectives-buffer")) {
@@ -369,7 +370,7 @@ fn a_rank_that_leaves_in_the_last_step_leaves_nobody_with_what_it_wrote_since() 
             let mut source = zero.alloc::<f32>(2 * LARGE).unwrap();
             source.fill(1.0);
             let op = CustomOp::new("sum", |into: &mut [f32], from: &[f32]| into.iter_mut().zip(from).for_each(|(a, b)| *a += *b));
-            // It has folded its block and waits for rank 1, which is still reading, when it is aborted.
+            // It has reduced its block and is aborted while it waits for rank 1, which is still reading.
             let result = zero.reduce_scatter_into(&source, &mut vec![0.0; LARGE], op);
             assert!(matches!(result, Err(Error::Aborted { .. })), "{result:?}");
             source.fill(-5.0);

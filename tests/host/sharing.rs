@@ -1,4 +1,4 @@
-//! One communicator in several hands: clones, threads that share it, and how it ends for all of them.
+//! One communicator with several owners: clones, threads that share it, and how it ends for all of them.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use collectives::{
 
 const WIRINGS: [Wiring; 2] = [Wiring::Shm, Wiring::Tcp];
 
-/// What an engine keeps.
+/// The state of an engine.
 #[derive(Clone)]
 struct Engine {
     comm: Communicator,
@@ -31,7 +31,7 @@ fn threads_that_share_a_communicator_take_turns() {
             let workers: Vec<_> = (0..THREADS)
                 .map(|_| {
                     let engine = engine.clone();
-                    // Alike in every thread, so that any order is the same order.
+                    // All threads make the same call, so any order is the same on all ranks.
                     std::thread::spawn(move || {
                         for _ in 0..ROUNDS {
                             let mut x = [engine.comm.rank() as u64 + 1; 100];
@@ -95,7 +95,7 @@ fn messages_come_and_go_while_another_thread_waits_in_a_barrier() {
                     comm.send_recv(&number, other, &mut theirs, other).unwrap();
                     assert_eq!(theirs, number);
                 }
-                // One that nobody sends ends by its deadline, and nobody is hurt.
+                // A message that is never sent ends at its deadline, and the communicator stays usable.
                 let error = comm.with_timeout(Duration::from_millis(5)).recv(&mut 0_u8, Envelope::rank(other).tag(99)).unwrap_err();
                 assert!(error.is_timeout(), "{error}");
                 meeting.meet();
@@ -108,7 +108,7 @@ fn messages_come_and_go_while_another_thread_waits_in_a_barrier() {
     }
 }
 
-/// Waits until this rank is in a barrier, and waits there for another.
+/// Waits until this rank waits in a barrier for another rank.
 fn wait_for_barrier(comm: &Communicator) {
     let is_waiting = |record: &Record| record.kind == Collective::Barrier && record.state == State::Started;
     wait_until("this rank is in a barrier", || comm.flight_recorder().records().iter().any(is_waiting));
@@ -125,7 +125,7 @@ fn a_call_is_started_while_another_thread_is_in_a_blocking_one() {
                     wait_for_barrier(comm);
                     let work = start();
                     assert!(!work.is_done());
-                    // Only now the other one comes.
+                    // Only now the other rank comes.
                     comm.send(&1_u8, 1).unwrap();
                     blocking.join().unwrap();
                     work
@@ -198,7 +198,7 @@ fn who_closes_is_gone_for_the_others_though_a_clone_is_left() {
             if comm.rank() == 0 {
                 comm.close().unwrap();
             } else {
-                // All that the other waits for before it leaves.
+                // The barrier for which the other rank waits before it leaves.
                 comm.barrier().unwrap();
                 let error = comm.barrier().unwrap_err();
                 assert!(error.is_peer_lost(), "{error}");
@@ -215,7 +215,7 @@ fn the_last_clone_is_dropped_with_an_op_on_the_worker() {
         each(communicators(wiring, 2), |comm| {
             let kept = comm.clone();
             let op = CustomOp::new("keeping", move |into: &mut [u8], from: &[u8]| {
-                // From within its own call, it is refused.
+                // From inside its own call, it is refused.
                 let error = kept.barrier().unwrap_err();
                 assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
                 into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
@@ -246,13 +246,13 @@ fn a_call_that_waits_for_itself_is_refused() {
                     comm.all_reduce(&mut x, op).unwrap();
                 }
                 assert_eq!(x, [2]);
-                // Both ranks fold here, each once.
+                // Both ranks reduce here, each once.
                 let (waiting, allocating, splitting) = errors.try_recv().unwrap();
                 for error in [waiting, allocating, splitting] {
                     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
                 }
                 assert!(errors.try_recv().is_err(), "the op is called once");
-                // What the op started comes after it.
+                // The calls that the op started come after the op's own.
                 comm.barrier().unwrap();
             }
         });
@@ -298,7 +298,7 @@ fn who_left_early_is_said_to_have_left_and_the_barrier_of_close_to_be_its() {
     for wiring in Wiring::ALL {
         each(communicators(wiring, 3), |comm| {
             if comm.rank() == 2 {
-                return; // as a program does that takes another way
+                return; // as in a program that takes a different path
             }
             let said = comm.close().unwrap_err().to_string();
             let begins = "barrier() number 1 (of close): lost rank 2 (";

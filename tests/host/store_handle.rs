@@ -1,4 +1,5 @@
-//! The job's store, kept for the program's own keys: whose they are, who serves them, and what becomes of them when that rank goes.
+//! The job's store, kept for the program's own keys: which ranks share them, which rank serves them, and what happens
+//! when that rank leaves.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +14,8 @@ use collectives::{
 /// Long enough for anything that is not stuck.
 const PATIENCE: Duration = patience(20);
 
-/// Held by who starts processes, and by who asks whether a port is free: a process has its parent's listeners until it runs its program.
+/// A lock for starting processes and for checking that a port is free. A child process has its parent's listeners until
+/// it runs its program.
 static STARTING: Mutex<()> = Mutex::new(());
 
 fn keeping() -> Config {
@@ -23,7 +25,7 @@ fn keeping() -> Config {
     config
 }
 
-/// The ranks of a job whose rank 0 serves the store at this port.
+/// Starts the ranks of a job. Rank 0 serves the store at this port.
 fn job(config: &Config, port: u16, ranks: usize) -> Vec<Communicator> {
     let url = |rank: usize| format!("tcp://127.0.0.1:{port}?rank={rank}&world_size={ranks}&timeout={}", patience(60).as_secs());
     let join = |rank: usize| Communicator::builder().config(config.clone()).from_url(&url(rank)).unwrap();
@@ -34,7 +36,7 @@ fn job(config: &Config, port: u16, ranks: usize) -> Vec<Communicator> {
     })
 }
 
-/// That all ranks see one set of keys, and nothing else.
+/// Checks that all ranks see one set of keys, and nothing else.
 fn assert_shared(comm: &Communicator) {
     let store = comm.store().unwrap();
     assert_eq!(store.add("entered", 1).map(|came| came > 0).ok(), Some(true));
@@ -77,13 +79,13 @@ fn it_is_kept_only_where_that_is_asked_for() {
     let _none_starts = STARTING.lock();
     let port = free_port();
     let comms = job(&Config::default(), port, 2);
-    // The port is free again while the communicators live.
+    // The port is free again although the communicators are open.
     drop(TcpStoreServer::bind(("127.0.0.1", port)).unwrap());
     assert!(comms[0].store().unwrap_err().is_unsupported());
     drop(comms);
     let comms = job(&keeping(), port, 2);
     assert!(matches!(TcpStoreServer::bind(("127.0.0.1", port)), Err(Error::Config { .. })));
-    // Rank 0's communicators hold it: the job's, and one that was made of it.
+    // Rank 0's communicators keep it open: the job's, and one derived from it.
     let child = std::thread::scope(|scope| {
         let children = [0, 1].map(|rank| {
             let comm = &comms[rank];
@@ -121,7 +123,7 @@ fn when_rank_0_closes_the_others_are_told_and_nobody_waits() {
         let store = comm.store().unwrap();
         meeting.meet();
         if comm.rank() == 0 {
-            // The others' handles are open, and one of them is being waited at.
+            // The other ranks' handles are open, and a thread waits at one of them.
             drop(comm);
             assert!(store.set("key", b"value").and_then(|()| store.check(&["key"])).is_err(), "its own handle ends too");
             meeting.meet();
@@ -135,7 +137,7 @@ fn when_rank_0_closes_the_others_are_told_and_nobody_waits() {
         for _ in 0..2 {
             let error = store.add("key", 1).unwrap_err();
             assert!(error.to_string().contains("rank 0 of the job"), "{error}");
-            // Nor is a new handle waited for.
+            // Creating a new handle does not wait either.
             let error = comm.store().map(drop).unwrap_err();
             assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("rank 0 of the job"), "{error}");
         }

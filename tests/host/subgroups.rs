@@ -1,10 +1,11 @@
-//! Several communicators in one call: disjoint lists, lists that share ranks, equal parts; and ranks that ask for different ones.
+//! Several communicators in one call: disjoint lists, lists that share ranks, equal parts, and ranks that ask for
+//! different ones.
 
 use crate::common::ranks::{Wiring, processes, threads};
 
 use collectives::{Communicator, Error, ReduceOp};
 
-/// That a communicator works, and is of these ranks of the job in this order.
+/// Checks that a communicator works and consists of these ranks of the job in this order.
 fn assert_is_of(comm: &Communicator, members: &[usize]) {
     assert_eq!(comm.world_ranks(), members);
     let me = members[comm.rank()] as u64;
@@ -16,7 +17,7 @@ fn assert_is_of(comm: &Communicator, members: &[usize]) {
     assert!(all.iter().zip(members).all(|(said, member)| *said as usize == *member));
 }
 
-/// That lists become communicators, on the ranks that they name.
+/// Checks that lists become communicators on the ranks that they name.
 fn assert_made(comm: &Communicator, lists: &[Vec<usize>]) {
     let groups = comm.subgroups(lists).unwrap();
     assert_eq!(groups.len(), lists.len());
@@ -28,7 +29,7 @@ fn assert_made(comm: &Communicator, lists: &[Vec<usize>]) {
     }
 }
 
-/// Lists for so many ranks: one, none, halves, everyone twice, overlapping chains, and in other orders.
+/// Returns lists for `n` ranks: one, none, halves, each rank twice, overlapping chains, and other orders.
 fn constellations(n: usize) -> Vec<Vec<Vec<usize>>> {
     let all: Vec<usize> = (0..n).collect();
     let reversed: Vec<usize> = all.iter().rev().copied().collect();
@@ -83,7 +84,7 @@ fn disjoint_lists_are_one_split() {
         };
         assert!(of_split > 1);
         assert_eq!(cost(&[&[0, 1], &[2, 3]]), of_split);
-        // What only some take part in is made beside the rest too.
+        // Two communicators of which only some ranks are members are created together.
         assert_eq!(cost(&[&[3], &[1, 0]]), of_split);
         assert_eq!(cost(&[&[0, 1], &[1, 2], &[2, 3]]), 2 * of_split - 1);
     });
@@ -129,11 +130,11 @@ fn ranks_that_ask_for_different_ones_are_told_so() {
             let lists = |ours: &[&[usize]], theirs: &[&[usize]]| comm.subgroups(if odd { theirs } else { ours }).map(drop);
             let conflicts = [
                 (lists(&[&[0, 1], &[2]], &[&[0], &[1, 2]]), "subgroups([[0], [1, 2]])"),
-                // The same ranks in another order, or other lists.
+                // The same ranks in another order, or different lists.
                 (lists(&[&[0, 1]], &[&[1, 0]]), "subgroups([[1, 0]])"),
                 (lists(&[&[0], &[1]], &[&[1], &[0]]), "subgroups([[1], [0]])"),
                 (lists(&[&[0]], &[&[0], &[]]), "subgroups([[0], []])"),
-                // One rank alone names what cannot be.
+                // Only one rank passes an invalid list.
                 (lists(&[&[0]], &[&[0, 9]]), "subgroups([[0, 9]])"),
                 (comm.subgroup_of_size(if odd { 1 } else { 3 }).map(drop), "subgroup_of_size(1)"),
                 (if odd { comm.subgroup(&[0]).map(drop) } else { comm.subgroups(&[[0]]).map(drop) }, "subgroup([0])"),

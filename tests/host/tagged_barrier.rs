@@ -1,4 +1,5 @@
-//! Barriers with a tag: nobody leaves before all have come, whatever else goes on; late ranks, lost ranks, several threads.
+//! Barriers with a tag: no rank leaves before all have come, whatever else goes on. Also late ranks, lost ranks and
+//! several threads.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use crate::common::ranks::{Meeting, Wiring, communicators, each, free_port, is_r
 
 use collectives::{Communicator, Envelope, Error, ReduceOp};
 
-/// Too short for a rank that does not come at all.
+/// A timeout for a rank that does not come at all.
 const SHORT: Duration = Duration::from_millis(5);
 
 #[test]
@@ -41,11 +42,11 @@ fn tags_are_independent_of_each_other_and_of_collectives() {
                         comm.all_reduce(&mut over, ReduceOp::Min).unwrap();
                     }
                 });
-                // However this ends, the reduces do.
+                // Ends the reduces, however this scope ends.
                 let end = End(&is_over);
                 let tags = [1, 2, 3].map(|tag| scope.spawn(move || (0..100).for_each(|_| comm.tagged_barrier(tag).unwrap())));
                 tags.into_iter().for_each(|thread| thread.join().unwrap());
-                // One rank enters the first before the second, the others the second before the first.
+                // Rank 0 enters the barriers in one order, the others in the opposite order.
                 let order = if comm.rank() == 0 { [10, 11] } else { [11, 10] };
                 let both = order.map(|tag| scope.spawn(move || comm.tagged_barrier(tag).unwrap()));
                 both.into_iter().for_each(|thread| thread.join().unwrap());
@@ -112,7 +113,7 @@ fn who_is_late_is_named_and_the_barrier_is_taken_up_again() {
                 let late = ranks - 1;
                 for round in 0..3 {
                     if comm.rank() != late {
-                        // Another one may need longer than this to come. Then it is among those that are named, until it has.
+                        // Another rank may take longer than the timeout. Errors name it as missing until it has come.
                         let names_the_late_one = (0..2000).any(|_| {
                             let error = comm.with_timeout(SHORT).tagged_barrier(1).unwrap_err();
                             let Error::Timeout { missing, arrived, doing, .. } = &error else { panic!("{error}") };
@@ -125,9 +126,9 @@ fn who_is_late_is_named_and_the_barrier_is_taken_up_again() {
                         assert!(names_the_late_one, "round {round}, rank {}", comm.rank());
                     }
                     meeting.meet();
-                    // The one that is late makes one call, the others go on with theirs.
+                    // The late rank makes one call. The others continue theirs.
                     comm.tagged_barrier(1).unwrap();
-                    // What came too late to the last one does not let anybody through this one.
+                    // A late arrival at the last barrier does not release a rank from the next one.
                     meeting.meet();
                 }
                 comm.barrier().unwrap();
@@ -154,7 +155,7 @@ fn a_rank_that_is_gone_is_named_on_every_rank() {
                 assert!(matches!(error, Error::PeerLost { .. }), "{error}");
                 assert_eq!(error.peer().unwrap().rank, gone, "rank {}: {error}", comm.rank());
                 assert!(error.to_string().contains("tagged_barrier(3)"), "{error}");
-                // Messages between the others go on.
+                // Messages between the other ranks go on.
                 if ranks > 2 {
                     let others: Vec<usize> = (0..ranks).filter(|rank| *rank != gone).collect();
                     let at = others.iter().position(|rank| *rank == comm.rank()).unwrap();

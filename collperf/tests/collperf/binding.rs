@@ -1,4 +1,4 @@
-//! What the ranks of `collperf` may run on, and what it says of that.
+//! The processors that `collperf`'s ranks may use, and what it prints about them.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ fn collperf(flags: &str) -> Command {
     command
 }
 
-/// The line that says what ranks are bound to.
+/// Returns the line that reports what ranks are bound to.
 #[track_caller]
 fn told(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
@@ -21,7 +21,7 @@ fn told(output: &Output) -> String {
     text.lines().find_map(|line| line.strip_prefix("# bound to: ")).unwrap_or_else(|| panic!("{text}")).to_owned()
 }
 
-/// The word of the binding, and what each rank may run on, as the results have it.
+/// Returns the kind of binding, and the processors of each rank, as in the results.
 #[track_caller]
 fn results(flags: &str) -> (String, Vec<Processors>) {
     let folder = tempfile::tempdir().unwrap();
@@ -34,7 +34,7 @@ fn results(flags: &str) -> (String, Vec<Processors>) {
     (config["bound_to"].as_str().unwrap().to_owned(), lists.collect())
 }
 
-/// The processors here, if they are of two cores.
+/// Returns the processors of this machine, if they belong to at least two cores.
 fn of_two_cores() -> Option<Processors> {
     let here = allowed_here();
     if core_count(&here) < 2 {
@@ -59,11 +59,11 @@ fn two_ranks_have_a_core_each() {
 fn the_kernel_says_the_same() {
     let mut running = collperf("-g 2 -N 0").stdout(Stdio::piped()).spawn().unwrap();
     let limit = Limit::on(&running);
-    // It is read to the end of the test: who has lost its reader ends.
+    // The output is read until the end of the test: a process without a reader ends.
     let mut lines = BufReader::new(running.stdout.take().unwrap()).lines().map(Result::unwrap);
     let rank = |line: &str| line.split_whitespace().skip_while(|word| *word != "Pid").nth(1)?.parse::<u32>().ok();
     let ranks: Vec<u32> = lines.by_ref().filter_map(|line| rank(&line)).take(2).collect();
-    // Ranks are bound before they are listed, and run until they are told to stop.
+    // Ranks are bound before they are listed, and run until they are stopped.
     let masks: Vec<_> = ranks.iter().map(|pid| allowed(&format!("/proc/{pid}/status"))).collect();
     rustix::process::kill_process(rustix::process::Pid::from_child(&running), rustix::process::Signal::TERM).unwrap();
     running.wait().unwrap();
@@ -83,7 +83,7 @@ fn ranks_that_are_more_than_the_cores_are_not_bound() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(6), "{refused:?}");
     assert!(said.starts_with(&format!("collperf: --bind core: {many} ranks and ")) && said.lines().count() == 1, "{said}");
-    // The older flag has them take turns.
+    // With the older flag, ranks are bound to cores in rotation.
     let (to, masks) = results(&format!("-g {many} --pin"));
     assert!(to == "core" && masks.iter().all(|mask| core_count(mask) == 1), "{masks:?}");
     assert_eq!(masks.last(), masks.get(masks.len() - 1 - core_count(&allowed_here())));

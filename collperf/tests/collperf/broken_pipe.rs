@@ -1,4 +1,4 @@
-//! Runs that end early: `collperf … | head` without a word and with all ranks, and a run that is interrupted, with the results it has.
+//! Runs that end early. `collperf … | head` ends silently with all ranks, and an interrupted run keeps its results.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -12,7 +12,7 @@ const COLLPERF: &str = env!("CARGO_BIN_EXE_collperf");
 /// The number of SIGPIPE.
 const SIGPIPE: i32 = 13;
 
-/// As a shell shows it.
+/// Returns the exit code as a shell shows it.
 fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
 }
@@ -31,7 +31,7 @@ fn a_reader_that_goes_ends_all_ranks_without_a_word() {
         assert_eq!((lines.len(), pids.is_empty()), (12, flags.contains("--csv")), "{flags}: {lines:?}");
         let (mut said, status) = (String::new(), child.wait().unwrap());
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        // Behind CSV the note of a busy machine is on standard error.
+        // With CSV output, the note about a busy machine is on standard error.
         let said: Vec<&str> = said.lines().filter(|line| !line.starts_with("collperf: note: ")).collect();
         assert_eq!((code(status), said), (128 + SIGPIPE, vec![]), "{flags}");
         let left: Vec<&String> = pids.iter().filter(|pid| Path::new("/proc").join(pid).exists()).collect();
@@ -64,7 +64,7 @@ fn what_is_printed_in_one_piece_ends_alike() {
     }
 }
 
-/// The files in a folder, with their texts.
+/// Returns the files in a folder and their contents.
 fn files(folder: &Path) -> Vec<(String, String)> {
     let text = |path: &Path| std::fs::read_to_string(path).unwrap();
     let mut files: Vec<_> = std::fs::read_dir(folder)
@@ -80,7 +80,7 @@ fn results(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
 }
 
-/// Starts a run without end, and waits until it has printed some rows; its process, and what reads from it.
+/// Starts an endless run, and waits until it has printed some rows. Returns the process and a reader of its output.
 fn endless(flags: &str, folder: &Path) -> (Child, BufReader<ChildStdout>) {
     crate::interrupts::heed();
     let mut command = Command::new(env!("CARGO_BIN_EXE_collperf"));
@@ -97,7 +97,7 @@ fn endless(flags: &str, folder: &Path) -> (Child, BufReader<ChildStdout>) {
     (child, reader)
 }
 
-/// That there are all files, each whole, with the rows that were printed and why there are no more.
+/// Checks that all files exist and are complete, with the printed rows and the reason why there are no more.
 #[track_caller]
 fn assert_kept(folder: &Path, why: &str) {
     let files = files(folder);

@@ -1,4 +1,5 @@
-//! `collperf` on devices as a user meets it: started as a program, on the simulated GPU or, with `COLLECTIVES_TEST_GPU=real`, on real ones.
+//! `collperf` on devices as a user runs it: started as a program, on the simulated GPU or, with
+//! `COLLECTIVES_TEST_GPU=real`, on real ones.
 
 use std::process::{Command, Output, Stdio};
 
@@ -15,7 +16,7 @@ fn is_real() -> bool {
     std::env::var("COLLECTIVES_TEST_GPU").as_deref() == Ok("real")
 }
 
-/// A command with devices to find.
+/// Prepares a command for devices.
 fn on_devices(mut command: Command) -> Command {
     if is_real() {
         // Ranks may have to share a device.
@@ -26,12 +27,12 @@ fn on_devices(mut command: Command) -> Command {
     command
 }
 
-/// `collperf` on devices.
+/// Runs `collperf` on devices.
 fn run(arguments: &str) -> Output {
     on_devices(command(arguments)).output().unwrap()
 }
 
-/// The rows of a run that went well, each split at blanks, and all that was printed. Whatever was checked was right.
+/// Returns the rows of a successful run, each split at blanks, and the whole output. All checks passed.
 #[track_caller]
 fn rows(arguments: &str) -> (Vec<Vec<String>>, String) {
     let output = run(arguments);
@@ -55,7 +56,8 @@ fn every_collective_is_right() {
     let (rows, text) = rows("all -g 2 -b 1 -e 4K -f 64 -n 2");
     let started: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# Collective test starting: ")).collect();
     assert_eq!(started.len(), 15, "{started:?}");
-    // Three sizes each (the first two of an even split are one row where blocks are one element), and one row for the barrier.
+    // Three sizes each (the first two of an even split are one row if blocks are one element), and one row for the
+    // barrier.
     assert!(rows.len() > 2 * 14, "{} rows", rows.len());
     assert!(rows.iter().all(|row| row.len() == 13), "{rows:?}");
     assert!(text.contains("# A barrier is the host backend's, whatever the backend"));
@@ -75,7 +77,7 @@ fn every_op_and_type_is_right() {
 
 #[test]
 fn data_larger_than_the_pattern_is_right() {
-    // Inputs repeat themselves after 65488 elements.
+    // Inputs repeat after 65488 elements.
     for line in ["all_gather -d u8", "all_reduce -d u16 -o bor", "all_to_all_v -d i16", "reduce_scatter -d f16", "sendrecv -d u8"] {
         rows(&format!("{line} -g 2 --sizes 300001 -n 1 -w 0 -u 3"));
     }

@@ -1,4 +1,4 @@
-//! `collperf doctor`: on this machine, with simulated devices, and between hosts of which two do not reach each other.
+//! `collperf doctor`: on this machine, with simulated devices, and between hosts, two of which cannot reach each other.
 
 use std::process::{Child, Command, Output, Stdio};
 
@@ -17,7 +17,7 @@ fn said(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The line about a subject.
+/// Returns the line about a subject.
 #[track_caller]
 fn line<'a>(text: &'a str, subject: &str) -> &'a str {
     text.lines().find(|line| line.contains(subject)).unwrap_or_else(|| panic!("nothing about {subject} in\n{text}"))
@@ -32,7 +32,7 @@ fn this_machine_is_looked_at() {
     for subject in ["processors", "load", "memory", "open files", "memlock", "/dev/shm", "huge pages", "network", "driver", "NCCL"] {
         line(&text, subject);
     }
-    // What is not as it should be comes with advice.
+    // Every problem comes with advice.
     let lines: Vec<&str> = text.lines().collect();
     for pair in lines.windows(2).filter(|pair| pair[0].starts_with("  note") || pair[0].starts_with("  BAD")) {
         assert!(pair[1].trim_start().starts_with("-> "), "{pair:?}");
@@ -76,7 +76,7 @@ fn a_rank_that_does_not_come_is_bad() {
     let output = command.output().unwrap();
     let text = said(&output);
     assert!(output.status.code() == Some(7) && text.contains("1 of 2 came in 1 s; missing: rank 1"), "{output:?}");
-    // Other tasks end with the code for it.
+    // Other tasks end with the exit code of this error.
     for task in ["pairs", "stragglers"] {
         let mut command = Command::new(COLLPERF);
         command.args([task, "-T", "1"]).env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1");
@@ -85,7 +85,7 @@ fn a_rank_that_does_not_come_is_bad() {
     }
 }
 
-/// Runs the doctor with a rank on each host; what rank 0 says, and its exit code.
+/// Runs the doctor with a rank on each host, and returns rank 0's output and exit code.
 fn on_hosts(hosts: &Hosts, net: u8) -> (String, Option<i32>) {
     let start = |host: usize| {
         let mut command = hosts.command(host, COLLPERF);
@@ -105,7 +105,7 @@ fn hosts_that_do_not_reach_each_other_are_named() {
     };
     let (text, code) = on_hosts(&hosts, 41);
     assert!(code == Some(0) && line(&text, "other hosts").contains("2 of 2 are reached"), "{text}");
-    // A firewall on host 1 that lets nothing through to host 2.
+    // A firewall on host 1 that blocks everything to host 2.
     if let Err(why) = run("ip", &["-n", &hosts.space(1), "route", "add", "prohibit", "10.99.41.3/32"]) {
         skip!("a route cannot be closed: {why}");
     }

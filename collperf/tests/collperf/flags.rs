@@ -1,5 +1,5 @@
-//! The guide's table of nccl-tests' flags, row by row: what it says is served runs, and what it says is refused is, with those words. And
-//! nccl-tests' own command lines.
+//! The guide's table of nccl-tests' flags, row by row: supported flags must run, and refused flags must fail with the
+//! documented error. nccl-tests' own command lines are tested too.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -27,7 +27,7 @@ fn guide() -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/from-nccl-tests.md")).unwrap()
 }
 
-/// What stands between backquotes.
+/// Returns the texts between backquotes.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
@@ -47,7 +47,7 @@ fn entries() -> Vec<Entry> {
     lines.map(entry).collect()
 }
 
-/// A command for a row: with the backend that it needs, and few calls.
+/// Returns a command for a row, with the backend that it needs and few calls.
 fn command(folder: &Path, entry: &Entry, name: &str) -> Command {
     let mut command = Command::new(COLLPERF);
     command.current_dir(folder).stdin(Stdio::null()).arg(if name.contains("ALLTOALLV") { "alltoallv" } else { "reduce" });
@@ -119,7 +119,8 @@ fn succeeded(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The command lines of nccl-tests' README, but for the path of the program, and for the largest size, which takes minutes here.
+/// Runs the command lines of nccl-tests' README, with another path of the program, and without the largest size, which
+/// takes minutes here.
 #[test]
 fn their_command_lines_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -147,7 +148,7 @@ fn their_command_lines_run() {
     }
 }
 
-/// The divisions that nccl-tests' README names: on hosts of eight, by what becomes of sixteen ranks.
+/// Checks the divisions that nccl-tests' README names, on hosts of eight, by the groups of sixteen ranks.
 #[test]
 fn their_divisions_are_what_they_say() {
     let group_of = |rank: usize, split: &str| match split {

@@ -1,4 +1,4 @@
-//! `collperf --explain-hang`, on what stuck and dying ranks have written.
+//! `collperf --explain-hang`, on the records of stuck and dying ranks.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -11,7 +11,7 @@ use collectives::{Communicator, ReduceOp};
 /// Long enough for anything that is not stuck.
 const PATIENCE: Duration = patience(20);
 
-/// What `collperf --explain-hang` says of a folder.
+/// Returns the output of `collperf --explain-hang` for a folder.
 fn verdict(folder: &Path) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_collperf")).arg("--explain-hang").arg(folder).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -50,7 +50,7 @@ fn spawn(name: &str, world_size: usize, folder: &Path, timeout: f32) -> Vec<Chil
     (0..world_size).map(|rank| spawn_rank(name, rank, world_size, port, &variables)).collect()
 }
 
-/// Waits for the ranks, which all end by themselves.
+/// Waits for the ranks to end, and prints their output.
 fn reap(children: Vec<Child>) {
     for child in children {
         let output = child.wait_with_output().unwrap();
@@ -58,14 +58,14 @@ fn reap(children: Vec<Child>) {
     }
 }
 
-/// Does nothing until it is killed.
+/// Blocks until the process is killed.
 fn stop() -> ! {
     loop {
         std::thread::park();
     }
 }
 
-/// Some calls that all ranks make, more than the ring of these tests keeps.
+/// Makes some calls on all ranks, more than the ring of these tests keeps.
 fn warm_up(comm: &Communicator) {
     for _ in 0..10 {
         comm.all_reduce(&mut [1.0_f32; 4], ReduceOp::Sum).unwrap();
@@ -141,7 +141,7 @@ fn a_hang_is_explained_by_what_ranks_write_on_a_signal() {
     if is_rank_of(NAME) {
         let folder = std::env::var("COLLECTIVES_FLIGHT_RECORDER_DIR").unwrap();
         collectives::flight::write_records_on_sigusr1(&folder).unwrap();
-        // Asked again, it goes on as before.
+        // A second request changes nothing.
         collectives::flight::write_records_on_sigusr1(&folder).unwrap();
         let comm = Communicator::from_env().unwrap();
         warm_up(&comm);
@@ -160,7 +160,7 @@ fn a_hang_is_explained_by_what_ranks_write_on_a_signal() {
         assert!(began.elapsed() < PATIENCE);
         std::thread::yield_now();
     }
-    // Rank 1 says whom it waits for once it has waited a moment.
+    // Rank 1 reports which rank it waits for only after it has waited a moment.
     let verdict = loop {
         for child in &children {
             let pid = rustix::process::Pid::from_child(child);

@@ -10,7 +10,7 @@ fn command(arguments: &str, variables: &[(&str, &str)]) -> Command {
     command
 }
 
-/// What a process that went well has printed. Whatever was checked was right.
+/// Returns the output of a successful process, whose checks all passed.
 #[track_caller]
 fn table(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -19,15 +19,15 @@ fn table(output: &Output) -> String {
     text
 }
 
-/// The group of each rank, as the table has it.
+/// Returns the group of each rank, from the table.
 fn groups(text: &str) -> Vec<usize> {
     let group = |line: &str| line.split_whitespace().skip_while(|word| *word != "Group").nth(1)?.parse().ok();
-    // Of the first collective's table; all of them say the same.
+    // From the first collective's table; all tables have the same groups.
     let ranks = text.lines().skip_while(|line| !line.starts_with("#  Rank ")).take_while(|line| line.starts_with("#  Rank "));
     ranks.filter_map(group).collect()
 }
 
-/// The words with which a command line is refused.
+/// Returns the error for a refused command line.
 #[track_caller]
 fn refusal(mut command: Command) -> String {
     let output = command.output().unwrap();
@@ -62,7 +62,7 @@ fn what_processes_cannot_be_is_refused() {
     for flags in ["-t 0", "-g 0", "-t 99999", "-m 0", "-p 2", "-t x", "-r -2", "-r x"] {
         refusal(command(&format!("all_reduce {flags}"), &[]));
     }
-    // Processes that were given different numbers of ranks say so.
+    // Processes with different numbers of ranks report that.
     let count = std::cell::Cell::new(1);
     let ended = run_ranks(2, || {
         count.set(count.get() + 1);
@@ -86,7 +86,7 @@ fn groups_run_at_the_same_time() {
     }
     let masked = command("all_reduce -g 4 --sizes 8", &[("NCCL_TESTS_SPLIT_MASK", "1")]).output().unwrap();
     assert_eq!(groups(&table(&masked)), [0, 1, 0, 1]);
-    // Under a launcher the number is the process's, as in nccl-tests.
+    // Under a launcher the number is that of the process, as in nccl-tests.
     let ended = run_ranks(2, || command("all_reduce -t 2 --sizes 8", &[("NCCL_TESTS_SPLIT", "MOD 2")]));
     assert_eq!(groups(&table(&ended[0])), [0, 0, 1, 1]);
 }

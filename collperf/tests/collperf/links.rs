@@ -1,4 +1,4 @@
-//! `collperf install-links`, and collperf called by nccl-tests' names.
+//! `collperf install-links`, and collperf started under nccl-tests' names.
 
 use std::ffi::OsString;
 use std::fs;
@@ -32,7 +32,7 @@ fn every_test_has_a_link_and_is_itself() {
     let folder = tempfile::tempdir().unwrap();
     let said = succeeded(&run(COLLPERF, &format!("install-links {}", folder.path().display())));
     assert!(said.contains(": 11 links to "), "{said}");
-    // Once more: links are replaced.
+    // A second time: links are replaced.
     succeeded(&run(COLLPERF, &format!("install-links {}", folder.path().display())));
     let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
@@ -50,9 +50,9 @@ fn a_link_has_the_defaults_of_nccl_tests() {
     symlink(COLLPERF, &link).unwrap();
     let text = succeeded(&run(&link, "--backend host -n 1 -c 0"));
     assert!(text.contains("minBytes 33554432 maxBytes 33554432 step: 1048576(bytes)") && !text.contains("#  Rank  1 "), "{text}");
-    // A smallest size above the largest one is an error there, too.
+    // A smallest size above the largest is an error in nccl-tests too.
     refused(&run(&link, "-b 64M"), 6, "invalid sizes for 'minbytes' and 'maxbytes'");
-    // Ranks that are processes are this test, too.
+    // Ranks that are separate processes run the test of this name too.
     let text = succeeded(&run(&link, "--backend host -n 1 -g 3 -b 4 -e 12 -i 4"));
     assert_eq!(text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count(), 3, "{text}");
 }
@@ -65,11 +65,11 @@ fn links_that_cannot_be_are_errors() {
     refused(&at(folder.path(), "--suffix mpi"), 6, "must begin with _");
     refused(&at(folder.path(), "--suffix _a/b"), 6, "must begin with _");
     refused(&run(COLLPERF, "install-links"), 6, "FOLDER");
-    // What is no link is kept, and nothing is half done.
+    // A file that is no link is kept, and no link is created.
     fs::write(folder.path().join("gather_perf"), "mine").unwrap();
     refused(&at(folder.path(), ""), 6, "gather_perf: there is a file that is no link");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-    // Nobody can write there, root included.
+    // No user can write there, not even root.
     refused(&at(Path::new("/proc"), ""), 1, "linking /proc/");
 }
 
@@ -82,8 +82,8 @@ fn a_name_that_is_no_test_is_collperf() {
     refused(&run(COLLPERF, "broadcasts_perf"), 6, "collective \"broadcasts_perf\": not known");
 }
 
-/// Runs a command line of nccl-tests' README in a folder where `./build` has our links, with these variables beside what Open MPI wants of root
-/// and of a machine with few processors.
+/// Runs a command line of nccl-tests' README in a folder in which `./build` has our links. Sets these variables and
+/// those that Open MPI needs for root and for a machine with few processors.
 fn as_in_the_readme(line: &str, variables: &[(&str, OsString)]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let build = folder.path().join("build");
@@ -96,7 +96,7 @@ fn as_in_the_readme(line: &str, variables: &[(&str, OsString)]) -> Output {
     command.envs(variables.iter().cloned()).output().unwrap()
 }
 
-/// The table of a run whose elements were all right, with as many ranks and sizes.
+/// Returns the table of a run, after a check that all elements are right and that it has this many ranks and sizes.
 #[track_caller]
 fn is_whole(output: &Output, ranks: usize, sizes: usize) -> String {
     let text = succeeded(output);
@@ -106,7 +106,7 @@ fn is_whole(output: &Output, ranks: usize, sizes: usize) -> String {
     text
 }
 
-/// The README's first example, on one host with 8 GPUs; sizes end sooner, for the sake of those who wait.
+/// Runs the README's first example, on one host with 8 GPUs, with a smaller largest size to save time.
 #[test]
 fn their_command_line_for_one_host_runs() {
     let line = "./build/all_reduce_perf -b 8 -e 8K -f 2 -g 8";
@@ -115,7 +115,7 @@ fn their_command_line_for_one_host_runs() {
     assert!(!text.contains(" [host] "), "{text}");
 }
 
-/// Open MPI's launcher, whose name another MPI may have taken.
+/// Returns Open MPI's launcher, whose usual name may belong to another MPI.
 fn mpirun() -> Result<&'static str, String> {
     let is_open = |name: &&str| {
         let output = Command::new(name).arg("--version").output();
@@ -125,7 +125,7 @@ fn mpirun() -> Result<&'static str, String> {
     found.map_or_else(|| absent("launchers", "no mpirun of Open MPI (tests/interop/setup installs it)".to_owned()), Ok)
 }
 
-/// The README's second example, `-np 64 -N 8` there.
+/// Runs the README's second example, there with `-np 64 -N 8`.
 #[test]
 fn their_command_line_under_mpirun_runs() {
     let mpirun = match mpirun() {
@@ -139,7 +139,7 @@ fn their_command_line_under_mpirun_runs() {
     let names: String = given.iter().map(|(name, value)| format!(" -x {name}={}", value.display())).collect();
     let text = is_whole(&as_in_the_readme(&line(&names), &[]), 4, 11);
     assert!(!text.contains(" [host] "), "{text}");
-    // Its groups, by MPI's ranks.
+    // Groups by MPI's ranks.
     let text = succeeded(&as_in_the_readme(&line(""), &[("NCCL_TESTS_SPLIT_MASK", "0x1".into())]));
     assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
 }

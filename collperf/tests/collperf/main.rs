@@ -1,4 +1,4 @@
-//! collperf by what its users see: command lines, tables, files, reports, recordings.
+//! Tests of collperf from a user's view: command lines, tables, files, reports, recordings.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

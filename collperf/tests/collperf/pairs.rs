@@ -1,4 +1,5 @@
-//! `collperf pairs` between hosts with a link that is slow on purpose, and `collperf stragglers` with a rank that is.
+//! `collperf pairs` between hosts with an artificially slow link, and `collperf stragglers` with an artificially slow
+//! rank.
 
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,12 +9,12 @@ use crate::common::hosts::{Hosts, run, skip};
 use crate::common::ranks::{free_port, run_ranks};
 
 const COLLPERF: &str = env!("CARGO_BIN_EXE_collperf");
-/// What links are made to carry: so little that processors which are busy with something else make no difference.
+/// The capacity of ordinary links: so small that busy processors make no difference.
 const FAST: &str = "rate 100mbit burst 32kb latency 400ms";
-/// What a slow one is.
+/// The capacity of a slow link.
 const SLOW: &str = "rate 2mbit burst 8kb latency 400ms";
 
-/// Speeds are compared here: one test at a time.
+/// Runs one test at a time, because these tests compare speeds.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -23,7 +24,7 @@ fn collperf(arguments: &str) -> Output {
     Command::new(COLLPERF).args(arguments.split_whitespace()).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs `collperf` with one rank on each host; what rank 0 says, and its exit code.
+/// Runs `collperf` with one rank on each host, and returns rank 0's output and exit code.
 fn on_hosts(hosts: &Hosts, net: u8, arguments: &str) -> (String, Option<i32>) {
     let start = |host: usize| {
         let mut command = hosts.command(host, COLLPERF);
@@ -37,14 +38,14 @@ fn on_hosts(hosts: &Hosts, net: u8, arguments: &str) -> (String, Option<i32>) {
     (String::from_utf8(ended[0].stdout.clone()).unwrap(), ended[0].status.code())
 }
 
-/// Hosts whose links are all alike.
+/// Starts hosts whose links are all alike.
 fn alike(net: u8, count: usize) -> Result<Hosts, String> {
     let hosts = Hosts::up(net, count)?;
     (0..count).try_for_each(|host| shape(&hosts.space(host), "eth0", FAST))?;
     Ok(hosts)
 }
 
-/// Gives two hosts a link of their own, which is slow from the first to the second.
+/// Gives two hosts a separate link, which is slow from the first to the second.
 fn slow_link(hosts: &Hosts, net: u8, from: usize, to: usize) -> Result<(), String> {
     let (one, other) = (hosts.space(from), hosts.space(to));
     run("ip", &["link", "add", "eth1", "netns", &one, "type", "veth", "peer", "name", "eth1", "netns", &other])?;
@@ -57,13 +58,13 @@ fn slow_link(hosts: &Hosts, net: u8, from: usize, to: usize) -> Result<(), Strin
     shape(&other, "eth1", FAST)
 }
 
-/// How fast a host sends through a device.
+/// Sets the speed at which a host sends through a device.
 fn shape(space: &str, device: &str, speed: &str) -> Result<(), String> {
     let words: Vec<&str> = ["-n", space, "qdisc", "replace", "dev", device, "root", "tbf"].into_iter().chain(speed.split(' ')).collect();
     run("tc", &words)
 }
 
-/// The lines that name what is out of line.
+/// Returns the lines that name outliers.
 fn named(text: &str) -> Vec<&str> {
     text.lines().skip_while(|line| !line.starts_with("# Out of line")).skip(1).filter(|line| line.contains("bandwidth")).collect()
 }
@@ -92,7 +93,7 @@ fn a_slow_host_among_four_is_named() {
         Ok(hosts) => hosts,
         Err(why) => skip!("links between network namespaces cannot be made: {why}"),
     };
-    // Latencies are not judged: these hosts have to share processors.
+    // Latencies are not judged, because these hosts share processors.
     let (text, _) = on_hosts(&hosts, 32, "pairs --threshold 90 -b 32K --stream-ms 200");
     assert!(named(&text).is_empty(), "{text}");
     shape(&hosts.space(3), "eth0", SLOW).unwrap();
@@ -165,7 +166,7 @@ fn what_has_no_pairs_is_refused() {
     }
 }
 
-/// Lets a process run for a moment and holds it for longer, again and again until `is_over`.
+/// Lets a process run for a moment and stops it for longer, repeatedly until `is_over`.
 fn hold_up(pid: u32, is_over: impl Fn() -> bool) {
     use rustix::process::{Pid, Signal, kill_process};
     let pid = Pid::from_raw(pid as i32).unwrap();
@@ -188,7 +189,7 @@ fn a_rank_that_is_slow_is_the_straggler() {
     let port = free_port();
     let start = |rank: usize| {
         let mut command = Command::new(COLLPERF);
-        // So much work that no rank which is held up so often gets through a round of it in between, whatever else the processors do.
+        // Enough work that a rank which is stopped so often cannot finish a round in between, even on busy processors.
         command
             .args(["stragglers", "--threshold", "20", "--work-us", "20000", "--seconds", "3"])
             .stdin(Stdio::null())

@@ -1,4 +1,4 @@
-//! `collperf report`, on what collperf has written.
+//! `collperf report`, on files that collperf has written.
 
 use std::path::Path;
 use std::process::Command;
@@ -28,7 +28,7 @@ fn two_measurements_are_compared_in_words_and_in_a_picture() {
     assert!(picture.starts_with("<svg") && picture.contains("all_reduce sum float, in place: B"));
 }
 
-/// The picture in the README is the one that its record gives.
+/// Checks that the picture in the README is generated from its record.
 #[test]
 fn the_picture_of_the_record_is_what_the_record_gives() {
     let record = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/record");

@@ -1,4 +1,4 @@
-//! `collperf trace`, which puts the ranks' trace files together, and `collperf … --trace`.
+//! `collperf trace`, which merges the ranks' trace files, and `collperf … --trace`.
 
 use std::process::Command;
 
@@ -21,12 +21,12 @@ fn the_files_of_all_ranks_are_put_together() {
     let trace = read(&merged);
     assert_eq!(names(&trace, "process_name").len(), 3);
     let lanes = lanes(&trace);
-    // Nobody leaves a sum before the last one has come.
+    // No rank leaves a sum before the last one has entered it.
     for number in 0..3 {
         let of_rank = |rank: u64| lanes[&(rank, 1)].iter().filter(|call| call.2 == "all_reduce").nth(number).unwrap();
         let sums: Vec<_> = (0..3).map(of_rank).collect();
         let (last, first) = (sums.iter().map(|sum| sum.0).max().unwrap(), sums.iter().map(|sum| sum.0 + sum.1).min().unwrap());
-        // Each clock was read twice, one after the other, in its thread.
+        // Each thread reads its two clocks one after the other, so their offset is inexact.
         assert!(last <= first + 1_000_000_000, "{sums:?}");
     }
 }

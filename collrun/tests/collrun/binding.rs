@@ -1,10 +1,10 @@
-//! What ranks that `collrun` starts may run on, and how many threads they are told to start.
+//! The processors that `collrun`'s ranks may use, and the number of threads that they are asked to start.
 
 use std::process::{Command, Output, Stdio};
 
 use crate::processors::{Processors, allowed_here, core_count, on_one_processor, read_list};
 
-/// `collrun` with flags (split at blanks) and a shell script for every rank.
+/// Returns a `collrun` command with flags (split at blanks) and a shell script for every rank.
 fn collrun(flags: &str, script: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
     command.args(flags.split_whitespace()).args(["--", "sh", "-c", script]).stdin(Stdio::null());
@@ -12,7 +12,7 @@ fn collrun(flags: &str, script: &str) -> Command {
     command
 }
 
-/// What each rank printed, in rank order.
+/// Returns the line that each rank printed, in rank order.
 #[track_caller]
 fn lines(output: &Output) -> Vec<String> {
     assert!(output.status.success(), "{output:?}");
@@ -21,14 +21,14 @@ fn lines(output: &Output) -> Vec<String> {
     lines.iter().map(|line| line.split_once("] ").unwrap().1.to_owned()).collect()
 }
 
-/// What the kernel lets each rank run on.
+/// Returns the processors that the kernel lets each rank use.
 #[track_caller]
 fn masks(flags: &str) -> Vec<Processors> {
     let output = collrun(flags, "sed -n 's/^Cpus_allowed_list:[[:blank:]]*//p' /proc/self/status").output().unwrap();
     lines(&output).iter().map(|line| read_list(line)).collect()
 }
 
-/// The processors here, if they are of two cores.
+/// Returns the processors of this machine, if they belong to at least two cores.
 fn of_two_cores() -> Option<Processors> {
     let here = allowed_here();
     if core_count(&here) < 2 {
@@ -45,7 +45,7 @@ fn ranks_have_cores_of_their_own_where_there_are_enough() {
         let masks = masks(flags);
         assert!(masks.len() == 2 && masks[0].is_disjoint(&masks[1]), "{flags}: {masks:?}");
         assert!(masks.iter().all(|mask| !mask.is_empty() && mask.is_subset(&here)), "{flags}: {masks:?}");
-        // Each has half of the cores, with nothing left but one that is odd.
+        // Each rank has half of the cores; only an odd one is left.
         let cores: Vec<usize> = masks.iter().map(core_count).collect();
         assert_eq!(cores, [core_count(&here) / 2; 2], "{flags}: {masks:?}");
     }
@@ -105,7 +105,7 @@ fn what_ranks_are_bound_to_is_said_where_that_is_asked_for() {
 #[test]
 fn ranks_are_told_how_many_threads_keep_their_processors_busy() {
     let script = "echo ${OMP_NUM_THREADS-unset} ${RAYON_NUM_THREADS-unset}";
-    // A container may be given less time than its processors have.
+    // A container may have less processor time than its processors provide.
     let available = std::thread::available_parallelism().unwrap().get();
     let share = (available / 2).max(1);
     for flags in ["-n 2", "-n 2 --bind none"] {

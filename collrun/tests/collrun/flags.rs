@@ -1,5 +1,5 @@
-//! The guide's tables of torchrun's flags and variables and of mpirun's flags, row by row: what they say is served runs, and what they say is refused is, with those
-//! words. And torchrun's own command lines.
+//! The guide's tables of torchrun's flags and variables and of mpirun's flags, row by row: supported ones must run, and
+//! refused ones must fail with the documented error. torchrun's own command lines are tested too.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,7 +15,8 @@ const FLAGS: &str = "-h --help --nnodes --nproc-per-node --rdzv-backend --rdzv-e
     --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --node-rank --master-addr \
     --master-port --local-addr --logs-specs --numa-binding --signals-to-handle --shutdown-timeout --virtual-local-rank --print-completion";
 
-/// The variables that it reads: those of argparse's, and the others that stand in torch/distributed/elastic, launcher and run.py.
+/// The variables that torchrun reads: those of argparse, and the others in torch/distributed/elastic, launcher and
+/// run.py.
 const VARIABLES: &str = "NNODES NPROC_PER_NODE RDZV_BACKEND RDZV_ENDPOINT RDZV_ID RDZV_CONF STANDALONE MAX_RESTARTS MONITOR_INTERVAL START_METHOD \
     EVENT_LOG_HANDLER ROLE MODULE NO_PYTHON RUN_PATH LOG_DIR REDIRECTS TEE LOG_LINE_PREFIX_TEMPLATE LOCAL_RANKS_FILTER \
     DUPLICATE_STDOUT_FILTERS DUPLICATE_STDERR_FILTERS NODE_RANK MASTER_ADDR MASTER_PORT LOCAL_ADDR SIGNALS_TO_HANDLE SHUTDOWN_TIMEOUT \
@@ -31,12 +32,12 @@ struct Entry {
     value: Option<String>,
 }
 
-/// What stands between backquotes.
+/// Returns the texts between backquotes.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The rows of the table whose first head is this.
+/// Returns the rows of the table whose first column has this title.
 fn entries(head: &str) -> Vec<Entry> {
     let guide = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/from-torchrun.md")).unwrap();
     let (_, table) = guide.split_once(&format!("\n| {head} |")).unwrap();
@@ -49,7 +50,7 @@ fn entries(head: &str) -> Vec<Entry> {
     lines.map(entry).collect()
 }
 
-/// A job of a program that python3 and a shell run alike, with one more flag, or a variable.
+/// Runs a job, with one more flag or variable, of a program that is valid both for python3 and for a shell.
 fn run(folder: &Path, name: &str, value: Option<&str>) -> Output {
     std::fs::write(folder.join("nothing.py"), "").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
@@ -66,12 +67,12 @@ fn run(folder: &Path, name: &str, value: Option<&str>) -> Output {
     command.output().unwrap()
 }
 
-/// Whether a row needs Python, which need not be there.
+/// Returns whether a row needs Python, which may not be installed.
 fn needs_python(name: &str) -> bool {
     ["-m", "--module", "--run-path", "--run_path", "PET_MODULE", "PET_RUN_PATH", "PYTHON_EXEC"].contains(&name)
 }
 
-/// Tries one row, by one of its names.
+/// Tests one row, by one of its names.
 fn holds(entry: &Entry, name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let output = run(folder.path(), name, entry.value.as_deref());
@@ -146,7 +147,7 @@ fn mpirun_s_command_lines_run_on_one_host() {
     }
 }
 
-/// As in mpirun, a program's path counts from the folder in which it starts.
+/// As in mpirun, a program's path is relative to the folder in which it starts.
 #[test]
 fn a_program_is_looked_for_where_it_starts() {
     let folder = tempfile::tempdir().unwrap();
@@ -176,20 +177,20 @@ fn variables_do_what_their_flags_do_and_give_way_to_them() {
     };
     assert_eq!(lines(&run("", &two, "echo $WORLD_SIZE $TORCHELASTIC_RUN_ID")), ["0>2 mine", "1>2 mine"]);
     assert_eq!(lines(&run("--nproc-per-node 1 --rdzv-id flag", &two, "echo $WORLD_SIZE $TORCHELASTIC_RUN_ID")), ["0>1 flag"]);
-    // What is wrong with a variable that the line overrides is nobody's business.
+    // An invalid variable that the command line overrides is ignored.
     assert!(run("--max-restarts 0", &[("PET_MAX_RESTARTS", "often")], "true").status.success());
     let output = run("", &[("PET_MAX_RESTARTS", "1")], "exit 3");
     assert!(
         output.status.code() == Some(3) && String::from_utf8_lossy(&output.stderr).contains("starting all ranks anew, 1 of 1"),
         "{output:?}"
     );
-    // The first failure is told to whoever started this launcher.
+    // The first failure is reported to the launcher above this one.
     let output = run("", &[("TORCHELASTIC_ERROR_FILE", "above.json")], "exit 5");
     let above = std::fs::read_to_string(folder.path().join("above.json")).unwrap();
     assert!(output.status.code() == Some(5) && above.contains("rank 0 (local rank 0)") && above.contains("exit code 5"), "{above}");
 }
 
-/// What Kubeflow's trainer sets in the pods of a job, and a command line without a flag.
+/// The variables that Kubeflow's trainer sets in the pods of a job, and a command line without a flag.
 #[test]
 fn a_job_on_two_hosts_is_told_by_variables_alone() {
     let port = free_port().to_string();
@@ -208,7 +209,8 @@ fn a_job_on_two_hosts_is_told_by_variables_alone() {
     assert_eq!(lines, [0, 1, 2, 3].map(|rank| format!("[{rank}] {rank} of 4 at 127.0.0.1:{port}, host {}", rank / 2)));
 }
 
-/// A script in Python that says what it was called with, and becomes a program that does an all-reduce of 8 bytes on a backend.
+/// Writes a Python script that prints its arguments, and then executes a program that does all-reduces from 8 bytes to
+/// 1 KiB on a backend.
 fn write_script(folder: &Path, collperf: &Path, backend: &str) {
     let script = format!(
         "import os, sys\nprint('called with', *sys.argv[1:], flush=True)\n\
@@ -218,8 +220,9 @@ fn write_script(folder: &Path, collperf: &Path, backend: &str) {
     std::fs::write(folder.join("script.py"), script).unwrap();
 }
 
-/// What torchrun's documentation has for command lines, with collrun for torchrun and values for what is left open there: one host, several
-/// jobs on one host, and as many restarts as are borne, which is also that of a job of several hosts.
+/// Returns the command lines of torchrun's documentation, with collrun instead of torchrun and values for its
+/// placeholders: one host, several jobs on one host, and a job with restarts, whose line is also that of a job of
+/// several hosts.
 fn their_lines(port: u16) -> [String; 3] {
     [
         "--standalone --nnodes=1 --nproc-per-node=3 script.py --arg1 1".to_owned(),
@@ -230,7 +233,7 @@ fn their_lines(port: u16) -> [String; 3] {
     ]
 }
 
-/// Runs them, with these variables, where every rank does a collective on a backend.
+/// Runs them, with these variables; every rank does a collective on a backend.
 fn run_their_lines(backend: &str, variables: &[(&str, OsString)]) -> Result<(), String> {
     Command::new("python3").arg("--version").output().map_err(|_| "there is no python3".to_owned())?;
     let collperf = program("collperf")?;
@@ -249,7 +252,7 @@ fn run_their_lines(backend: &str, variables: &[(&str, OsString)]) -> Result<(), 
         assert!(ended.iter().all(|output| output.status.success()), "{line}: {ended:?}");
         let printed: String = ended.iter().map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).collect();
         assert_eq!(printed.matches("called with --arg1 1").count(), 3 * hosts, "{line}: {printed}");
-        // Rank 0 has compared every element with what it should be.
+        // Rank 0 has compared every element with the expected one.
         assert_eq!(printed.matches("# Out of bounds values : 0 OK").count(), 1, "{line}: {printed}");
         assert!(printed.contains(&format!("#  Rank {:2} ", 3 * hosts - 1)), "{line}: {printed}");
     }
@@ -278,7 +281,7 @@ fn their_elastic_command_line_is_refused_with_what_to_give_instead() {
     assert!(output.status.code() == Some(2) && said.contains("give --nnodes 4"), "{output:?}");
 }
 
-/// The world size that a count of ranks gives, or what is said instead.
+/// Returns the world size for a count of ranks, or the error.
 fn world_size(count: &str, variables: &[(&str, OsString)]) -> Result<usize, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
     command.args([
@@ -298,7 +301,7 @@ fn world_size(count: &str, variables: &[(&str, OsString)]) -> Result<usize, Stri
     }
 }
 
-/// The processors that this process may use, as the kernel lists them: `0-3,8`.
+/// Returns the number of processors that this process may use, from the kernel's list, such as `0-3,8`.
 fn processors() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned();
@@ -311,7 +314,7 @@ fn processors() -> usize {
 
 #[test]
 fn ranks_are_counted_by_what_the_host_has() {
-    // A process whose processors are numbered has a rank for each, unless a container gives it less time than they have.
+    // There is a rank for each processor that the process may use, unless a container gives it less processor time.
     let cpu = world_size("cpu", &[]).unwrap();
     assert!(cpu >= 1 && cpu <= processors(), "{cpu} of {}", processors());
     let (gpus, simulated) = (simgpu::environment(), simgpu::Configuration::default().devices as usize);

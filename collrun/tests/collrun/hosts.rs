@@ -1,5 +1,5 @@
-//! Several hosts with addresses of their own: network namespaces joined by a bridge. Needs root and `ip`; what is absent is said in
-//! one line, and the test counts as skipped.
+//! Several hosts with their own addresses: network namespaces joined by a bridge. Needs root and `ip`; if something is
+//! missing, the test prints a line and counts as skipped.
 
 use std::path::Path;
 use std::process::Output;
@@ -18,7 +18,7 @@ fn on_hosts(hosts: &Hosts, net: u8, per_host: usize, program: &Path, arguments: 
     on_hosts_that_meet_at(&format!("10.99.{net}.1"), hosts, per_host, program, arguments)
 }
 
-/// The same at an address of the first host.
+/// Does the same, with this address of the first host.
 fn on_hosts_that_meet_at(address: &str, hosts: &Hosts, per_host: usize, program: &Path, arguments: &[&str]) -> Vec<String> {
     let launchers: Vec<_> = (0..hosts.count)
         .map(|host| {

@@ -1,4 +1,4 @@
-//! collrun by what its users see: how jobs start, on this host and on others, and how they end.
+//! Tests of collrun from a user's view: how jobs start, on this host and on others, and how they end.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Jobs that are started on other hosts from here. A script stands in for ssh: it starts what it is told in another folder, with an empty
-//! environment, as a shell there would; in a network namespace where there are to be several hosts.
+//! Jobs started on other hosts from here. A script replaces ssh: it starts its command in another folder, with an empty
+//! environment, as a remote shell would. For tests with several hosts it uses network namespaces.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -11,13 +11,13 @@ use crate::common::programs::program;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// A folder with a stand-in for ssh, whose names of hosts are `far` and `absent`.
+/// A folder with a replacement for ssh, whose host names are `far` and `absent`.
 struct Ssh {
     folder: tempfile::TempDir,
 }
 
 impl Ssh {
-    /// `run` is a shell's command that runs `$command` on `$host`.
+    /// Creates the script; `run` is a shell command that runs `$command` on `$host`.
     fn new(run: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ssh");
@@ -32,7 +32,7 @@ impl Ssh {
         Self { folder }
     }
 
-    /// One that becomes the command.
+    /// Creates a script that executes the command in its own place.
     fn of_one_host() -> Self {
         Self::new("exec env -i PATH=\"$PATH\" sh -c \"$command\"")
     }
@@ -41,7 +41,7 @@ impl Ssh {
         self.folder.path().join(name)
     }
 
-    /// `collrun` with flags (split at blanks) and a shell script for every rank.
+    /// Returns a `collrun` command with flags (split at blanks) and a shell script for every rank.
     fn collrun(&self, flags: &str, script: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
         command.arg("--ssh").arg(self.file("ssh")).args(flags.split_whitespace()).args(["--", "sh", "-c", script]);
@@ -58,7 +58,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Whether a process ends within some seconds.
+/// Returns whether a process ends within some seconds.
 fn ends(process: &rustix::fd::OwnedFd) -> bool {
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).unwrap() == 1
@@ -68,7 +68,7 @@ fn handle(pid: &str) -> rustix::fd::OwnedFd {
     pidfd_open(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), PidfdFlags::empty()).unwrap()
 }
 
-/// A job that prints one line, and that line without what stands before it.
+/// Starts a job that prints one line, and returns this line without its prefix.
 fn started(mut command: Command) -> (Child, BufReader<ChildStdout>, String) {
     let mut job = command.spawn().unwrap();
     let mut lines = BufReader::new(job.stdout.take().unwrap());
@@ -228,7 +228,7 @@ fn ranks_end_with_the_launcher_that_started_them_from_afar() {
 #[test]
 fn what_ranks_there_have_started_ends_with_a_launcher_that_is_killed() {
     let ssh = Ssh::of_one_host();
-    // A shell waits for its program, and says who started it.
+    // A shell waits for its program, and prints the process that started it.
     let (job, _lines, pids) = started(ssh.collrun("--hosts far", "sleep 600 & echo $PPID $!; wait; echo done"));
     let (launcher, program) = pids.split_once(' ').unwrap();
     let program = handle(program);
@@ -270,7 +270,7 @@ fn a_progress_bar_there_is_live_behind_its_rank() {
 
 #[test]
 fn ranks_end_when_the_connection_breaks() {
-    // What carries bytes there is a process of its own, and the rest lives on without it.
+    // A separate process carries the bytes, and the rest survives it.
     let ssh = Ssh::new("sh -c 'echo $$ >$0/carrier; exec cat' $here | setsid env -i PATH=\"$PATH\" sh -c \"$command\"");
     let (job, _lines, pid) = started(ssh.collrun("--hosts far", "echo $$; exec sleep 600"));
     let rank = handle(&pid);
@@ -283,20 +283,20 @@ fn ranks_end_when_the_connection_breaks() {
 
 #[test]
 fn connections_that_do_not_end_are_cut() {
-    // Deaf to what it is told, and to being asked to end.
+    // It ignores all input and the request to end.
     let ssh = Ssh::new("trap '' TERM; echo $$ >&2; exec 0</dev/null; sleep 600 & wait; wait");
     let run = ssh.output("--hosts absent,far --grace 0 --master-addr 192.0.2.1", "true");
     let text = said(&run);
     assert!(run.status.code() == Some(255) && text.contains("far does not end; cutting the connection"), "{run:?}");
 }
 
-/// A stand-in for ssh to the hosts by their addresses.
+/// Creates a replacement for ssh that reaches the hosts by their addresses.
 fn to_hosts(hosts: &Hosts, net: u8) -> Ssh {
     let cases: String = (0..hosts.count).map(|host| format!("10.99.{net}.{}) space={};; ", host + 1, hosts.space(host))).collect();
     Ssh::new(&format!("case $host in {cases} esac; exec ip netns exec $space env -i PATH=\"$PATH\" sh -c \"$command\""))
 }
 
-/// What runs on a host.
+/// Returns the processes that run on a host.
 fn left_on(hosts: &Hosts, host: usize) -> String {
     let listed = Command::new("ip").args(["netns", "pids", &hosts.space(host)]).output().unwrap();
     String::from_utf8_lossy(&listed.stdout).into_owned()
@@ -331,7 +331,7 @@ fn one_command_runs_a_job_on_three_hosts() {
     let last = said(&run).lines().last().unwrap_or_default().to_owned();
     assert_eq!(run.status.code(), Some(9), "{run:?}");
     assert!(last.starts_with("collrun: first failure: rank 3 (local rank 1)") && last.ends_with("exit code 9"), "{run:?}");
-    // A failure on one host starts the ranks of all hosts anew.
+    // A failure on one host restarts the ranks of all hosts.
     let script = "test $TORCHELASTIC_RESTART_COUNT = 0 || { echo again $RANK; exit 0; }; test $RANK != 3 || exit 9; exec sleep 600";
     let run = on_hosts(&ssh, "--hostfile hosts --max-restarts 1", Path::new("sh"), &["-c", script]);
     assert_eq!((run.status.code(), String::from_utf8_lossy(&run.stdout).matches("] again ").count()), (Some(0), 6), "{run:?}");
@@ -348,7 +348,7 @@ fn a_host_whose_connection_breaks_ends_the_job_everywhere() {
     };
     let ssh = to_hosts(&hosts, 5);
     let (job, lines, _) = started(ssh.collrun("--hosts 10.99.5.1,10.99.5.2", "echo $RANK; exec sleep 600"));
-    // Both are there; then the launcher of the second is gone, as with its host.
+    // Both are running; then the launcher of the second host is killed, as if its host were lost.
     let second = lines.lines().next().unwrap().unwrap();
     assert!(second.starts_with("[10.99.5."), "{second}");
     let launcher = left_on(&hosts, 1).lines().find_map(|pid| {
@@ -368,7 +368,7 @@ fn a_host_that_was_done_too_early_is_named_beside_the_failure() {
         Err(why) => skip!("network namespaces cannot be made: {why}"),
     };
     let ssh = to_hosts(&hosts, 6);
-    // The second host's rank is done; the first one's fails once the launcher there is gone.
+    // The second host's rank has ended; the first host's rank fails after the launcher there is gone.
     let script = format!(
         "if [ $RANK = 1 ]; then echo $PPID >{0}.new; mv {0}.new {0}; exit; fi; while [ ! -e {0} ]; do sleep 0.01; done; \
          while kill -0 $(cat {0}) 2>/dev/null; do sleep 0.01; done; exit 3",

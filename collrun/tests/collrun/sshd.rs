@@ -1,5 +1,6 @@
-//! Jobs that are started by the real ssh, at a real sshd on the loopback address. This test listens, as inetd would, and starts an sshd with
-//! keys of its own for each connection, so nothing of the machine's own sshd is touched, and every connection can be broken by itself.
+//! Jobs started by the real ssh, with a real sshd on the loopback address. This test listens, like inetd, and starts an
+//! sshd with its own keys for each connection. The machine's own sshd is not involved, and every connection can be
+//! broken separately.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -17,14 +18,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group,
 
 const SSHD: &str = "/usr/sbin/sshd";
 
-/// A place to connect to, and the servers of its connections.
+/// An address to connect to, and the servers of its connections.
 struct Sshd {
     folder: tempfile::TempDir,
     servers: Arc<Mutex<Vec<Child>>>,
 }
 
 impl Sshd {
-    /// One at which this user can log in, as `far`; why there is none.
+    /// Starts one at which this user can log in, as `far`, or returns why that is impossible.
     fn up() -> Result<Self, String> {
         if !Path::new(SSHD).exists() {
             return absent("launchers", format!("there is no {SSHD} (tests/interop/setup installs it)"));
@@ -60,11 +61,11 @@ impl Sshd {
             file("key")
         );
         std::fs::write(file("ssh_config"), client).unwrap();
-        // As root it needs an empty folder, which the start of its service makes.
+        // As root it needs an empty folder, which its service creates at startup.
         let _ = std::fs::create_dir_all("/run/sshd");
         let servers = Arc::new(Mutex::new(Vec::new()));
         let (config, started) = (folder.path().join("sshd_config"), Arc::clone(&servers));
-        // It ends with this process: there is nothing that it holds but the port.
+        // The thread ends with this process: it holds only the port.
         std::thread::spawn(move || {
             while let Ok((socket, _)) = listener.accept() {
                 let ends = [socket.try_clone().unwrap(), socket].map(OwnedFd::from);
@@ -87,7 +88,7 @@ impl Sshd {
         command
     }
 
-    /// `collrun` with flags (split at blanks) and a shell script for every rank.
+    /// Returns a `collrun` command with flags (split at blanks) and a shell script for every rank.
     fn collrun(&self, flags: &str, script: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
         command.arg("--ssh").arg(format!("ssh -F {}", self.file("ssh_config").display())).args(["--hosts", "far"]);
@@ -96,10 +97,10 @@ impl Sshd {
         command
     }
 
-    /// Breaks all connections: their servers die where they stand, and what they have started does not.
+    /// Breaks all connections: their servers are killed at once, but the processes that they have started are not.
     fn break_connections(&self) {
         for server in self.servers.lock().unwrap().iter_mut() {
-            // One that has ended is not reaped yet, so the number is its own.
+            // A server that has ended is not reaped yet, so its process id is still its own.
             let _ = kill_process_group(Pid::from_child(server), Signal::KILL);
         }
     }
@@ -122,7 +123,7 @@ fn handle(pid: &str) -> OwnedFd {
     pidfd_open(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), PidfdFlags::empty()).unwrap()
 }
 
-/// Whether a process ends within some seconds.
+/// Returns whether a process ends within a minute.
 fn ends(process: &OwnedFd) -> bool {
     let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).unwrap() == 1

@@ -1,4 +1,4 @@
-//! Launchers that wait for those of other hosts say so, here two on one host.
+//! Launchers that wait for those of other hosts report that; here two run on one host.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,7 +7,8 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// One of two launchers, whose rank does nothing; the first line comes after a quarter of the time in which hosts are to join.
+/// One of two launchers, whose rank does nothing. The first line comes after a quarter of the time in which hosts must
+/// join.
 struct Launcher {
     child: Child,
     said: Lines<BufReader<ChildStderr>>,
@@ -27,7 +28,7 @@ impl Launcher {
         Self { child, said }
     }
 
-    /// The next line with these words. The stream ends with the launcher.
+    /// Returns the next line with these words. The stream ends with the launcher.
     #[track_caller]
     fn line(&mut self, words: &str) -> String {
         let mut lines = Vec::new();
@@ -66,7 +67,8 @@ fn another_host_says_what_keeps_it_from_the_first() {
     assert!(line.contains("connection refused") && line.contains("nobody listens on this port"), "{line}");
 }
 
-/// Where nobody listens, and nobody can: so it is for all launchers of a host that listen at the same moment.
+/// Tests a port at which no process listens and none can: this happens to all launchers of a host that try to listen at
+/// the same moment.
 #[test]
 fn hosts_without_numbers_that_could_not_serve_try_again() {
     let port = crate::common::ports::free_port();
@@ -84,7 +86,8 @@ fn hosts_without_numbers_that_could_not_serve_try_again() {
     }
 }
 
-/// As that of a pod that is yet to be started. No label of a name is longer than 63 bytes: nobody is asked for this one.
+/// Tests a name like that of a pod that has not started yet. No label of a name may be longer than 63 bytes, so no
+/// server is asked for this one.
 #[test]
 fn a_host_whose_name_has_no_address_yet_is_waited_for() {
     let flags = format!("--rdzv-endpoint {}:29500 --rdzv-conf join_timeout=1", "x".repeat(64));

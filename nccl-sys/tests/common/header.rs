@@ -1,10 +1,10 @@
-//! Reads declarations out of a preprocessed C header, without any of what made the bindings.
+//! A reader of declarations in a preprocessed C header, independent of the generator of the bindings.
 
 use std::path::Path;
 
 use super::{cc, output};
 
-/// What one `nccl.h` declares.
+/// The declarations of one `nccl.h`.
 pub(crate) struct Header {
     statements: Vec<String>,
 }
@@ -15,7 +15,7 @@ impl Header {
         Self { statements: split(&text, ';') }
     }
 
-    /// Name and whole declaration of each function, the profiler's twins (`pnccl…`) left out.
+    /// Returns the name and the whole declaration of each function, except those for profilers (`pnccl…`).
     pub(crate) fn functions(&self) -> Vec<(&str, &str)> {
         let named = |statement: &'_ str| {
             let start = statement.match_indices("nccl").map(|(at, _)| at).find(|&at| {
@@ -29,13 +29,13 @@ impl Header {
         declarations.filter_map(|statement| named(statement).map(|(start, end)| (&statement[start..end], statement))).collect()
     }
 
-    /// Name and fields of each struct that has a body.
+    /// Returns the name and the fields of each struct that has a body.
     pub(crate) fn structs(&self) -> Vec<(&str, Vec<&str>)> {
         let fields = |body| -> Vec<&str> { parts(body, ';').map(|field| last_name(field.split('[').next().unwrap())).collect() };
         self.bodies("typedef struct").map(|(name, body)| (name, fields(body))).collect()
     }
 
-    /// Name and constants of each enum.
+    /// Returns the name and the constants of each enum.
     pub(crate) fn enums(&self) -> Vec<(&str, Vec<&str>)> {
         self.bodies("typedef enum").map(|(name, body)| (name, parts(body, ',').map(identifier).collect())).collect()
     }
@@ -49,13 +49,13 @@ impl Header {
     }
 }
 
-/// A declaration without `__attribute__((…))` before it.
+/// Removes `__attribute__((…))` before a declaration.
 fn unattributed(statement: &str) -> &str {
     let Some(rest) = statement.strip_prefix("__attribute__") else { return statement };
     rest.rsplit_once("))").map_or(statement, |(_, declaration)| declaration.trim_start())
 }
 
-/// Pieces of `text` between `separator`s that are outside braces.
+/// Splits `text` at each `separator` outside braces.
 fn parts(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let mut depth = 0;
     let pieces = text.split(move |letter| {

@@ -1,4 +1,4 @@
-//! What the tests share: the NCCL releases they are made against, and a C compiler.
+//! Shared code of the tests: the NCCL releases that they use, and a C compiler.
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -11,7 +11,7 @@ use std::process::Command;
 
 use nccl_sys::Version;
 
-/// The releases that tests look at: the oldest that the device backend supports, one in the middle, and the one that was bound.
+/// The tested releases: the oldest that the device backend supports, one in the middle, and the one of the bindings.
 pub(crate) const RELEASES: [Release; 3] = [
     Release { package: "nvidia-nccl-cu12", version: Version::new(2, 18, 3) },
     Release { package: "nvidia-nccl-cu13", version: Version::new(2, 28, 9) },
@@ -19,7 +19,7 @@ pub(crate) const RELEASES: [Release; 3] = [
 ];
 pub(crate) const NEWEST: Release = Release { package: "nvidia-nccl-cu13", version: Version::new(2, 32, 3) };
 
-/// An NCCL release, as a Python wheel of hundreds of megabytes that `.ci/wheel` fetches.
+/// An NCCL release, as a Python wheel of hundreds of megabytes, which `.ci/wheel` fetches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Release {
     pub(crate) package: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Release {
 }
 
 impl Release {
-    /// The folder with `include` and `lib`. Where the wheel was not fetched, says so and how to.
+    /// Returns the folder with `include` and `lib`. If the wheel was not fetched, prints how to fetch it.
     pub(crate) fn folder(self) -> Option<PathBuf> {
         let wheel = root().join(format!("target/wheels/{}-{}", self.package, self.version));
         if !wheel.join(".complete").exists() {
@@ -50,21 +50,21 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// A C compiler that finds what NCCL's headers want of CUDA's.
+/// Returns a C compiler command that finds the parts of CUDA's headers that NCCL's need.
 pub(crate) fn cc() -> Command {
     let mut cc = Command::new("cc");
     cc.arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("generate/cuda")).args(["-DNCCL_OS_LINUX", "-Wno-deprecated-declarations"]);
     cc
 }
 
-/// Runs a command that must succeed, and gives what it printed.
+/// Runs a command that must succeed, and returns its output.
 pub(crate) fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Compiles a C program against `header`, runs it and gives what it printed.
+/// Compiles a C program against `header`, runs it, and returns its output.
 pub(crate) fn run_c(header: &Path, source: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (file, program) = (folder.path().join("program.c"), folder.path().join("program"));
@@ -73,7 +73,7 @@ pub(crate) fn run_c(header: &Path, source: &str) -> String {
     output(&mut Command::new(program))
 }
 
-/// A shared library made of C source, with a name of its own where one is given.
+/// Compiles C source to a shared library, with its own `soname` if one is given.
 pub(crate) fn shared_object(file: &Path, soname: Option<&str>, source: &str) {
     let text = file.with_extension("c");
     std::fs::write(&text, source).unwrap();

@@ -1,4 +1,4 @@
-//! What holds of every NCCL that is really NCCL, asked of the release that a test names. No GPU is needed.
+//! Properties of every real NCCL, tested on the release that a test names. No GPU is needed.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -9,12 +9,13 @@ use nccl_sys::*;
 use super::Release;
 
 impl Release {
-    /// The real library, for one test at a time: its last error is one for all threads. Nothing where its wheel was not fetched.
+    /// Opens the real library, for one test at a time: its last error is shared by all threads. Returns `None` if its
+    /// wheel was not fetched.
     pub(crate) fn open(self) -> Option<(&'static Library, MutexGuard<'static, ()>)> {
         static ALONE: Mutex<()> = Mutex::new(());
         let path = self.library()?;
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: a release of NCCL's, out of its wheel.
+        // SAFETY: this is an NCCL release from its wheel.
         Some((unsafe { Library::open_file(&path) }.unwrap(), alone))
     }
 }
@@ -27,9 +28,9 @@ pub(crate) fn it_says_its_version_and_file(release: Release) {
     // SAFETY: the pointer is to an integer.
     assert_eq!(unsafe { nccl.ncclGetVersion(&mut code) }, Ok(ncclResult_t::ncclSuccess));
     assert_eq!(Version::from_code(code), release.version);
-    // SAFETY: the file that is open already.
+    // SAFETY: this file is already open.
     assert!(std::ptr::eq(nccl, unsafe { Library::open_file(&release.library().unwrap()) }.unwrap()), "opened twice");
-    // It counts as present for whoever names none.
+    // It counts as present for callers that name no library.
     assert!(std::ptr::eq(nccl, Library::open().unwrap()));
 }
 
@@ -54,7 +55,7 @@ pub(crate) fn what_it_lacks_is_an_error_that_names_the_release(release: Release)
         assert_eq!(missing.to_string(), format!("{symbol} needs NCCL {since} or later, and the loaded library is {}", release.version));
         1
     };
-    // SAFETY: none of these is called where it is there.
+    // SAFETY: no function that exists is called.
     let missing = unsafe {
         check("ncclCommShrink", &|| nccl.ncclCommShrink(NCCL_COMM_NULL, null_mut(), 0, null_mut(), null_mut(), 0))
             + check("ncclCommRevoke", &|| nccl.ncclCommRevoke(NCCL_COMM_NULL, 0))
@@ -68,7 +69,7 @@ pub(crate) fn what_it_lacks_is_an_error_that_names_the_release(release: Release)
 pub(crate) fn its_codes_have_their_texts(release: Release) {
     let Some((nccl, _alone)) = release.open() else { return };
     let text = |code| {
-        // SAFETY: any code has a text, which is a constant of the library's.
+        // SAFETY: every code has a text, which is a constant of the library.
         unsafe { CStr::from_ptr(nccl.ncclGetErrorString(ncclResult_t(code)).unwrap()) }.to_str().unwrap()
     };
     let timeout = if release.version < Version::new(2, 30, 3) { "unknown result code" } else { "timeout" };
@@ -108,7 +109,7 @@ pub(crate) fn no_communicator_is_refused_and_its_end_is_nothing(release: Release
     let mut buffer = [0u8; 8];
     let memory: *mut c_void = buffer.as_mut_ptr().cast();
     let (mut number, mut state): (c_int, _) = (-1, ncclResult_t::ncclSuccess);
-    // SAFETY: without a communicator these functions look at their arguments, of which all are valid, and do nothing.
+    // SAFETY: without a communicator these functions only check their arguments, which are all valid.
     unsafe {
         let refused = [
             nccl.ncclAllReduce(memory, memory, 8, byte, sum, none, stream),
@@ -135,7 +136,7 @@ pub(crate) fn no_communicator_is_refused_and_its_end_is_nothing(release: Release
 
 pub(crate) fn groups_are_counted(release: Release) {
     let Some((nccl, _alone)) = release.open() else { return };
-    // SAFETY: groups belong to the thread, and no one else has used this one.
+    // SAFETY: groups belong to the thread, and this thread has not used any before.
     unsafe {
         assert_eq!(nccl.ncclGroupEnd(), Ok(ncclResult_t::ncclInvalidUsage), "an end without a start");
         for depth in 1..=3 {
@@ -154,13 +155,13 @@ pub(crate) fn groups_are_counted(release: Release) {
 
 pub(crate) fn without_a_driver_a_communicator_is_refused_at_once(release: Release) {
     let Some((nccl, _alone)) = release.open() else { return };
-    // SAFETY: the driver's initialisers ask for nothing.
+    // SAFETY: the driver's initialisers have no requirements.
     if unsafe { libloading::Library::new("libcuda.so.1") }.is_ok() {
         return eprintln!("skipped: this machine has a driver");
     }
     let (mut id, mut comm) = (ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] }, NCCL_COMM_NULL);
     let mut config = ncclConfig_t { blocking: 0, ..ncclConfig_t::new() };
-    // SAFETY: all pointers are to variables of ours.
+    // SAFETY: all pointers are to local variables.
     unsafe {
         assert_eq!(nccl.ncclGetUniqueId(&mut id), Ok(ncclResult_t::ncclSuccess));
         let refused = [
@@ -175,7 +176,7 @@ pub(crate) fn without_a_driver_a_communicator_is_refused_at_once(release: Releas
     assert!(comm.is_null());
 }
 
-/// One test for each of the above.
+/// Defines one test for each of the functions above.
 #[macro_export]
 macro_rules! tests_of {
     ($release:expr) => {

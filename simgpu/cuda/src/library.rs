@@ -2,7 +2,7 @@
 //! kernels: registers that are read before they are set hold zero, and a kernel may spin for any time, since a GPU
 //! ends no kernel either. Bounds and alignment of its accesses are still checked.
 //!
-//! It is linked once per process, for all devices that load it. Linking needs one of a hundred megabytes of PTX: the
+//! It is linked once per process, for all devices that load it. Of a hundred megabytes of PTX, linking reads one: the
 //! outlines, which are cached in a file for later processes ([`crate::outlines`]). The body of a function is read from
 //! its text at its first call.
 

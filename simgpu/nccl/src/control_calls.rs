@@ -116,8 +116,8 @@ pub extern "C" fn simgpu_nccl_take_reports(sink: extern "C" fn(*mut c_void, *con
     report::take().iter().for_each(|text| sink(data, text.as_ptr(), text.len()));
 }
 
-/// Counts live objects: "communicators", "registrations", "windows", "operations", "allocations" or "threads" (those
-/// that no call has joined).
+/// Counts live objects: "communicators", "registrations", "windows", "captured" (launches of live graphs), "operations",
+/// "allocations" or "threads" (those that no call has joined).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_nccl_live(what: *const c_char) -> usize {
     // SAFETY: promised by the caller.

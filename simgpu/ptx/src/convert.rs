@@ -105,8 +105,8 @@ fn whole(value: f64, round: Round) -> f64 {
     }
 }
 
-/// Converts to an integer. Values beyond the range become its ends. NaN becomes zero, or the middle of the range if
-/// either type has 64 bits.
+/// Converts to an integer. Values beyond the range become its ends. NaN becomes zero, or the top bit alone if either
+/// type has 64 bits.
 fn to_integer(how: Conversion, from: Format, a: u64) -> u64 {
     let a = if how.flush && how.from == Type::F32 { from.flush(a) } else { a };
     let value = from.widen(a);

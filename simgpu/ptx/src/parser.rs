@@ -1,4 +1,4 @@
-//! Parses text to declarations and statements. Debug information, pragmas and linkage are skipped.
+//! Parses text to declarations and statements. Debug information and pragmas are skipped.
 
 use crate::ParseError;
 use crate::short;

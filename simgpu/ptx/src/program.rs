@@ -361,10 +361,10 @@ impl Definition {
 /// An initial value that is an address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Relocation {
-    /// Where it stands among the variables, and how many bytes it takes.
+    /// Its position among the bytes of the variables, and its size.
     pub(crate) at: usize,
     pub(crate) bytes: usize,
-    /// Which bits of the address are meant.
+    /// The bits of the address that are used.
     pub(crate) mask: u64,
     pub(crate) target: Target,
 }
@@ -378,10 +378,10 @@ pub(crate) enum Target {
 
 /// Texts of which parts can be read at any time.
 pub trait Texts: Send + Sync {
-    /// A part of a text, by its number among those that were linked and its bytes.
+    /// Returns a part of a text: the number of the text among those that were linked, and a range of bytes.
     ///
     /// # Errors
-    /// The part is not there any more; why, in words.
+    /// The part no longer exists; the text describes why.
     fn part(&self, text: usize, place: Range<usize>) -> Result<String, String>;
 }
 
@@ -394,20 +394,20 @@ impl Texts for Vec<String> {
 }
 
 pub(crate) struct Program {
-    /// Its number among the programs of this process, so that a pointer to a function of another one is found.
+    /// Its number among the programs of this process, by which a pointer to a function of another one is recognised.
     id: u64,
     pub(crate) options: Options,
     pub(crate) target: u32,
     pub(crate) version: (u32, u32),
     pub(crate) functions: Vec<Definition>,
-    /// The texts, where functions are left to decode.
+    /// The texts, if some functions are not decoded yet.
     pub(crate) texts: Option<Box<dyn Texts>>,
-    /// What each text calls by name.
+    /// The names that each text uses.
     pub(crate) names: Vec<Names>,
     pub(crate) shared: Vec<Shared>,
-    /// The module's variables, as they are first, but for those that are addresses.
+    /// The initial values of the module's variables, without those that are addresses.
     pub(crate) globals: Vec<u8>,
-    /// Where among them each lies.
+    /// The range of each variable among them.
     pub(crate) variables: HashMap<String, Range<usize>>,
     pub(crate) relocations: Vec<Relocation>,
     /// Functions whose address is an initial value.
@@ -442,7 +442,7 @@ impl Program {
         }
     }
 
-    /// A function that was decoded, as each is before it runs.
+    /// Returns a decoded function; each is decoded before it runs.
     pub(crate) fn function(&self, number: usize) -> &Function {
         static NONE: Function = Function::empty();
         match self.functions[number].decoded.get() {
@@ -451,7 +451,7 @@ impl Program {
         }
     }
 
-    /// A function that is to run, decoded now if it was not before.
+    /// Returns a function that is about to run, and decodes it if necessary.
     pub(crate) fn ready(&self, number: usize) -> Result<&Function, FaultKind> {
         let definition = &self.functions[number];
         let decode = || {
@@ -460,14 +460,14 @@ impl Program {
             let part = part.map_err(|why| ParseError::new(definition.line, format!("its text cannot be read: {why}")))?;
             let mut shared = Vec::new();
             let function = lower::function(self, number, &part, &mut shared)?;
-            // Those that declare some were decoded when the module was made, since a launch has to know how much there is.
+            // Functions that declare some were decoded when the module was made, since a launch has to know the size.
             if shared.is_empty() { Ok(function) } else { Err(ParseError::new(definition.line, "shared memory was found too late")) }
         };
         let decoded = definition.decoded.get_or_init(|| decode().map_err(|error| error.of(definition.text)));
         decoded.as_ref().map_err(|error| FaultKind::Unsupported(format!("function {} cannot be decoded: {error}", definition.name)))
     }
 
-    /// What of a function is a fault when a thread comes to it.
+    /// Returns the parts of a function that are a fault when a thread reaches them.
     pub(crate) fn unsupported(&self, number: usize) -> Vec<ParseError> {
         let text = self.functions[number].text;
         let function = match self.ready(number) {
@@ -481,12 +481,12 @@ impl Program {
         function.code.iter().filter_map(message).collect()
     }
 
-    /// What a pointer to a function holds.
+    /// Returns the value of a pointer to a function.
     pub(crate) fn address(&self, number: usize) -> u64 {
         FUNCTIONS | self.id << 28 | (number as u64) << 4
     }
 
-    /// The function that a pointer leads to.
+    /// Returns the function that a pointer points to.
     pub(crate) fn pointed_by(&self, address: u64) -> Result<usize, String> {
         let number = (address >> 4 & 0xff_ffff) as usize;
         if address & 0xff00_0000_0000_0000 != FUNCTIONS || address & 15 != 0 {
@@ -505,11 +505,11 @@ impl Program {
 /// A parameter of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameter {
-    /// Where it begins among the bytes of all parameters.
+    /// Its offset among the bytes of all parameters.
     pub offset: usize,
     /// Its size.
     pub bytes: usize,
-    /// What its offset is a multiple of.
+    /// Its alignment.
     pub align: usize,
 }
 
@@ -524,7 +524,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The name it is asked for by.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.definition().name
     }
@@ -533,22 +533,22 @@ impl Kernel {
         &self.program.functions[self.function]
     }
 
-    /// Its parameters in order.
+    /// Returns its parameters in order.
     pub fn parameters(&self) -> &[Parameter] {
         &self.definition().parameters
     }
 
-    /// Bytes of all parameters with the gaps between them.
+    /// Returns the bytes of all parameters, including the gaps between them.
     pub fn parameter_bytes(&self) -> usize {
         self.definition().parameter_bytes
     }
 
-    /// The largest block it may be launched with, where it says so (`.maxntid`, `.reqntid`).
+    /// Returns the largest block it may be launched with, if it states one (`.maxntid`, `.reqntid`).
     pub fn max_threads(&self) -> Option<[u32; 3]> {
         self.definition().max_threads
     }
 
-    /// Bytes of static shared memory.
+    /// Returns the bytes of static shared memory.
     pub fn shared_bytes(&self) -> usize {
         self.shared_bytes
     }

@@ -1,4 +1,4 @@
-//! What the parser makes of a module's text, before anything is decoded.
+//! The parser's result for a module's text, before anything is decoded.
 
 use std::ops::Range;
 
@@ -26,16 +26,16 @@ pub(crate) struct Variable<'a> {
     pub(crate) line: u32,
 }
 
-/// Who else may refer to a name.
+/// The texts that may refer to a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Linkage {
     /// This text only.
     Internal,
     /// All texts; defined once among them.
     Visible,
-    /// All texts; gives way to a visible definition, and to the first weak one.
+    /// All texts; a visible definition, or the first weak one, takes precedence.
     Weak,
-    /// All texts; gives way to any other definition, and to a larger one of its kind.
+    /// All texts; any other definition, or a larger common one, takes precedence.
     Common,
     /// Defined by another text.
     External,
@@ -44,12 +44,12 @@ pub(crate) enum Linkage {
 /// An initial value that is the address of a variable or of a function.
 #[derive(Debug, Clone)]
 pub(crate) struct Address<'a> {
-    /// Where it stands among the bytes of the variable, and how many it takes.
+    /// Its position among the bytes of the variable, and its size.
     pub(crate) at: usize,
     pub(crate) bytes: usize,
     pub(crate) name: &'a str,
     pub(crate) offset: i64,
-    /// Which bits of the address are meant.
+    /// The bits of the address that are used.
     pub(crate) mask: u64,
     pub(crate) line: u32,
 }
@@ -75,7 +75,7 @@ pub(crate) struct FunctionText<'a> {
     pub(crate) line: u32,
 }
 
-/// Where the definition of a function stands in its text: everything behind `.func` or `.entry` up to the closing brace.
+/// The position of a function's definition in its text: from the end of `.func` or `.entry` to the closing brace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stands {
     pub(crate) place: Range<usize>,
@@ -90,7 +90,7 @@ pub(crate) enum Statement<'a> {
     Label(&'a str, u32),
     /// A table of labels (`.branchtargets`) or of functions (`.calltargets`).
     Targets(&'a str, Vec<&'a str>),
-    /// What a function called through a pointer returns and takes (`.callprototype`): the bytes of each.
+    /// The bytes of each result and parameter of a function called through a pointer (`.callprototype`).
     Prototype(&'a str, Prototype),
     Registers(Vec<Registers<'a>>, Type),
     Variable(Variable<'a>),
@@ -111,7 +111,7 @@ pub(crate) struct Registers<'a> {
     pub(crate) count: Option<u32>,
 }
 
-/// An instruction as it is written.
+/// An instruction in its written form.
 #[derive(Debug)]
 pub(crate) struct Text<'a> {
     /// The guarding predicate, and whether it has to be unset.
@@ -123,7 +123,7 @@ pub(crate) struct Text<'a> {
 }
 
 impl Text<'_> {
-    /// The opcode with all its suffixes.
+    /// Returns the opcode with all its suffixes.
     pub(crate) fn full(&self) -> String {
         self.suffixes.iter().fold(self.opcode.to_owned(), |name, suffix| name + "." + suffix)
     }
@@ -191,7 +191,7 @@ impl Literal {
         }
     }
 
-    /// The bits of the number in an operand of this type.
+    /// Returns the bits of the number in an operand of this type.
     pub(crate) fn bits(self, kind: Type) -> u64 {
         let raw = match (self, kind) {
             (Self::Integer(value), _) => value,

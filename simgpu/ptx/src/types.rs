@@ -90,7 +90,7 @@ pub(crate) enum Space {
 }
 
 impl Space {
-    /// Returns the space that a suffix names. A cluster has only one block, so cluster memory is that of the block.
+    /// Returns the space that a suffix names; in a cluster, only the block's own shared memory (`shared::cta`).
     pub(crate) fn named(suffix: &str) -> Option<Self> {
         Some(match suffix {
             "global" => Self::Global,

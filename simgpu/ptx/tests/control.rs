@@ -6,7 +6,7 @@ mod common;
 use common::{Arguments, Device, bytes, check, evaluate, module, run, size, values};
 use simgpu_ptx::{Launch, Module};
 
-/// Runs a kernel over words that each thread finds at `%rd2`, with `%r1` its number.
+/// Runs a kernel on words. Each thread finds its word at `%rd2` and its number in `%r1`.
 fn over_words(before: &str, body: &str, input: &[u32], size: &Launch) -> Vec<u32> {
     let start = "ld.param.u64 %rd1, [at]; mov.u32 %r1, %tid.x; mad.wide.u32 %rd2, %r1, 4, %rd1;";
     let module = module(before, ".param .u64 at", &format!("{start}\n{body}"));
@@ -181,7 +181,7 @@ fn every_thread_adds_to_one_counter() {
 
 #[test]
 fn barriers_with_counts_and_arrivals() {
-    // The second warp tells that it came and goes on; the first waits for it.
+    // The second warp arrives and goes on; the first waits for it.
     let body = ".shared .u32 word; setp.lt.u32 %p1, %r1, 32; @%p1 bra FIRST;
         st.shared.u32 [word], 77; bar.arrive 3, 64; mov.u32 %r2, 5; bra END;
         FIRST: bar.sync 3, 64; ld.shared.u32 %r2, [word];
@@ -222,7 +222,7 @@ fn parts_of_a_warp_meet_by_themselves() {
         END: xor.b32 %r3, %r3, %r4; st.global.u32 [%rd2], %r3;";
     let expected: Vec<u32> = (0..32).map(|lane| if lane % 2 == 1 { 0xaaaa_aaaa } else { 0 }).collect();
     assert_eq!(over_words("", body, &[0; 32], &size(1, 32)), expected);
-    // Lanes that have ended, or that a small block does not have, are left out.
+    // Lanes that have ended, or that a small block does not have, are excluded.
     let body = "setp.ge.u32 %p1, %r1, 10; @%p1 ret; setp.ne.s32 %p2, %r1, 3; vote.sync.all.pred %p3, %p2, -1; bar.warp.sync -1;
         redux.sync.max.s32 %r3, %r1, -1; selp.u32 %r4, 100, 200, %p3; add.s32 %r3, %r3, %r4; match.all.sync.b32 %r5|%p4, %r3, -1;
         selp.u32 %r6, 1000, 0, %p4; add.s32 %r3, %r3, %r6; st.global.u32 [%rd2], %r3;";

@@ -1,4 +1,4 @@
-//! Every detector, with a kernel that does what it looks for, and one that just does not.
+//! Every detector, with a kernel that violates its rule, and one that just does not.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -96,7 +96,7 @@ fn shared_local_and_parameter_memory_have_ends() {
     assert!(on_64_bytes(shared, 0, &size(1, 8)).is_ok());
     let fault = fails(shared, 0, &size(1, 9));
     assert!(matches!(fault.kind, FaultKind::OutOfBounds { space: "shared", address: 32, bytes: 4, write: true, .. }), "{fault}");
-    // What is left of the block's memory is another's or nobody's.
+    // The rest of the block's memory belongs to another block or to none.
     let dynamic = Launch { dynamic_shared_bytes: 4, ..size(1, 9) };
     assert!(on_64_bytes(shared, 0, &dynamic).is_ok());
     let fault =
@@ -128,15 +128,15 @@ fn a_register_that_is_written_on_the_way_taken() {
     for piece in [
         "setp.ne.u64 %p1, %rd1, 0; @%p1 mov.u32 %r7, 1; not.b32 %r8, %r7;",
         "mov.u32 %r4, %r5; mov.u32 %r4, 3; add.s32 %r6, %r4, 1;",
-        // Compilers copy what they never use.
+        // Compilers copy values they never use.
         "mov.u32 %r4, %r5; mov.u32 %r6, %r4;",
-        // The first round copies what only the second one reads.
+        // The first round copies a value that only the second one reads.
         "mov.u32 %r1, 0;\nAGAIN: mov.u32 %r2, %r3; mov.u32 %r3, 5; setp.eq.s32 %p1, %r1, 0; @%p1 bra NEXT; add.s32 %r4, %r2, 1;
          NEXT: add.s32 %r1, %r1, 1; setp.lt.s32 %p2, %r1, 3; @%p2 bra AGAIN;",
     ] {
         on_64_bytes(piece, 0, &size(2, 2)).unwrap_or_else(|fault| panic!("{piece}: {fault}"));
     }
-    // Registers do not keep what they held in the block before.
+    // Registers do not keep their values of the previous block.
     let piece = "mov.u32 %r1, %ctaid.x; setp.eq.s32 %p1, %r1, 0; @%p1 mov.u32 %r2, 1; add.s32 %r3, %r2, 1;";
     assert_eq!(fails(piece, 0, &size(2, 1)).place, place(7, 0, 1));
 }
@@ -196,7 +196,7 @@ fn a_thread_that_never_ends() {
     let fault = launch_within(&within(1_000_000), module.kernel("k").unwrap(), &size(1, 40), &[], 0, &Device::default()).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Endless(1_000_000));
     assert_eq!(fault.place.unwrap().line, 6);
-    // A block of many is found as soon: all of them at once would take minutes.
+    // A block of many is found as fast: running all of them to their limit would take minutes.
     let budget = simgpu_ptx::INSTRUCTIONS_PER_THREAD / 8;
     let fault = launch_within(&within(budget), module.kernel("k").unwrap(), &size(1, 512), &[], 0, &Device::default()).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Endless(budget));
@@ -207,10 +207,10 @@ fn a_thread_that_never_ends() {
 #[test]
 fn barriers_that_not_all_threads_reach() {
     let tid = "mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 16;";
-    // One warp by two instructions.
+    // One warp, by two instructions.
     let fault = fails(&format!("{tid}\n@%p1 bra A;\nbar.sync 0;\nbra B;\nA: bar.sync 0;\nB: ret;"), 0, &size(1, 32));
     assert!(matches!(&fault.kind, FaultKind::Divergence(message) if message.contains("different instructions")), "{fault}");
-    // The same by whole warps is allowed.
+    // The same for whole warps is allowed.
     let whole = tid.replace("16", "32");
     assert!(on_64_bytes(&format!("{whole}\n@%p1 bra A;\nbar.sync 0;\nbra B;\nA: bar.sync 0;\nB: ret;"), 0, &size(1, 64)).is_ok());
     // Two barriers.
@@ -309,7 +309,7 @@ fn what_is_not_supported_is_named_when_it_is_decoded() {
     }
 }
 
-/// Texts that were cut, or had a token changed, are errors or modules, never a panic.
+/// Checks that texts that were cut, or had a token changed, give errors or modules, never a panic.
 #[test]
 fn damaged_texts_do_no_harm() {
     let whole = include_str!("ptx/kernels_nvrtc12.0_sm80.ptx");

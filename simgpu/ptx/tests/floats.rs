@@ -1,4 +1,4 @@
-//! Floating-point instructions and conversions against the processor's, and against exact integer arithmetic.
+//! Floating-point instructions and conversions, compared with the processor's, and with exact integer arithmetic.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -141,7 +141,8 @@ fn comparisons_know_nan() {
     check("testp.number.f32 %p9, %f0;", "p", &operands, |a, _, _| (!f(a).is_nan()).into());
 }
 
-/// The two directed results enclose the exact one: they are neighbours, or equal where the exact one is an `f32`.
+/// Checks that the two directed results enclose the exact one: they are neighbours, or equal if the exact one is an
+/// `f32`.
 #[test]
 fn directed_rounding_encloses_the_exact_result() {
     let mut random = Random(11);
@@ -186,7 +187,7 @@ fn directed_rounding_encloses_the_exact_result() {
     assert_eq!(sums, [0x8000_0000]);
 }
 
-/// An exact value in units of 2^-48, rounded to `digits` significant bits but not below the unit `least`.
+/// Rounds an exact value in units of 2^-48 to `digits` significant bits, but not below the unit `least`.
 fn round_exactly(value: i128, digits: u32, least: u32) -> i128 {
     let magnitude = value.unsigned_abs();
     let drop = (128 - magnitude.leading_zeros()).saturating_sub(digits).max(least);
@@ -196,7 +197,7 @@ fn round_exactly(value: i128, digits: u32, least: u32) -> i128 {
     (((kept + u128::from(up)) << drop) as i128) * value.signum()
 }
 
-/// A finite `f16` in units of 2^-24.
+/// Returns a finite `f16` in units of 2^-24.
 fn half_units(bits: u64) -> i128 {
     let (exponent, fraction) = (bits >> 10 & 31, i128::from(bits & 0x3ff));
     let magnitude = if exponent == 0 { fraction } else { (fraction | 0x400) << (exponent - 1) };
@@ -381,7 +382,7 @@ fn pairs_and_eight_bit_formats() {
     assert_eq!(evaluate("cvt.rn.relu.bf16x2.f32 %r9, %f0, %f1;", "r", &pair(-1.0, f32::NAN)), [0x0000_7fff]);
     assert_eq!(evaluate("cvt.rn.satfinite.e4m3x2.f32 %rs9, %f0, %f1;", "rs", &pair(1e9, -0.001953125)), [0x7e81]);
     assert_eq!(evaluate("cvt.rn.satfinite.e5m2x2.f32 %rs9, %f0, %f1;", "rs", &pair(f32::NAN, 1.125)), [0x7f3c]);
-    // 448 and the least number of the format, both as halves.
+    // 448 and the smallest number of the format, both as halves.
     assert_eq!(evaluate("cvt.rn.f16x2.e4m3x2 %r9, %rs0;", "r", &[[0x7e01, 0, 0]]), [0x5f00_1800]);
     assert_eq!(evaluate("cvt.rn.f16x2.e5m2x2 %r9, %rs0;", "r", &[[0x7cbc, 0, 0]]), [0x7c00_bc00]);
     assert_eq!(evaluate("fma.rn.relu.f16 %rs9, %rs0, %rs1, %rs2;", "rs", &[[0x3c00, 0xbc00, 0], [0x3c00, 0x3c00, 0x3c00]]), [0, 0x4000]);

@@ -1,4 +1,4 @@
-//! Integer instructions against the processor's own arithmetic.
+//! Integer instructions, compared with the processor's own arithmetic.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -136,7 +136,7 @@ fn bits_are_counted_found_and_moved() {
     });
 }
 
-/// The pseudocode of the PTX manual, bit by bit.
+/// Implements the pseudocode of the PTX manual, bit by bit.
 fn extract(a: u64, position: u64, length: u64, bits: u64, signed: bool) -> u64 {
     let (position, length, top) = (position & 0xff, length & 0xff, bits - 1);
     let sign = if !signed || length == 0 { 0 } else { a >> (position + length - 1).min(top) & 1 };

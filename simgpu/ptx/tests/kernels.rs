@@ -1,4 +1,4 @@
-//! Whole kernels as several versions of NVRTC compile them, compared with plain Rust bit by bit. See `ptx/kernels.cu`.
+//! Whole kernels, compiled by several versions of NVRTC and compared with plain Rust bit by bit. See `ptx/kernels.cu`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,7 +8,7 @@ use simgpu_ptx::{Launch, Module};
 
 const COUNTS: [usize; 7] = [0, 1, 7, 8, 9, 1000, 70001];
 
-/// Every compiled form of the kernels.
+/// Returns every compiled form of the kernels.
 fn modules() -> Vec<(&'static str, Module)> {
     let texts = [
         ("NVRTC 11.8 for sm_70", include_str!("ptx/kernels_nvrtc11.8_sm70.ptx")),
@@ -66,7 +66,7 @@ fn bytes_are_combined_by_vectors_and_one_by_one() {
     }
 }
 
-/// A finite half precision number as `f32`.
+/// Returns a finite half precision number as `f32`.
 fn widened(bits: u16, halves: bool) -> f32 {
     if !halves {
         return f32::from_bits(u32::from(bits) << 16);
@@ -76,7 +76,7 @@ fn widened(bits: u16, halves: bool) -> f32 {
     if bits >> 15 == 1 { -magnitude } else { magnitude }
 }
 
-/// Rounds to the nearest, ties to even, with the bits alone; the number is finite and not too large.
+/// Rounds to the nearest, ties to even, using only the bits; the number is finite and not too large.
 fn narrowed(value: f32, halves: bool) -> u16 {
     let bits = value.to_bits();
     if !halves {
@@ -196,7 +196,7 @@ fn calls_recursion_local_memory_and_variables_of_the_module() {
             assert_eq!(values::<u64>(&device.get(out)), expected, "{name}, {count}");
             let roots = input.iter().enumerate().map(|(i, &input)| (input as f64).sqrt() / 3.0 + [0.5, -1.25, 1e300][i % 3]);
             assert_eq!(device.get(real), bytes(&roots.collect::<Vec<f64>>()), "{name}, {count}");
-            // The counter begins at 100 and lives on in the module's variables.
+            // The counter begins at 100 and is kept in the module's variables.
             let calls = device.put(&[0; 8]);
             let arguments = Arguments::default().with(calls);
             simgpu_ptx::launch(module.kernel("read_calls").unwrap(), &size(1, 1), &arguments.0, globals, &device).unwrap();
@@ -242,7 +242,7 @@ fn switches_and_integer_instructions() {
     }
 }
 
-/// What one warp of the kernel `warps` writes.
+/// Returns what one warp of the kernel `warps` writes.
 fn warp(x: &[u32]) -> Vec<u32> {
     let total = x.iter().copied().fold(0, u32::wrapping_add);
     let lanes = |test: &dyn Fn(usize) -> bool| (0..32).filter(|&lane| test(lane)).fold(0_u32, |lanes, lane| lanes | 1 << lane);

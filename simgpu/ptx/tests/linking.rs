@@ -1,5 +1,5 @@
 //! Several texts as one module: names across texts, calls through pointers, initial values that are addresses, and
-//! functions that are decoded when they are first called.
+//! functions that are decoded at their first call.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -13,12 +13,12 @@ use simgpu_ptx::{FaultKind, Launch, Module, Options, ParseError, Texts, Unset, l
 const HEAD: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
 const LATE: Options = Options { unset: simgpu_ptx::Unset::Fault, late: true };
 
-/// A text of declarations only.
+/// Returns a text of declarations only.
 fn plain(declarations: &str) -> String {
     format!("{HEAD}{declarations}\n")
 }
 
-/// A text with kernel `k`, which takes the address `at`, in `%rd1`.
+/// Returns a text with kernel `k`, which takes the address `at`, in `%rd1`.
 fn kernel(before: &str, body: &str) -> String {
     text(before, ".param .u64 at", &format!("ld.param.u64 %rd1, [at];\n{body}"))
 }
@@ -30,7 +30,7 @@ fn link(texts: &[&str]) -> Result<Module, ParseError> {
     module
 }
 
-/// Runs kernel `k` on words, decoded at once and late, and gives what it leaves of them.
+/// Runs kernel `k` on words, decoded at once and late, and returns the words afterwards.
 fn over_words(texts: &[&str], input: &[u32], size: &Launch) -> Vec<u32> {
     let [first, second] = [Options::default(), LATE].map(|options| {
         let module = Module::link(texts, options).unwrap_or_else(|error| panic!("{error}"));
@@ -54,7 +54,7 @@ const DOUBLE_AND_SQUARE: &str = ".func (.param .b32 out) double(.param .b32 in)
     { .reg .b32 %a; ld.param.u32 %a, [in]; add.s32 %a, %a, %a; st.param.b32 [out], %a; }
     .func (.param .b32 out) square(.param .b32 in) { .reg .b32 %a; ld.param.u32 %a, [in]; mul.lo.s32 %a, %a, %a; st.param.b32 [out], %a; }\n";
 
-/// Calls what `%rd5` points to with the word at `at`, and puts the result there.
+/// Calls the function that `%rd5` points to with the word at `at`, and stores the result there.
 const THROUGH_POINTER: &str = "ld.global.u32 %r1, [%rd1];
     { .param .b32 give; .param .b32 take; st.param.b32 [give], %r1;
       form: .callprototype (.param .b32 _) _ (.param .b32 _);
@@ -67,7 +67,8 @@ fn calls_through_pointers() {
         let body = format!("mov.u64 %rd5, {name}; {THROUGH_POINTER}");
         assert_eq!(over_words(&[&kernel(DOUBLE_AND_SQUARE, &body)], &[9], &size(1, 1)), [result]);
     }
-    // Each thread its own function, from a table in memory that another function fills, in registers and by a list of targets.
+    // Each thread calls its own function: from a table in memory that another function fills, in registers, and by a
+    // list of targets.
     let before = ".func (.reg .b32 out) up(.reg .b32 in) { add.s32 out, in, 1; ret; }
         .func (.reg .b32 out) down(.reg .b32 in) { sub.s32 out, in, 1; ret; }
         .func fill(.reg .b64 table) { .reg .b64 f; mov.u64 f, up; st.u64 [table], f; mov.b64 f, down; st.u64 [table+8], f; }\n";
@@ -180,7 +181,7 @@ fn texts_refer_to_each_other() {
     }
     let module = link(&[&first, &second]).unwrap();
     assert_eq!((module.kernel("k").unwrap().shared_bytes(), module.kernels().count()), (8, 1));
-    // Without its dynamic part there is nothing behind the block's own memory.
+    // Without its dynamic part there is nothing after the block's own memory.
     let mut device = Device::default();
     let at = device.put(&[0; 4]);
     let fault = run(&module, "k", &common::size(1, 1), Arguments::default().with(at), &mut device).unwrap_err();
@@ -207,7 +208,7 @@ fn visible_goes_before_weak_and_weak_before_common() {
         texts.rotate_right(1);
         assert_eq!(over_words(&texts, &[0], &size(1, 1)), [expected]);
     }
-    // The text of the definition that gave way uses the other one, too, and of common variables the larger holds.
+    // The text whose definition is replaced uses the other one, too, and of common variables the larger one applies.
     let function = |linkage: &str, value: u32| format!(".{linkage} .func (.reg .b32 out) word() {{ mov.u32 out, {value}; ret; }}\n");
     let caller = kernel(&function("weak", 5), "call (%r1), word; st.global.u32 [%rd1], %r1;");
     assert_eq!(over_words(&[&caller], &[0], &size(1, 1)), [5]);
@@ -239,7 +240,7 @@ fn names_that_do_not_resolve_are_errors_in_words() {
         assert_eq!((error.text, error.line), place, "{error}");
         assert_eq!(error.to_string().contains("of text 2:"), error.text == 1, "{error}");
     }
-    // Names that only their own text sees are not in each other's way.
+    // Internal names of several texts do not conflict.
     let own = plain(".global .u32 x; .func f() { ret; } .shared .u32 s;");
     assert_eq!(link(&[&own, &own]).unwrap().globals_bytes(), 8);
 }
@@ -277,7 +278,7 @@ fn what_is_not_supported_is_late_a_fault_of_those_who_come_to_it() {
     assert_eq!(fault.place.unwrap().line, 5);
     let fault = attempt("torn").unwrap_err();
     assert!(fault.to_string().contains("function torn cannot be decoded: PTX line 6"), "{fault}");
-    // A kernel that cannot be decoded does not begin.
+    // A kernel that cannot be decoded does not start.
     let module = Module::link(&[&kernel("", "add }}")], LATE).unwrap_err();
     assert!(module.message.contains("directive"), "{module}");
     let module = Module::link(&[&kernel("", "add.s32 %r1 %r2;")], LATE).unwrap();
@@ -297,11 +298,11 @@ fn shared_memory_of_functions_that_only_pointers_reach() {
     let text = kernel(before, body);
     assert_eq!(over_words(&[&text], &[41], &size(1, 1)), [42]);
     assert_eq!(Module::parse(&text).unwrap().kernel("k").unwrap().shared_bytes(), 4);
-    // Late nobody knows who is called: all is there.
+    // With late decoding the callees are unknown, so everything is included.
     assert_eq!(Module::link(&[&text], LATE).unwrap().kernel("k").unwrap().shared_bytes(), 68);
 }
 
-/// Texts that may be gone.
+/// Texts that may be removed.
 #[derive(Clone)]
 struct Shelf(Arc<Mutex<Vec<String>>>);
 
@@ -338,7 +339,7 @@ fn outlines_are_enough_to_link_and_bodies_are_read_when_they_are_called() {
     launch(module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), globals, &device).unwrap();
     assert_eq!(values::<u32>(&device.get(at)), [7]);
     assert_eq!(module.unsupported(), whole.unsupported());
-    // What nobody has called yet is read from the text when it is, if that is still there.
+    // A function that was not called yet is read from its text at the call, if the text still exists.
     let module = Module::link_outlines(&outlines, Unset::Fault, Box::new(shelf.clone())).unwrap();
     shelf.0.lock().unwrap().clear();
     let fault = launch(module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), globals, &device).unwrap_err();

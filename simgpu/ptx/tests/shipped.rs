@@ -1,4 +1,4 @@
-//! The kernels that the crate ships, from `kernels/ptx` of the workspace: all of them decode, and some are run.
+//! The kernels that the crate ships, from `kernels/ptx` of the workspace: all of them are decoded, and some are run.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -10,7 +10,7 @@ use simgpu_ptx::{Launch, Module};
 
 const COUNTS: [usize; 7] = [0, 1, 7, 8, 9, 1000, 70001];
 
-/// Every module, with the name of its file.
+/// Returns every module, with the name of its file.
 fn modules() -> Vec<(String, Module)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let entries =
@@ -30,7 +30,7 @@ fn modules() -> Vec<(String, Module)> {
     found
 }
 
-/// The modules that have this kernel, one for each target.
+/// Returns the modules that have this kernel, one for each target.
 fn modules_with(kernel: &str) -> Vec<(String, Module)> {
     let found: Vec<_> = modules().into_iter().filter(|(_, module)| module.kernel(kernel).is_some()).collect();
     let mut targets: Vec<u32> = found.iter().map(|(_, module)| module.target()).collect();
@@ -49,7 +49,7 @@ fn every_module_decodes_and_asks_for_no_more_than_the_oldest_driver_has() {
     }
 }
 
-/// One fold: `inputs` of one length each, that of rank `own` apart from the others, all shifted by some bytes.
+/// Runs one fold: `inputs` of equal length, that of rank `own` separate from the others, all shifted by some bytes.
 fn fold(module: &Module, kernel: &str, inputs: &[Vec<u8>], own: usize, divisor: u32, shift: usize, launch: &Launch) -> Vec<u8> {
     let length = inputs[0].len();
     let stride = length.next_multiple_of(16);
@@ -82,7 +82,7 @@ fn fold(module: &Module, kernel: &str, inputs: &[Vec<u8>], own: usize, divisor: 
     device.get(out)[shift..].to_vec()
 }
 
-/// Bytes of an element, from the last part of the kernel's name.
+/// Returns the bytes of an element, from the last part of the kernel's name.
 fn element_bytes(kernel: &str) -> usize {
     match kernel.rsplit('_').next().unwrap() {
         name if name.contains("f8") => 1,
@@ -99,7 +99,7 @@ fn in_bytes<T: Plain>(inputs: &[Vec<T>]) -> Vec<Vec<u8>> {
     inputs.iter().map(|input| bytes(input)).collect()
 }
 
-/// Ranks, the one that is apart, and bytes that everything is shifted by, in elements.
+/// The ranks, the separate one, and the shift of all buffers in elements.
 const CASES: [(usize, usize, usize); 4] = [(2, 0, 0), (3, 2, 1), (5, 1, 0), (8, 3, 3)];
 
 #[test]
@@ -116,7 +116,7 @@ fn exclusive_or_of_bytes() {
     }
 }
 
-/// Any finite number, subnormal ones among them, and now and then an infinity or a NaN.
+/// Returns any finite number, including subnormal ones, and sometimes an infinity or a NaN.
 fn odd_float(bits: u64) -> f32 {
     let single = f32::from_bits((bits >> 32) as u32);
     match bits % 64 {
@@ -210,7 +210,7 @@ fn patterns_are_filled_and_checked() {
             let filled = device.get(buffer - shift as u64);
             let expected: Vec<u8> = (0..bytes_in).map(|i| pattern[(i + phase) % pattern_bytes]).collect();
             assert!(filled[shift..] == expected, "{name}: {bytes_in} bytes, phase {phase}, shift {shift}");
-            // Against the pattern one place further on, what differs is counted.
+            // Compared with the pattern one position further on, the differences are counted.
             for phase in [phase, phase + 1] {
                 let arguments = Arguments::default().with(buffer).with(bytes_in as u64).with(1_u32).with(at);
                 let arguments = arguments.with(pattern_bytes as u64).with(phase as u64).with(wrong);
@@ -223,13 +223,13 @@ fn patterns_are_filled_and_checked() {
     }
 }
 
-/// A buffer, and the address of what lies past some bytes of it.
+/// Returns a buffer, and the address `shift` bytes after its start.
 fn shifted(device: &mut Device, shift: usize, bytes: &[u8]) -> (u64, u64) {
     let start = device.put(&[&vec![0xEE; shift], bytes].concat());
     (start, start + shift as u64)
 }
 
-/// Halves added to halves, as a block of threads does.
+/// Adds halves to halves, as a block of threads does.
 fn sum_of_halves(mut sums: Vec<f64>) -> f64 {
     for half in (0..9).rev().map(|power| 1 << power) {
         (0..half).filter(|at| at + half < sums.len()).collect::<Vec<_>>().into_iter().for_each(|at| sums[at] += sums[at + half]);

@@ -1,4 +1,4 @@
-//! Threads, blocks and launches that wait for one another, and accesses that nobody sees half of.
+//! Threads, blocks and launches that wait for each other, and accesses of which no thread sees half.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -15,12 +15,12 @@ use simgpu_ptx::{FaultKind, Launch, Limits, Module, Options, Unset, launch_withi
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A kernel that finds its memory at `%rd1`, its thread in `%r1` and its block in `%r2`.
+/// Makes a kernel that finds its memory at `%rd1`, its thread in `%r1` and its block in `%r2`.
 fn waiting(body: &str) -> Module {
     module("", ".param .u64 at", &format!("ld.param.u64 %rd1, [at]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;\n{body}"))
 }
 
-/// Runs a kernel on words and gives what it leaves of them.
+/// Runs a kernel on words and returns the words afterwards.
 fn over_words(body: &str, input: &[u32], size: &Launch, limits: &Limits) -> Result<Vec<u32>, simgpu_ptx::Fault> {
     let module = waiting(body);
     let mut device = Device::default();
@@ -54,7 +54,7 @@ fn a_warp_that_meets_in_a_loop_lets_others_go() {
     }
 }
 
-/// Blocks add to a counter, and wait until all have.
+/// Blocks add to a counter, and wait until all have done so.
 const MEET: &str = "bar.sync 0; setp.ne.u32 %p1, %r1, 0; @%p1 bra WAIT; mov.u32 %r4, %nctaid.x; red.global.add.u32 [%rd1], 1;
     SPIN: ld.acquire.gpu.global.u32 %r3, [%rd1]; setp.lt.u32 %p2, %r3, %r4; @%p2 bra SPIN;
     WAIT: bar.sync 0; red.global.add.u32 [%rd1+4], 1;";
@@ -62,7 +62,7 @@ const MEET: &str = "bar.sync 0; setp.ne.u32 %p1, %r1, 0; @%p1 bra WAIT; mov.u32 
 #[test]
 fn blocks_wait_for_each_other() {
     assert_eq!(over_words(MEET, &[0, 0], &size(8, 33), &Limits::default()).unwrap(), [8, 8 * 33]);
-    // Each block keeps its own shared memory, barriers and place meanwhile.
+    // Meanwhile each block keeps its own shared memory, barriers and position.
     let body = format!(
         ".shared .u32 own; st.shared.u32 [own], %r2; {MEET} ld.shared.u32 %r5, [own]; mad.wide.u32 %rd3, %r2, 4, %rd1;
         mov.u32 %r6, %ctaid.x; sub.s32 %r5, %r5, %r6; st.global.u32 [%rd3+8], %r5;"
@@ -76,7 +76,7 @@ fn blocks_that_do_not_find_room_beside_each_other_are_a_fault() {
     assert!(over_words(MEET, &[0, 0], &size(3, 1), &limits(3)).is_ok());
     let fault = over_words(MEET, &[0, 0], &size(3, 1), &limits(2)).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Endless(4_000_000), "{fault}");
-    // Blocks that end need no room.
+    // Blocks that end occupy no place.
     assert!(over_words("red.global.add.u32 [%rd1], 1;", &[0], &size(100, 1), &limits(1)).is_ok());
 }
 
@@ -121,7 +121,7 @@ fn a_patient_launch_waits_longer_than_its_instructions_last() {
     let before = word(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Far more rounds than the instructions would last for.
+            // Far more rounds than the limit of instructions allows.
             wait_until("the launch goes on", || word(0) - before >= 100_000);
             device.set(at + 4, 1);
         });
@@ -129,7 +129,7 @@ fn a_patient_launch_waits_longer_than_its_instructions_last() {
     });
 }
 
-/// One launch writes vectors of equal elements, another one counts those that are not.
+/// Runs a launch that writes vectors of equal elements, and another one that counts vectors with unequal ones.
 fn torn(store: &str, load: &str) -> u32 {
     const ROUNDS: u32 = 100_000;
     let write = format!(
@@ -148,7 +148,7 @@ fn torn(store: &str, load: &str) -> u32 {
             let (device, begun) = (&device, &begun);
             scope.spawn(move || {
                 let module = waiting(&body);
-                // The second one to come lets the first one go.
+                // The second one to arrive releases the first one.
                 wait_until("the other one comes", || begun.load(Ordering::Acquire) == last);
                 begun.store(true, Ordering::Release);
                 launch_within(&Limits::default(), module.kernel("k").unwrap(), &size(1, 1), &at.to_le_bytes(), 0, device).unwrap();
@@ -209,7 +209,7 @@ fn registers_that_are_read_before_they_are_set() {
     let body = "setp.ne.u32 %p1, %r1, 0; @%p1 mov.u32 %r5, 7; mov.u32 %r6, %r7; add.s32 %r5, %r5, %r6; add.s32 %r5, %r5, %r8;
         mad.wide.u32 %rd2, %r1, 4, %rd1; mad.wide.u32 %rd2, %r2, 8, %rd2; st.global.u32 [%rd2], %r5; mov.u32 %r8, 1000; mov.u32 %r7, 1000;
         call twice, (%rd2);";
-    // A function whose registers lie where those of others were.
+    // A function whose registers use the slots of earlier ones.
     let before = ".func other(.reg .b64 at) { .reg .b32 %a<9>; mov.u32 %a3, 500; add.s32 %a4, %a3, %a3; ret; }
         .func add(.reg .b64 at) { .reg .b32 %a<9>; ld.global.u32 %a1, [at]; add.s32 %a1, %a1, %a3; add.s32 %a1, %a1, %a4; st.global.u32 [at], %a1; ret; }
         .func twice(.reg .b64 at) { call other, (at); call add, (at); ret; }\n";

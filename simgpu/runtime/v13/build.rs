@@ -1,5 +1,5 @@
 //! Gives the library the name of the real one, and its symbols the version that programs request, which equals that
-//! name. The compiler's own list of exports has no version, and only GNU ld can still add one to its symbols.
+//! name. The compiler's own version script is anonymous, and only GNU ld can still give its symbols a version.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

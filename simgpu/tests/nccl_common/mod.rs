@@ -23,18 +23,18 @@ pub struct Id(pub [u8; 128]);
 macro_rules! functions {
     ($($name:ident($($argument:ident: $kind:ty),*);)*) => {$(
         pub fn $name($($argument: $kind),*) -> c_int {
-            // SAFETY: the header says the same of this function; the tests keep what pointers point to.
+            // SAFETY: the header declares this function with the same types; the tests keep what pointers point to.
             unsafe { symbol::<unsafe extern "C" fn($($kind),*) -> c_int>(stringify!($name))($($argument),*) }
         }
     )*};
 }
 
-/// A function by name, as a program would look it up.
+/// Finds a function by name, as a program would look it up.
 pub fn find<F: Copy>(name: &str) -> Option<F> {
-    // SAFETY: the library is there already, and stays.
+    // SAFETY: the library is loaded already, and stays loaded.
     let library = unsafe { Library::new("libnccl.so.2") }.unwrap();
     let library = std::mem::ManuallyDrop::new(library);
-    // SAFETY: callers name the type that the header says.
+    // SAFETY: callers name the type that the header declares.
     unsafe { library.get::<F>(name.as_bytes()) }.ok().map(|found| *found)
 }
 
@@ -88,24 +88,24 @@ functions! {
 }
 
 pub fn last_error() -> String {
-    // SAFETY: the function takes any handle and gives a text that stays.
+    // SAFETY: the function takes any handle and returns a text that stays valid.
     let text = unsafe { CStr::from_ptr(symbol::<unsafe extern "C" fn(Comm) -> *const c_char>("ncclGetLastError")(std::ptr::null_mut())) };
     text.to_string_lossy().into_owned()
 }
 
-/// For ranks whose calls fail and that look at [`last_error`]: there is one for the whole process, so they take turns.
+/// Locks the last error, which the whole process shares, for ranks whose calls fail and that read [`last_error`].
 pub fn my_turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap()
 }
 
-/// Ends the test where a call does not succeed.
+/// Fails the test if a call does not succeed.
 #[track_caller]
 pub fn ok(code: c_int) {
     assert_eq!(code, 0, "{}", last_error());
 }
 
-/// The simulation for this test alone, with nothing planted.
+/// Reserves the simulation for this test, with nothing planted.
 pub fn alone() -> simgpu::Alone {
     simgpu::install();
     let alone = simgpu::alone();
@@ -113,7 +113,7 @@ pub fn alone() -> simgpu::Alone {
     alone
 }
 
-/// The same with an older release, which then is the one of the whole process.
+/// Does the same with an older release, which then serves the whole process.
 pub fn alone_with(version: i32) -> simgpu::Alone {
     simgpu::nccl::install(version);
     let alone = simgpu::alone();
@@ -121,7 +121,7 @@ pub fn alone_with(version: i32) -> simgpu::Alone {
     alone
 }
 
-/// No rule was broken and nothing leaks.
+/// Checks that no rule was broken and nothing leaks.
 #[track_caller]
 pub fn expect_clean() {
     assert_eq!(simgpu::nccl::reports(), [""; 0]);
@@ -135,7 +135,7 @@ pub fn new_id() -> Id {
     id
 }
 
-/// A configuration that says whether calls wait.
+/// Returns a configuration that states whether calls wait.
 pub fn blocking(blocking: bool) -> Config {
     Config { blocking: blocking.into(), ..unset() }
 }
@@ -181,7 +181,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// On a device, without a communicator.
+    /// Makes a rank on a device, without a communicator.
     pub fn on(device: usize, rank: usize, size: usize) -> Rank {
         let context = CudaContext::new(device).unwrap();
         context.bind_to_thread().unwrap();
@@ -196,7 +196,7 @@ impl Rank {
         self
     }
 
-    /// With a non-blocking communicator that is ready.
+    /// Joins with a non-blocking communicator, and waits until that is ready.
     pub fn join_later(mut self, id: Id, mut config: Config) -> Rank {
         let code = ncclCommInitRankConfig(&raw mut self.comm, self.size as c_int, id, self.rank as c_int, &raw mut config);
         assert_eq!(code, 7);
@@ -238,7 +238,7 @@ impl Rank {
         error
     }
 
-    /// Polls until the communicator no longer is in progress. Says what it ends with and how often it was asked.
+    /// Polls until the communicator is no longer in progress. Returns its result and the number of polls.
     pub fn settle(&self) -> (c_int, usize) {
         for polls in 1.. {
             let error = self.async_error();
@@ -250,7 +250,7 @@ impl Rank {
         unreachable!()
     }
 
-    /// Takes what a call gave, and waits for its end where it goes on in the background.
+    /// Checks the result of a call, and waits for its end if it runs in the background.
     #[track_caller]
     pub fn complete(&self, code: c_int) {
         if code == 7 { assert_eq!(self.settle().0, 0, "{}", last_error()) } else { ok(code) }
@@ -267,7 +267,7 @@ impl Rank {
     }
 }
 
-/// The place of a rank in another communicator.
+/// Returns the place of a rank in another communicator.
 pub fn seen_from(rank: &Rank, comm: Comm) -> Rank {
     let (mut size, mut place) = (0, 0);
     ok(ncclCommCount(comm, &raw mut size));
@@ -275,7 +275,7 @@ pub fn seen_from(rank: &Rank, comm: Comm) -> Rank {
     Rank { comm, rank: place as usize, size: size as usize, context: rank.context.clone(), stream: rank.stream.clone() }
 }
 
-/// Runs each rank on a thread of its own, on a device of its own, without communicators. A test that hangs fails.
+/// Runs each rank on its own thread and its own device, without communicators. A test that hangs fails.
 pub fn on_threads<T: Send + 'static>(size: usize, run: impl Fn(Rank) -> T + Send + Sync + 'static) -> Vec<T> {
     let (run, (done, results)) = (Arc::new(run), mpsc::channel());
     for rank in 0..size {
@@ -291,7 +291,7 @@ pub fn on_threads<T: Send + 'static>(size: usize, run: impl Fn(Rank) -> T + Send
     found.into_iter().flatten().collect()
 }
 
-/// The same with a blocking communicator, which is destroyed at the end.
+/// Does the same with a blocking communicator, which is destroyed at the end.
 pub fn in_ranks<T: Send + 'static>(size: usize, run: impl Fn(&Rank) -> T + Send + Sync + 'static) -> Vec<T> {
     let id = new_id();
     on_threads(size, move |rank| {

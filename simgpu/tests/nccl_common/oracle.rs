@@ -1,4 +1,5 @@
-//! What reductions give, computed another way: every float is taken apart into exponent and fraction and rounded in 64 bits.
+//! The results of reductions, computed in another way: every float is split into exponent and fraction and rounded in
+//! 64 bits.
 
 /// Sizes of the types by number.
 pub const SIZES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
@@ -57,7 +58,7 @@ impl Format {
         }
     }
 
-    /// The nearest value of the format, ties to even.
+    /// Returns the nearest value of the format, ties to even.
     fn round(self, value: f64) -> f64 {
         if !value.is_finite() || value == 0.0 {
             return if self.saturates && value.is_infinite() { self.largest().copysign(value) } else { value };
@@ -74,7 +75,7 @@ impl Format {
         }
     }
 
-    /// The bits of a value of the format.
+    /// Returns the bits of a value of the format.
     fn encode(self, value: f64) -> u64 {
         (0..1u64 << (1 + self.exponent + self.fraction).min(16))
             .find(|&bits| self.decode(bits).to_bits() == value.to_bits())
@@ -88,7 +89,7 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// An element in a form that can be computed with.
+/// An element in a form suitable for arithmetic.
 #[derive(Clone, Copy)]
 enum Element {
     Whole(i128),
@@ -107,7 +108,7 @@ fn element(kind: usize, bytes: &[u8]) -> Element {
     }
 }
 
-/// Cuts a whole number to its type, with its sign.
+/// Truncates a whole number to its type, with its sign.
 fn cut(kind: usize, value: i128) -> i128 {
     let bits = SIZES[kind] as u32 * 8;
     let low = value & ((1i128 << bits) - 1);
@@ -166,7 +167,8 @@ fn combine(kind: usize, op: i32, a: Element, b: Element) -> Element {
     }
 }
 
-/// What ranks that bring `inputs` get; `scalars` are those of each rank where the operator multiplies first.
+/// Returns the result for ranks with these `inputs`; `scalars` are those of each rank if the operator multiplies
+/// first.
 pub fn reduce(kind: usize, op: i32, inputs: &[Vec<u8>], scalars: Option<&[Vec<u8>]>) -> Vec<u8> {
     let size = SIZES[kind];
     let ranks = inputs.len();
@@ -191,14 +193,14 @@ pub fn reduce(kind: usize, op: i32, inputs: &[Vec<u8>], scalars: Option<&[Vec<u8
     result
 }
 
-/// Makes random bytes elements whose sums and products say something: NaN and infinite floats become small ones.
+/// Turns random bytes into elements with meaningful sums and products: NaN and infinite floats become small ones.
 pub fn tame(kind: usize, bytes: &mut [u8]) {
     let size = SIZES[kind];
     for at in (0..bytes.len()).step_by(size) {
         if let Element::Real(value) = element(kind, &bytes[at..at + size])
             && !(value.is_finite() && (1e-3..1e3).contains(&value.abs()))
         {
-            // A float whose sign and fraction stay, and whose exponent is that of one.
+            // A float that keeps its sign and fraction, with the exponent of one.
             let one: Vec<u8> = match kind {
                 6 => 0x3c00u16.to_le_bytes().to_vec(),
                 7 => 1f32.to_le_bytes().to_vec(),
@@ -214,7 +216,7 @@ pub fn tame(kind: usize, bytes: &mut [u8]) {
     }
 }
 
-/// Whether two results are the same; any NaN is as good as another.
+/// Whether two results are the same; any two NaNs count as equal.
 pub fn same(kind: usize, a: &[u8], b: &[u8]) -> bool {
     let size = SIZES[kind];
     a.len() == b.len()

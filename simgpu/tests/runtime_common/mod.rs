@@ -4,12 +4,12 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Declares functions of a library, looked up when they are called.
+/// Declares functions of a library, which are looked up when they are called.
 macro_rules! functions {
     ($library:expr; $(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty;)*) => {$(
         #[allow(non_snake_case, clippy::too_many_arguments, reason = "so they are in C")]
         pub(crate) fn $name($($argument: $kind),*) -> $result {
-            // SAFETY: the function has this signature, and the tests hand over pointers to what it asks for.
+            // SAFETY: the function has this signature, and the tests pass the pointers that it requires.
             unsafe {
                 let name = concat!(stringify!($name), "\0");
                 let function = $library.get::<unsafe extern "C" fn($($kind),*) -> $result>(name.as_bytes()).unwrap();
@@ -155,14 +155,14 @@ functions! {
     ) -> u32;
 }
 
-/// Calls a function that puts a value somewhere; gives the value.
+/// Calls a function that writes a value to a pointer; returns the value.
 pub(crate) fn got<T: Default>(call: impl FnOnce(*mut T) -> u32) -> T {
     let mut value = T::default();
     assert_eq!(call(&raw mut value), 0);
     value
 }
 
-/// A stream that does not wait for the legacy default one.
+/// Makes a stream that does not wait for the legacy default one.
 pub(crate) fn stream() -> usize {
     got(|place| cudaStreamCreateWithFlags(place, 1))
 }
@@ -171,7 +171,7 @@ pub(crate) fn event() -> usize {
     got(|place| cudaEventCreateWithFlags(place, 2))
 }
 
-/// Device memory, filled.
+/// Allocates device memory, filled with `value`.
 pub(crate) fn memory(bytes: usize, value: u8) -> u64 {
     let start = got(|place| cudaMalloc(place, bytes));
     assert_eq!(cudaMemset(start, value.into(), bytes), 0);
@@ -179,7 +179,7 @@ pub(crate) fn memory(bytes: usize, value: u8) -> u64 {
     start
 }
 
-/// What lies at an address of the device.
+/// Reads device memory.
 pub(crate) fn read(start: u64, bytes: usize) -> Vec<u8> {
     let mut all = vec![0u8; bytes];
     assert_eq!(cudaMemcpy(all.as_mut_ptr() as u64, start, bytes, 2), 0);

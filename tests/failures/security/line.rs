@@ -1,4 +1,4 @@
-//! Somebody on the line: passes on what two ranks say to each other, writes it down, and changes it on its way.
+//! An attacker between two ranks, who forwards their bytes, records them, and changes them on the way.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,20 +10,20 @@ use std::time::Duration;
 use collectives::Result;
 use collectives::store::{MemoryStore, Store};
 
-/// What is done to the bytes of one direction.
+/// The change of the bytes in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// One bit of the byte at the place.
+    /// One bit of the byte at this position.
     Flip,
     /// A segment does not arrive.
     Drop,
-    /// It arrives twice.
+    /// A segment arrives twice.
     Repeat,
-    /// It changes places with the one behind it.
+    /// A segment and the one behind it change places.
     Swap,
-    /// Another one comes before it.
+    /// Other bytes arrive before a segment.
     Inject,
-    /// It and all behind it do not arrive: the connection is closed.
+    /// A segment and all that follows do not arrive, and the connection is closed.
     Close,
 }
 
@@ -31,7 +31,7 @@ impl Change {
     pub(crate) const ALL: [Self; 6] = [Self::Flip, Self::Drop, Self::Repeat, Self::Swap, Self::Inject, Self::Close];
 }
 
-/// A change of every connection, `at` bytes from the beginning of one direction, in a segment of so many bytes.
+/// A change of every connection, `at` bytes from the beginning of one direction, in a segment of `length` bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attack {
     pub(crate) change: Change,
@@ -40,10 +40,10 @@ pub(crate) struct Attack {
     pub(crate) length: usize,
 }
 
-/// What one connection has carried: to the listener, and back.
+/// The bytes that one connection has carried: to the listener, and back.
 pub(crate) type Carried = [Vec<u8>; 2];
 
-/// What all lines share.
+/// The state that all lines share.
 #[derive(Debug, Default)]
 struct Shared {
     attack: Option<Attack>,
@@ -52,7 +52,7 @@ struct Shared {
     carried: Mutex<Vec<Carried>>,
 }
 
-/// A store whose ranks find this process's lines where they look for each other.
+/// A store that replaces the addresses of ranks with those of lines in this process.
 #[derive(Debug)]
 pub(crate) struct Between {
     store: MemoryStore,
@@ -65,7 +65,7 @@ impl Between {
         Self { store: MemoryStore::new(), shared: Arc::new(Shared { attack, ..Shared::default() }), lines: Mutex::default() }
     }
 
-    /// A line to one listener alone, and where it begins.
+    /// Creates a line to a single listener. Returns the address to connect to.
     pub(crate) fn before(target: SocketAddr, attack: Attack) -> (SocketAddr, Self) {
         let between = Self::new(Some(attack));
         (between.line(target), between)
@@ -76,17 +76,17 @@ impl Between {
         self.shared.fired.load(Ordering::SeqCst)
     }
 
-    /// What every connection has carried so far.
+    /// Returns the bytes that every connection has carried so far.
     pub(crate) fn carried(&self) -> Vec<Carried> {
         self.shared.carried.lock().unwrap().clone()
     }
 
-    /// Where the ranks listen.
+    /// Returns the addresses on which the ranks listen.
     pub(crate) fn listeners(&self) -> Vec<SocketAddr> {
         self.lines.lock().unwrap().iter().map(|(_, target)| *target).collect()
     }
 
-    /// A value with the address of a line in place of a rank's, where it is one.
+    /// Returns a value in which a rank's address, if it has one, is replaced with that of a line.
     fn redirected(&self, value: &[u8]) -> Vec<u8> {
         let mut value = value.to_vec();
         let found = value.windows(7).position(|window| window[..5] == [4, 127, 0, 0, 1]).filter(|_| value.len() < 16);
@@ -98,7 +98,7 @@ impl Between {
         value
     }
 
-    /// Where to connect for `target`.
+    /// Creates a line to `target` and returns its address.
     fn line(&self, target: SocketAddr) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -113,13 +113,13 @@ impl Drop for Between {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::SeqCst);
         for (line, _) in self.lines.lock().unwrap().iter() {
-            // It waits for somebody to come.
+            // The thread of the line waits for a connection.
             let _ = TcpStream::connect(line);
         }
     }
 }
 
-/// Takes every connection to where it was meant to go.
+/// Forwards every connection to its target.
 fn carry_all(listener: &TcpListener, target: SocketAddr, shared: &Arc<Shared>) {
     for client in listener.incoming() {
         let Ok(client) = client else { continue };
@@ -141,7 +141,7 @@ fn carry_all(listener: &TcpListener, target: SocketAddr, shared: &Arc<Shared>) {
     }
 }
 
-/// Takes the bytes of one direction.
+/// Forwards the bytes of one direction.
 fn carry(mut from: TcpStream, mut to: TcpStream, number: usize, to_listener: bool, shared: &Shared) {
     let attack = shared.attack.filter(|attack| attack.to_listener == to_listener);
     let (mut bytes, mut seen, mut kept) = (vec![0; 64 << 10], 0, Vec::new());
@@ -161,7 +161,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, number: usize, to_listener: boo
     }
 }
 
-/// What arrives of bytes that begin `seen` bytes into their direction.
+/// Returns what arrives in place of `bytes`, which begin `seen` bytes into their direction.
 fn change(attack: Attack, bytes: &[u8], seen: usize, kept: &mut Vec<u8>, shared: &Shared) -> Vec<u8> {
     let Attack { change, at, length, .. } = attack;
     let mut changed = Vec::with_capacity(bytes.len());

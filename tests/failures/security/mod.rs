@@ -1,4 +1,4 @@
-//! Who is kept out of a job, and what unproven connections cost it.
+//! Connections that a job refuses, and what unproven connections cost it.
 
 #[cfg(feature = "encryption")]
 mod line;
@@ -23,9 +23,9 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Longer than anything here takes, unless it hangs.
+/// Longer than anything here takes unless it hangs.
 const LONG: Duration = patience(20);
-/// The secret of the tests' jobs, and another one.
+/// The secret of the tests' jobs, and a different one.
 const RIGHT: &str = "the secret of the tests";
 const WRONG: &str = "another secret of tests";
 
@@ -33,7 +33,8 @@ fn secret(text: &str) -> Secret {
     Secret::new(text).unwrap()
 }
 
-/// Everything that opens connections or hands memory over: collectives, messages, shared buffers, a split.
+/// Makes calls of every kind that opens connections or shares memory: collectives, messages, shared buffers and a
+/// split.
 fn everything(comm: &Communicator) -> Result<()> {
     let (n, me) = (comm.world_size(), comm.rank());
     let mut sum = vec![me as u64 + 1; 1000];
@@ -51,7 +52,7 @@ fn everything(comm: &Communicator) -> Result<()> {
     half.close()
 }
 
-/// One message from everybody to everybody.
+/// Sends one message from each rank to each other rank.
 fn messages(comm: &Communicator) -> Result<()> {
     let (n, me) = (comm.world_size(), comm.rank());
     let others = || (0..n).filter(|other| *other != me);
@@ -83,7 +84,8 @@ fn a_job_with_a_secret_over_both() {
     job_with_a_secret("security::a_job_with_a_secret_over_both", Wiring::Pairs);
 }
 
-/// A rank of a job that meets at a URL, with the secret of its environment. What it says at its end is its standard error.
+/// Runs a rank of a job that meets at a URL, with the secret from its environment. It reports its end on standard
+/// error.
 fn rank_at_a_url() {
     let variable = |name| std::env::var(name).unwrap();
     let url = format!("tcp://127.0.0.1:{}?rank={}&world_size={}", variable("MASTER_PORT"), variable("RANK"), variable("WORLD_SIZE"));
@@ -102,7 +104,7 @@ fn spawn(name: &str, rank: usize, port: u16, secret: Option<&str>) -> Child {
     ranks::spawn_rank(name, rank, 3, port, &variables)
 }
 
-/// With the secret, and encryption or not.
+/// Starts a rank with the secret, with or without encryption.
 #[cfg(feature = "encryption")]
 fn spawn_encrypting(name: &str, rank: usize, port: u16, encrypts: bool) -> Child {
     let variables = [("COLLECTIVES_SECRET", RIGHT.to_owned()), ("COLLECTIVES_ENCRYPT", u8::from(encrypts).to_string())];
@@ -217,7 +219,7 @@ fn ranks_that_meet_at_a_store_of_their_own_find_another_secret_too() {
     }
 }
 
-/// Passes bytes between one client and the server, and returns what the client sent.
+/// Forwards bytes between one client and the server, and returns what the client sent.
 fn recorder(server: &TcpStoreServer) -> (u16, thread::JoinHandle<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -251,7 +253,7 @@ fn a_recorded_client_cannot_be_played_again() {
 
     let mut again = TcpStream::connect(server.local_addr()).unwrap();
     again.set_read_timeout(Some(LONG)).unwrap();
-    // Piece by piece, each when it is due: the opening, and after the challenge the rest.
+    // Each part is sent when it is due: the opening, and the rest after the challenge.
     let mut reply = [0; 44];
     again.write_all(&record[..44]).unwrap();
     again.read_exact(&mut reply).unwrap();
@@ -264,7 +266,7 @@ fn a_recorded_client_cannot_be_played_again() {
     assert_eq!(store.get("n", LONG).unwrap(), b"1");
 }
 
-/// Gathers the warnings of one thread.
+/// Collects the warnings of one thread.
 #[derive(Default, Clone)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 

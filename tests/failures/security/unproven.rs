@@ -16,12 +16,13 @@ use crate::common::oracle::hash;
 use crate::common::ranks::{self, Meeting, listening, patience};
 
 const RANKS: usize = 4;
-/// At the store, and as many at the ranks' listeners.
+/// The number of connections at the store, and of those at the ranks' listeners.
 const CONNECTIONS: usize = 500;
-/// When a start-up with unproven connections has to be over: it is to be bounded, which a slow machine does not change.
+/// The longest start with unproven connections. It must have a bound, even on a slow machine.
 const BOUND: Duration = patience(10);
 
-/// What an unproven connection begins with: nothing, garbage, half a greeting, another protocol, or lengths that no memory holds.
+/// Returns the first bytes of an unproven connection: none, random ones, half a greeting, another protocol, or lengths
+/// that exceed all memory.
 fn words(number: usize, seed: u64) -> Vec<u8> {
     let validate = [0, 0xce, 0xf7, 0x85, 0x3c];
     match number % 7 {
@@ -35,18 +36,18 @@ fn words(number: usize, seed: u64) -> Vec<u8> {
     }
 }
 
-/// So many unproven connections, dealt out over the addresses. They stay connected as long as they live.
+/// Opens `count` unproven connections, spread over the addresses. They stay open until they are dropped.
 fn connections(addresses: &[SocketAddr], count: usize, seed: u64) -> Vec<TcpStream> {
     let connect = |number: usize| {
         let mut stream = TcpStream::connect(addresses[number % addresses.len()]).unwrap();
-        // One that is refused at its first byte cannot say the rest.
+        // A connection that is refused at its first byte cannot send the rest.
         let _ = stream.write_all(&words(number, seed));
         stream
     };
     (0..count).map(connect).collect()
 }
 
-/// What a process holds: threads, descriptors, and bytes of memory.
+/// Returns how many threads, descriptors and bytes of memory this process has.
 fn holdings() -> (usize, usize, usize) {
     let count = |path| fs::read_dir(path).unwrap().count();
     let status = fs::read_to_string("/proc/self/statm").unwrap();
@@ -54,15 +55,15 @@ fn holdings() -> (usize, usize, usize) {
     (count("/proc/self/task"), count("/proc/self/fd"), pages * rustix::param::page_size())
 }
 
-/// Room for both ends of every connection.
+/// Raises the limit of descriptors for both ends of every connection.
 fn allow_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let current = Some(maximum.map_or(8192, |most| most.min(8192)));
     setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
 }
 
-/// Starts a job, lets every rank write to every other, and ends it; how long that took. The unproven connections come to the store before the
-/// ranks do, and to the ranks before their links for messages are opened.
+/// Starts a job, lets each rank send to every other, ends it, and returns the time taken. The unproven connections
+/// reach the store before the ranks do. They reach the ranks before their links for messages are opened.
 fn job(secret: Option<&Secret>, count: usize, seed: u64) -> Duration {
     let server = match secret {
         Some(secret) => TcpStoreServer::bind_with_secret("127.0.0.1:0", secret),
@@ -110,13 +111,13 @@ fn job(secret: Option<&Secret>, count: usize, seed: u64) -> Duration {
 fn besieged(secret: Option<&Secret>) {
     allow_descriptors();
     let seed = 20_261;
-    // What is allocated once is there after this.
+    // After this run, everything that is allocated only once exists.
     let alone = job(secret, 0, seed);
     let before = holdings();
     let took = job(secret, CONNECTIONS, seed);
     println!("seed {seed}: {alone:?} alone, {took:?} among {} unproven connections", 2 * CONNECTIONS);
     assert!(took < BOUND, "{took:?} among unproven connections, {alone:?} without");
-    // The kernel ends a thread a moment after it was waited for.
+    // The kernel removes a thread a moment after it was joined.
     let begun = Instant::now();
     let is_more = |after: (usize, usize, usize)| after.0 > before.0 || after.1 > before.1;
     while is_more(holdings()) && begun.elapsed() < LONG {

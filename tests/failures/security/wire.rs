@@ -1,4 +1,4 @@
-//! What somebody on the line between two ranks, or before the store, achieves where connections are encrypted: errors, and nothing else.
+//! Attacks on encrypted connections between two ranks, or to the store, lead to errors and to nothing else.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -16,13 +16,13 @@ use crate::common::meeting::End;
 use crate::common::oracle::hash;
 use crate::common::ranks::{Meeting, patience};
 
-/// The deadline of ranks whose line is attacked.
+/// The timeout of ranks under attack.
 const SOON: Duration = patience(3);
-/// Bytes that nobody else sends.
+/// Bytes that occur nowhere else.
 const PATTERN: &[u8; 64] = b"Forty-two ships lie off the northern cape; nobody is to know it.";
-/// Bytes at the end of a link that nobody may wait for.
+/// The last bytes of a link, for which no rank may wait.
 const LAST_WORDS: usize = 4096;
-/// Elements of a large all-reduce, and bytes of a large message.
+/// The elements of a large all-reduce, and the bytes of a large message.
 const LARGE: usize = 100_003;
 const LONG_MESSAGE: usize = 300_001;
 
@@ -39,16 +39,16 @@ fn config(encrypt: bool, timeout: Duration) -> Config {
     config
 }
 
-/// What the two ranks of a job came to.
+/// The outcome of a job of two ranks.
 struct Outcome {
     errors: [Option<String>; 2],
-    /// Whether a call was said to have gone well and gave other bits than it should.
+    /// Whether a call returned success with wrong bits.
     is_wrong: bool,
     has_fired: bool,
     carried: Vec<Carried>,
 }
 
-/// Collectives and messages of two ranks, small and large. `wrong` is set where a result is.
+/// Runs collectives and messages of two ranks, small and large. Sets `wrong` if a result is wrong.
 fn program(comm: &Communicator, wrong: &AtomicBool) -> Result<()> {
     let (me, peer) = (comm.rank(), 1 - comm.rank());
     let right = |is_right: bool| {
@@ -93,7 +93,7 @@ fn program(comm: &Communicator, wrong: &AtomicBool) -> Result<()> {
     comm.barrier()
 }
 
-/// Runs them with somebody on the line.
+/// Runs them with an attacker on the line.
 fn run(encrypt: bool, timeout: Duration, attack: Option<Attack>) -> Outcome {
     let between = Arc::new(Between::new(attack));
     let wrong = AtomicBool::new(false);
@@ -110,14 +110,14 @@ fn run(encrypt: bool, timeout: Duration, attack: Option<Attack>) -> Outcome {
     Outcome { errors, is_wrong: wrong.load(Ordering::SeqCst), has_fired: between.has_fired(), carried: between.carried() }
 }
 
-/// How many bytes the fullest connection carries to its listener, and back.
+/// Returns how many bytes the busiest connection carries to its listener, and back.
 fn lengths() -> [usize; 2] {
     let clean = run(true, LONG, None);
     assert_eq!((clean.errors, clean.is_wrong), ([None, None], false));
     [0, 1].map(|direction| clean.carried.iter().map(|carried| carried[direction].len()).max().unwrap())
 }
 
-/// Attacks in the handshake, and anywhere before the last tenth: behind that nobody may need what is changed.
+/// Returns attacks in the handshake, and at any position before the last tenth. No rank may need the bytes behind that.
 fn attacks(seed: u64) -> Vec<Attack> {
     let lengths = lengths();
     let mut attacks = Vec::new();
@@ -149,7 +149,8 @@ fn whoever_changes_the_line_achieves_an_error_that_names_the_peer() {
             assert!(!outcome.is_wrong, "a wrong result: {case}");
             assert!(began.elapsed() < patience(60), "{:?}: {case}", began.elapsed());
             fired.fetch_add(usize::from(outcome.has_fired), Ordering::SeqCst);
-            // Links are shared out anew in each run: the place may be one that this run did not come to, or of the last words of a link.
+            // Links differ between runs. This run may not have reached the position, or it is in the last bytes of a
+            // link.
             let lengths = outcome.carried.iter().map(|carried| carried[usize::from(!attack.to_listener)].len());
             let matters = lengths.max().is_some_and(|length| length > attack.at + 2 * attack.length + LAST_WORDS);
             let has_error = outcome.errors.iter().any(Option::is_some);
@@ -169,7 +170,7 @@ fn whoever_changes_the_line_achieves_an_error_that_names_the_peer() {
 
 #[test]
 fn the_same_changes_of_plain_links_give_wrong_results() {
-    // Deep in the payload of a large message, where the messages' own checks do not reach.
+    // Deep in the payload of a large message, which the checks of messages do not cover.
     let lies = (0..6).map(|case| Attack { change: Change::Flip, to_listener: true, at: 300_000 + 20_011 * case, length: 1 });
     let is_harmful = |attack| {
         let outcome = run(false, SOON, Some(attack));
@@ -191,7 +192,7 @@ fn what_ranks_say_is_on_a_plain_line_and_not_on_an_encrypted_one() {
     assert_eq!((encrypted.errors, encrypted.is_wrong), ([None, None], false));
     let bytes = |carried: &[Carried]| carried.iter().flatten().map(Vec::len).sum::<usize>();
     assert!(bytes(&encrypted.carried) > bytes(&plain.carried));
-    // Not even a part of it.
+    // Not even a part of the pattern appears.
     assert!(PATTERN.chunks(8).all(|part| !holds(&encrypted.carried, part)));
 }
 
@@ -204,7 +205,7 @@ fn a_recorded_connection_of_a_rank_cannot_be_played_again() {
         let comm = Communicator::builder().config(config(true, LONG)).with_store(between.clone(), rank, 2).unwrap();
         program(&comm, &wrong).unwrap();
         played.meet();
-        // A rank serves its listener while a message of its own moves.
+        // A rank serves its listener while it moves one of its own messages.
         let mut goes_on = 1_u8;
         while goes_on == 1 {
             if rank == 0 {
@@ -222,7 +223,7 @@ fn a_recorded_connection_of_a_rank_cannot_be_played_again() {
     thread::scope(|scope| {
         let rank = &rank;
         let ranks = [0, 1].map(|number| scope.spawn(move || rank(number)));
-        // However this ends, the ranks do.
+        // Ends the ranks, however this scope ends.
         let end = End(&done);
         played.meet();
         let carried = between.carried();
@@ -235,13 +236,14 @@ fn a_recorded_connection_of_a_rank_cannot_be_played_again() {
         }
         drop(end);
         ranks.into_iter().for_each(|rank| rank.join().unwrap());
-        // Every listener understands whom the recording was made of, and asks for the keys.
+        // Each listener accepts the openings that were recorded for it, and then asks for proof.
         assert_eq!(refused, 2 * carried.len(), "recordings that were understood, and then refused");
     });
     assert!(!wrong.into_inner());
 }
 
-/// Plays a recording to a listener, each part when it is due; whether it came as far as to be asked for the keys, and was refused then.
+/// Replays a recording to a listener, each part when it is due. Returns whether the listener asked for proof and then
+/// refused it.
 fn play(listener: std::net::SocketAddr, said: &[u8]) -> bool {
     let mut stream = TcpStream::connect(listener).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -261,7 +263,7 @@ fn play(listener: std::net::SocketAddr, said: &[u8]) -> bool {
     true
 }
 
-/// Sets and gets at a store through somebody who writes down what the client says.
+/// Sets and gets at a store through a recorder, and returns what the client sent.
 fn said_to_the_store(secret: &Secret) -> Vec<u8> {
     let server = TcpStoreServer::bind_with_secret("127.0.0.1:0", secret).unwrap();
     let (port, recording) = recorder(&server);

@@ -1,4 +1,4 @@
-//! Means over ranks: every wiring, world and bucket size, in whatever order gradients come.
+//! Means over ranks, for every wiring, world and bucket size, and any order of the gradients.
 
 use collectives::{Communicator, ReduceOp, Result};
 use collectives_train::{DataParallel, FullySharded, FullyShardedOptions, Mesh, Missing, Options, Parameter, ShardedOptimizer, Unit};
@@ -7,7 +7,7 @@ use crate::common::random::Random;
 use crate::common::ranks::{Wiring, processes, threads};
 use crate::model::{assert_means, hand_in, parameters};
 
-/// Steps with gradients in a random order, another one on every rank.
+/// Runs steps with gradients in a random order, different on every rank.
 fn random_steps(comm: &Communicator, options: Options, seed: u64) -> Result<()> {
     let parameters = parameters();
     let mut model = DataParallel::new(comm, parameters.clone(), options)?;
@@ -130,7 +130,8 @@ fn parts_of_a_model_are_clipped_by_the_norm_of_the_whole() {
             let mut shared = ShardedOptimizer::new(dp, parameter(), Options::default()).unwrap();
             let mut units = FullySharded::new(dp, vec![Unit::new("layer", parameter())], FullyShardedOptions::default()).unwrap();
             shared.load(0, &[0.0_f32; 5]).unwrap();
-            // What the whole model's are, by one process: each tp rank has five of them, and the mean over dp is the number itself.
+            // The gradients of the whole model on one process. Each tp rank has five of them, and the mean over dp is
+            // the number itself.
             let all: Vec<f32> = (1..=10).map(|x| x as f32).collect();
             let (mine, norm) = (&all[5 * tp.rank()..][..5], all.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt());
             for (limit, factor) in [(2.0, 2.0 / norm), (1e9, 1.0)] {

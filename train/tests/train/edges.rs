@@ -1,4 +1,5 @@
-//! Models at the edges: without parameters, with fewer elements than ranks, with sizes that no memory has; and the wrong ranks to reduce over.
+//! Edge cases of models: no parameters, fewer elements than ranks, sizes larger than any memory, and the wrong ranks to
+//! reduce over.
 
 use collectives::{Communicator, Error, ReduceOp, Result, bf16};
 use collectives_train::{
@@ -97,7 +98,7 @@ fn sizes_that_no_memory_has_are_refused_on_every_rank() {
             ];
             refused.into_iter().for_each(|made| drop(made.unwrap_err()));
         }
-        // Nothing has no memory either, however it is written.
+        // A shape with a zero has no elements, even if the product of its other sizes overflows.
         for shape in [&[0, usize::MAX, usize::MAX][..], &[usize::MAX, usize::MAX, 0]] {
             let mut model = DataParallel::new(comm, one(shape), Options::default()).unwrap();
             model.ready(0, &[0.0_f32; 0]).unwrap();
@@ -135,7 +136,7 @@ fn hooks_compress_buckets_of_any_shape() {
     }
 }
 
-/// A mesh of copies and shards, and a model on the latter.
+/// Creates a mesh of copies and shards, and a model on the latter.
 fn hybrid(comm: &Communicator, op: ReduceOp) -> (Mesh, FullySharded) {
     let mesh = Mesh::new(comm, &[("replicate", 2), ("shard", 2)]).unwrap();
     let options = FullyShardedOptions { op, ..FullyShardedOptions::default() };
@@ -159,7 +160,7 @@ fn shares_are_reduced_over_copies_as_they_were_over_shards() {
     }
 }
 
-/// Numbers whose sums are exact, and whose squares' sums are not: they depend on the order.
+/// Returns numbers whose sums are exact, but the sums of whose squares are not: they depend on the order.
 fn far_apart(random: &mut Random) -> Vec<f32> {
     (0..64).map(|index: i32| (random.below(1 << 20) as f32 - 524_288.0) * 2_f32.powi(-(index * 7 % 31))).collect()
 }

@@ -1,4 +1,4 @@
-//! The example is a program: it runs to its end on several ranks.
+//! The example runs to its end on several ranks.
 
 use std::process::Command;
 

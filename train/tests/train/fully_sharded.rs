@@ -1,4 +1,4 @@
-//! Parameters dealt out over ranks: trained as one process trains them, with as much memory as is said, and mistakes named.
+//! Parameters sharded over ranks: trained as by one process, with as much memory as documented, and mistakes named.
 
 use std::time::Instant;
 
@@ -13,13 +13,14 @@ use crate::network::{self, LAYERS, Training, distance, train, train_alone};
 
 const STRATEGIES: [ShardingStrategy; 2] = [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp];
 
-/// The parameters of `model.rs`, one type in each unit.
+/// Returns the parameters of `model.rs`, one type in each unit.
 fn units_by_type() -> Vec<Unit> {
     let of = |dtype| parameters().into_iter().filter(|parameter| parameter.dtype == dtype).collect();
     [DType::F32, DType::F16, DType::F64, DType::Bf16].map(|dtype| Unit::new(dtype.name(), of(dtype))).to_vec()
 }
 
-/// Some steps of whole numbers, of which the mean is the same in every order; parameters go down by it.
+/// Runs some steps with whole numbers, whose mean is the same in every order; the means are subtracted from the
+/// parameters.
 fn exact_steps(comm: &Communicator, options: FullyShardedOptions, seed: u64) -> Result<()> {
     fn typed<T: Float>(model: &mut FullySharded, unit: usize, seed: u64, ranks: usize, lens: &[usize]) -> Result<()> {
         let rank = model.communicator().rank();
@@ -52,7 +53,7 @@ fn exact_steps(comm: &Communicator, options: FullyShardedOptions, seed: u64) -> 
     }
     let units = units_by_type();
     let mut model = FullySharded::new(comm, units.clone(), options)?;
-    // All of them first, since no unit is gathered before.
+    // All of them first, because no unit is gathered before.
     for (unit, listed) in units.iter().enumerate() {
         for (index, parameter) in listed.parameters.iter().enumerate() {
             fn zeros<T: Float>(model: &mut FullySharded, unit: usize, index: usize, len: usize) -> Result<()> {
@@ -89,7 +90,7 @@ fn shares_are_updated_exactly_between_processes() {
     processes(name, Wiring::Shm, 3, |comm| exact_steps(comm, FullyShardedOptions::default(), 20_261_123));
 }
 
-/// Trains on ranks and on one process; how far they end apart.
+/// Trains on ranks and on one process, and returns the difference at the end.
 fn apart<M: Float + Predict, G: Float + Predict>(world_size: usize, options: &FullyShardedOptions, training: Training) -> f64 {
     let alone = train_alone(training);
     let moved = distance(&alone, &network::start(training.seed));
@@ -103,7 +104,7 @@ fn apart<M: Float + Predict, G: Float + Predict>(world_size: usize, options: &Fu
     distances[0]
 }
 
-/// One pass a step, and three; clipped, and not.
+/// Returns trainings with one pass per step and with more, with clipping and without.
 fn trainings(seed: u64) -> [Training; 3] {
     let training = Training { seed, steps: 12, passes: 1, limit: None };
     [training, Training { passes: 3, ..training }, Training { limit: Some(0.1), passes: 2, ..training }]
@@ -124,7 +125,7 @@ fn a_network_comes_to_the_parameters_of_one_process() {
         }
     }
     println!("apart by {worst:e}");
-    // 12 steps round parameters and gradients of about 1 to 24 bits: each by 6e-8.
+    // 12 steps round parameters and gradients of about 1 to 24 bits, each with an error of 6e-8.
     assert!(worst < 1e-6, "apart by {worst:e}, seed {seed}");
 }
 
@@ -145,8 +146,8 @@ fn a_network_of_bf16_over_shares_of_f32_stays_near_that_of_one_process() {
         }
     }
     println!("apart by {worst:?}");
-    // What is compared is rounded to 8 bits: by up to 0.004 of numbers up to 2. Each of 12 steps of 0.2 adds what a gradient below 0.5 is
-    // off by, a few 0.004 of it.
+    // Values are rounded to 8 bits: numbers up to 2 have an error of up to 0.004. Each of 12 steps of 0.2 adds the
+    // error of a gradient below 0.5, a few times 0.004 of it.
     assert!(worst.iter().all(|worst| *worst < 0.015), "apart by {worst:?}, seed {seed}");
 }
 
@@ -161,7 +162,7 @@ fn shares_of_f32_keep_what_bf16_would_lose() {
             model.gather(0).unwrap();
             assert_eq!(model.parameter::<bf16>(0, 0).unwrap(), [bf16::ONE; 3], "1/1024 is nothing beside 1");
             model.release(0).unwrap();
-            // Two passes a step: the second is converted and added.
+            // Two passes per step: the second is converted and added.
             for part in 0..2 {
                 model.reduce_gradients(0, &[[bf16::from_f32(1.0 / 8192.0); 3]]).unwrap();
                 if part == 0 {
@@ -236,7 +237,7 @@ fn a_model_that_is_dropped_in_the_middle_leaves_its_communicator_usable() {
 fn what_fills_a_unit_up_counts_nowhere() {
     threads(Wiring::Shm, 4, |comm| {
         let unit = |len| Unit::new("layer", vec![Parameter::new::<f32>("weight", &[len])]);
-        // Both are filled up to twelve, and use one buffer.
+        // Both are padded to twelve elements, and use one buffer.
         let options = FullyShardedOptions { prefetch: 0, ..FullyShardedOptions::default() };
         let mut model = FullySharded::new(comm, vec![unit(9), unit(12)], options).unwrap();
         for _ in 0..2 {
@@ -292,7 +293,8 @@ fn the_next_unit_is_gathered_in_the_background_before_it_is_asked_for() {
             }
             model.release(unit).unwrap();
         };
-        // Forward: each call is there for one unit more than was asked for; the last starts the backward pass's.
+        // Forward: each call also gathers the unit after the requested one; the last call starts the gathering for the
+        // backward pass.
         (0..LAYERS).for_each(|unit| expect(&mut model, unit, unit + 2));
         // The last unit was released, and is gathered again.
         let backward = (0..LAYERS).rev().zip([LAYERS + 2, LAYERS + 3, LAYERS + 4, LAYERS + 4]);
@@ -309,7 +311,7 @@ fn gathers_and_reductions_go_on_while_other_ranks_are_elsewhere() {
         threads(wiring, 2, |comm| {
             let mut model = FullySharded::new(comm, network::units::<f32>(), FullyShardedOptions::default()).unwrap();
             network::load::<f32>(&mut model, comm, 1).unwrap();
-            // Rank 1 calls nothing before rank 0 has come back from these.
+            // Rank 1 makes no call before rank 0 has returned from these.
             if comm.rank() == 1 {
                 meeting.meet();
             }
@@ -326,7 +328,7 @@ fn gathers_and_reductions_go_on_while_other_ranks_are_elsewhere() {
     }
 }
 
-/// The formula of the documentation, for the units of the network.
+/// Computes the formula of the documentation for the units of the network.
 fn formula(options: &FullyShardedOptions, world_size: usize, passes: usize) -> usize {
     let lens: Vec<usize> =
         network::units::<f32>().iter().map(|unit| unit.parameters.iter().map(len).sum::<usize>().next_multiple_of(world_size)).collect();
@@ -363,7 +365,7 @@ fn memory_stays_within_its_formula_and_comes_up_to_it() {
                     }
                     .unwrap();
                     let limit = formula(&options, world_size, passes);
-                    // The first layer's gradients come last, and the first and last layers are smaller than the largest.
+                    // The first layer's gradients are last, and the first and last layers are smaller than the largest.
                     assert!(most <= limit && most * 10 >= limit * 7, "{most} of {limit} bytes, {options:?}, {world_size} ranks");
                 });
             }

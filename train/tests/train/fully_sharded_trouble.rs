@@ -1,11 +1,11 @@
-//! Mistakes in the use of units are named, and ranks that do different things are told so.
+//! Mistakes in the use of units are named, and ranks that do different things get an error.
 
 use collectives::{Communicator, DType, ReduceOp, Result};
 use collectives_train::{FullySharded, FullyShardedOptions, Parameter, ShardingStrategy, Unit};
 
 use crate::common::ranks::{Wiring, threads};
 
-/// Two units of one length, and one of another.
+/// Returns two units of one length and one of another.
 fn units() -> Vec<Unit> {
     let unit = |name: &str, len| Unit::new(name, vec![Parameter::new::<f32>("weight", &[len]), Parameter::new::<f32>("bias", &[2])]);
     vec![unit("first", 10), unit("second", 10), unit("third", 40)]
@@ -21,7 +21,7 @@ fn model(comm: &Communicator, options: FullyShardedOptions) -> FullySharded {
     model
 }
 
-/// Nothing is gathered that was not asked for.
+/// Returns options without prefetching.
 fn alone() -> FullyShardedOptions {
     FullyShardedOptions { prefetch: 0, ..FullyShardedOptions::default() }
 }

@@ -1,4 +1,4 @@
-//! Gradients that are given away: the means of those that are copied, in the memory that was given.
+//! Gradients that are given away: the means equal those of copied gradients, and are in the memory that was given.
 
 use collectives::{Communicator, ReduceOp, Result, SharedBuffer, bf16};
 use collectives_train::{
@@ -10,7 +10,7 @@ use crate::common::random::Random;
 use crate::common::ranks::{Wiring, processes, threads};
 use crate::model::{assert_means, gradient, len, parameters, with_type};
 
-/// Every parameter alone in its bucket.
+/// Returns options with every parameter alone in its bucket.
 fn alone() -> Options {
     Options { own_bucket_bytes: Some(0), ..Options::default() }
 }
@@ -19,18 +19,18 @@ fn one(len: usize) -> Vec<Parameter> {
     vec![Parameter::new::<f32>("a", &[len])]
 }
 
-/// How a rank hands a gradient in.
+/// The way a rank passes a gradient.
 #[derive(Clone, Copy)]
 enum Way {
     Copied,
     Given,
-    /// Less what was accumulated before.
+    /// Minus the part that was accumulated before.
     GivenAfterAPart,
 }
 
 const WAYS: [Way; 3] = [Way::Copied, Way::Given, Way::GivenAfterAPart];
 
-/// Hands this rank's gradient in, one way or another.
+/// Passes this rank's gradient to the model in one of these ways.
 fn hand_in<T: Float>(model: &mut DataParallel, seed: u64, index: usize, len: usize, way: Way) -> Result<()> {
     let whole = gradient::<T>(seed, model.communicator().rank(), index, len);
     match way {
@@ -43,7 +43,7 @@ fn hand_in<T: Float>(model: &mut DataParallel, seed: u64, index: usize, len: usi
     }
 }
 
-/// Steps in which every rank gives some gradients and copies others, in an order of its own.
+/// Runs steps in which every rank gives some gradients and copies others, in its own order.
 fn random_steps(comm: &Communicator, options: Options, seed: u64) -> Result<()> {
     let parameters = parameters();
     let mut model = DataParallel::new(comm, parameters.clone(), options)?;
@@ -81,7 +81,7 @@ fn means_are_exact_between_processes_that_give_and_copy() {
     processes(name, Wiring::Shm, 3, |comm| random_steps(comm, alone(), 20_261_122));
 }
 
-/// Numbers between -1 and 1, whose sums are rounded.
+/// Returns numbers between -1 and 1, whose sums are rounded.
 fn numbers(seed: u64, len: usize) -> Vec<f32> {
     let mut random = Random(seed);
     (0..len).map(|_| (random.next() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
@@ -147,7 +147,7 @@ fn what_was_taken_is_gone_until_the_next_step() {
         let parameters = vec![Parameter::new::<f32>("a", &[2]), Parameter::new::<f64>("b", &[3])];
         let mut model = DataParallel::new(comm, parameters, alone()).unwrap();
         for step in 0..3 {
-            // In turn: given and taken, copied and taken.
+            // Alternately given and copied; the mean is always taken.
             match step % 2 {
                 0 => model.give(0, vec![step as f32; 2]).unwrap(),
                 _ => model.ready(0, &[step as f32; 2]).unwrap(),
@@ -225,7 +225,7 @@ fn ranks_agree_from_which_size_a_parameter_is_alone() {
     assert!(errors[0].contains("own_bucket_bytes 4096") && errors[0].contains("own_bucket_bytes 8192"), "{}", errors[0]);
 }
 
-/// Steps with copied gradients, and the same with given ones, with this hook; the means' bits of each.
+/// Runs steps with copied gradients and the same with given ones, with this hook, and compares the bits of the means.
 fn with_hook<H: Hook<f32> + 'static>(make: impl Fn(&Communicator, &BucketLayout) -> Result<H> + Sync) {
     threads(Wiring::Shm, 2, |comm| {
         let steps = |gives: bool| {
@@ -252,7 +252,7 @@ fn with_hook<H: Hook<f32> + 'static>(make: impl Fn(&Communicator, &BucketLayout)
     });
 }
 
-/// A hook with two buffers: what it gives back is what it took a step before.
+/// A hook with two buffers: it returns what it received one step before.
 struct Swapping {
     op: ReduceOp,
     other: Option<Flat<f32>>,

@@ -1,4 +1,4 @@
-//! Hooks: how far off compressed means may be, and hooks of one's own.
+//! Hooks: the precision of compressed means, and custom hooks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -11,12 +11,12 @@ use collectives_train::{
 use crate::common::random::Random;
 use crate::common::ranks::{Wiring, threads};
 
-/// A number between -1 and 1.
+/// Returns a number between -1 and 1.
 fn number(random: &mut Random) -> f64 {
     random.next() as f64 / u64::MAX as f64 * 2.0 - 1.0
 }
 
-/// The gradient of a rank, and the plain mean of all.
+/// Returns the gradient of a rank, and the exact mean of all ranks.
 fn gradients(seed: u64, comm: &Communicator, len: usize) -> (Vec<f32>, Vec<f64>) {
     let of = |rank: usize| -> Vec<f32> {
         let mut random = Random(seed ^ (rank as u64 + 1) << 32);
@@ -29,12 +29,12 @@ fn gradients(seed: u64, comm: &Communicator, len: usize) -> (Vec<f32>, Vec<f64>)
     (of(comm.rank()), mean)
 }
 
-/// The largest difference.
+/// Returns the largest difference.
 fn worst(got: &[f32], expected: &[f64]) -> f64 {
     got.iter().zip(expected).map(|(got, expected)| (f64::from(*got) - expected).abs()).fold(0.0, f64::max)
 }
 
-/// The largest difference of a compressed mean over a few steps.
+/// Returns the largest difference of a compressed mean over a few steps.
 fn compressed_by<C: Float>(wiring: Wiring, world_size: usize, seed: u64) -> f64 {
     let off = threads(wiring, world_size, |comm| {
         let parameters = vec![Parameter::new::<f32>("a", &[5000]), Parameter::new::<f32>("b", &[3])];
@@ -61,7 +61,8 @@ fn compressed_means_are_off_by_no_more_than_their_roundings() {
     println!("seed {seed}");
     for (wiring, world_size) in [(Wiring::Shm, 1), (Wiring::Shm, 2), (Wiring::Tcp, 2), (Wiring::Shm, 3), (Wiring::Tcp, 4)] {
         let seed = random.next();
-        // Of numbers up to 1: half a unit in the last place for each rank's own, and for each partial sum that travels.
+        // For numbers up to 1: half a unit in the last place for each rank's own value, and for each partial sum that
+        // is sent.
         let bound = |unit: f64| unit * world_size as f64;
         let (half, brain) = (compressed_by::<f16>(wiring, world_size, seed), compressed_by::<bf16>(wiring, world_size, seed));
         assert!(half <= bound(2.0_f64.powi(-11)), "f16 is off by {half} with {world_size} ranks, {wiring:?}");
@@ -69,8 +70,8 @@ fn compressed_means_are_off_by_no_more_than_their_roundings() {
     }
 }
 
-/// A rank's matrix of rank `of`, the same every time, row by row; and the plain mean of all ranks'. Their rows are combinations of the same rows,
-/// so that the mean's rank is `of` as well.
+/// Returns a rank's matrix of rank `of`, row by row and the same in every call, and the exact mean of all ranks'
+/// matrices. All rows are combinations of the same rows, so the mean has rank `of` too.
 fn low_rank(seed: u64, comm: &Communicator, (rows, columns): (usize, usize), of: usize) -> (Vec<f32>, Vec<f64>) {
     let mut common = Random(seed);
     let right: Vec<f64> = (0..of * columns).map(|_| number(&mut common)).collect();
@@ -207,7 +208,7 @@ fn ranks_with_other_options_of_power_sgd_are_told_so() {
     assert!(said.iter().all(|words| words.contains("seed: 0") && words.contains("seed: 1")), "{said:?}");
 }
 
-/// Takes the largest gradient of all ranks, then adds those up: two calls.
+/// Reduces to the largest gradient of all ranks, then sums those: two calls.
 struct Twice(Option<Work<Flat<f32>>>, bool);
 
 impl Hook<f32> for Twice {
@@ -275,7 +276,7 @@ fn hooks_are_set_between_steps_alone_and_all_or_none() {
     });
 }
 
-/// Gives each bucket's gradients to the other one of two.
+/// Gives each of two buckets the gradients of the other one.
 struct Exchanged(Arc<Mutex<Vec<Flat<f32>>>>);
 
 impl Hook<f32> for Exchanged {
@@ -289,7 +290,7 @@ impl Hook<f32> for Exchanged {
     }
 }
 
-/// Panics where it is told to.
+/// Panics in `start` or in `advance`.
 struct Panics {
     at_start: bool,
 }
@@ -305,7 +306,7 @@ impl Hook<f32> for Panics {
     }
 }
 
-/// Two buckets of different lengths on one rank.
+/// Creates a model with two buckets of different lengths on one rank.
 fn two_buckets(comm: &Communicator) -> DataParallel {
     let parameters = vec![Parameter::new::<f32>("a", &[10]), Parameter::new::<f32>("b", &[5])];
     DataParallel::new(comm, parameters, Options { first_bucket_bytes: 0, bucket_bytes: 0, ..Options::default() }).unwrap()

@@ -1,5 +1,5 @@
-//! Training with gradients of 16 bits and scaled losses: where one rank alone overflows, all leave that step out, and come to the parameters of one
-//! process that leaves it out.
+//! Training with 16-bit gradients and scaled losses. If a single rank overflows, all ranks skip that step, and reach
+//! the parameters of one process that skips it.
 
 use collectives::{Communicator, ReduceOp, Result, bf16, f16};
 use collectives_train::{
@@ -11,10 +11,10 @@ use crate::common::random::Random;
 use crate::common::ranks::{Wiring, processes, threads};
 use crate::network::{self, Host, LAYERS, Layer, Part, Training, descend, distance, gradients, narrow, samples, start, widen};
 
-/// Scales that grow in so few steps as a test has.
+/// Options with a growth interval short enough for the few steps of a test.
 const OPTIONS: LossScalerOptions = LossScalerOptions { initial_scale: 1024.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 4 };
 
-/// One rank's gradient that overflows in a step: an element of a layer's weights.
+/// A gradient of one rank that overflows in a step: an element of a layer's weights.
 #[derive(Debug, Clone, Copy)]
 struct Overflow {
     step: usize,
@@ -22,7 +22,7 @@ struct Overflow {
     layer: usize,
 }
 
-/// Where a rank has come: its parameters, the steps that were left out, and the scale behind each step.
+/// The results of a rank: its parameters, the skipped steps, and the scale after each step.
 #[derive(Debug, PartialEq)]
 struct End {
     layers: Vec<Layer>,
@@ -30,7 +30,7 @@ struct End {
     scales: Vec<f32>,
 }
 
-/// What this rank's samples say of a loss that is scaled, the overflow included.
+/// Returns the gradients of a scaled loss over this rank's samples, including the overflow.
 fn scaled(comm: &Communicator, layers: &[Layer], training: Training, step: usize, scale: f32, overflow: Overflow) -> Vec<Layer> {
     let own = samples(training, step, 0, Part::of(comm));
     let mut found = gradients(layers, &own, own.len());
@@ -41,13 +41,13 @@ fn scaled(comm: &Communicator, layers: &[Layer], training: Training, step: usize
     found
 }
 
-/// How many ranks have seen an overflow: a scaler that has is not what it was.
+/// Returns the number of ranks that have seen an overflow: their scaler has changed.
 fn witnesses(comm: &Communicator, before: &LossScaler, scaler: &LossScaler) -> Result<u32> {
     let mut count = u32::from(before != scaler);
     comm.all_reduce(&mut count, ReduceOp::Sum).map(|()| count)
 }
 
-/// Shares of `f32`, and gradients of `G`s: only the rank with the share in which the overflow lies sees it.
+/// Trains with shards of `f32` and gradients of `G`s: only the rank whose shard contains the overflow sees it.
 fn sharded<G: Float + Predict>(comm: &Communicator, training: Training, overflow: Overflow) -> Result<End> {
     let options = FullyShardedOptions { gather_type: Some(G::ELEMENT_TYPE), ..FullyShardedOptions::default() };
     let mut model = FullySharded::new(comm, network::units::<f32>(), options)?;
@@ -72,7 +72,8 @@ fn sharded<G: Float + Predict>(comm: &Communicator, training: Training, overflow
     Ok(End { layers, left_out, scales })
 }
 
-/// Parameters of `f32` on every rank, and gradients of `G`s, which are averaged: so every rank sees the overflow.
+/// Trains with parameters of `f32` on every rank and gradients of `G`s. These are averaged, so every rank sees the
+/// overflow.
 fn replicated<G: Float + Predict>(comm: &Communicator, training: Training, overflow: Overflow) -> Result<End> {
     let mut layers = start(training.seed);
     let listed = layers.iter().flatten().map(|values| Parameter::new::<G>("parameter", &[values.len()])).collect();
@@ -98,7 +99,7 @@ fn replicated<G: Float + Predict>(comm: &Communicator, training: Training, overf
     Ok(End { layers, left_out, scales })
 }
 
-/// The scales behind each step, counted out.
+/// Returns the expected scale after each step.
 fn expected_scales(steps: usize, overflow: usize) -> Vec<f32> {
     let grown = |good: usize| 2_f32.powi(good as i32 / OPTIONS.growth_interval as i32);
     let behind = |step: usize| match step < overflow {
@@ -108,8 +109,9 @@ fn expected_scales(steps: usize, overflow: usize) -> Vec<f32> {
     (0..steps).map(behind).collect()
 }
 
-/// How far the parameters may end from those of one process in `f64`: gradients below 1, and parameters up to 2 where they are gathered as `G`s, are
-/// rounded by half a unit of the last place, and a step multiplies what a gradient is off by with 0.2: a dozen of them have 3 units.
+/// Returns the allowed difference from the parameters of one process in `f64`. Gradients below 1, and parameters up to
+/// 2 gathered as `G`s, are rounded by half a unit of the last place. A step multiplies the error of a gradient by 0.2,
+/// so a dozen steps have an error of 3 units.
 fn bound<G: Float>() -> f64 {
     4.0 * if G::ELEMENT_TYPE == collectives::DType::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 }
 }
@@ -157,7 +159,7 @@ fn a_step_in_which_one_rank_overflows_is_left_out_between_processes() {
     });
 }
 
-/// A whole number of eighths times the scale, of which means are exact; in the second step one is infinite.
+/// Returns whole multiples of an eighth of the scale, whose means are exact; in the second step one is infinite.
 fn numbers(rank: usize, step: usize, scale: f32) -> Vec<f32> {
     let mut numbers: Vec<f32> = (0..11).map(|at| ((at * 3 + rank * 5 + step) % 17) as f32 * 0.125 * scale).collect();
     if (rank, step) == (0, 1) {
@@ -213,7 +215,7 @@ fn what_comes_twice_or_too_late_is_refused_and_changes_nothing() {
         let mut shared = ShardedOptimizer::new(comm, parameter(), Options::default()).unwrap();
         let unit = Unit::new("layer", parameter());
         let mut units = FullySharded::new(comm, vec![unit], FullyShardedOptions::default()).unwrap();
-        // Both ranks have copies of their own for this one.
+        // Here both ranks have their own copies.
         let alone = comm.split(Some(comm.rank() as u32), 0).unwrap().unwrap();
         let mut copy = FullySharded::new(&alone, vec![Unit::new("layer", parameter())], FullyShardedOptions::default()).unwrap();
         shared.load(0, &[0.0_f32; 4]).unwrap();

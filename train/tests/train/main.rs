@@ -1,4 +1,5 @@
-//! Training against means and models that one process computes plainly, and checkpoints: whole after every kill, and files that are damaged.
+//! Training compared with means and models computed directly by one process; checkpoints, which must be whole after
+//! every kill; and damaged files.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

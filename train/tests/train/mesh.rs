@@ -1,24 +1,24 @@
-//! Ranks in several dimensions, against coordinates that are counted out.
+//! Meshes of ranks in several dimensions, compared with computed coordinates.
 
 use collectives::{Communicator, Error, ReduceOp, Result};
 use collectives_train::Mesh;
 
 use super::common::ranks::{Wiring, processes, threads, threads_with};
 
-/// The ranks of a world in the order of their coordinates, the last fastest.
+/// Returns the coordinates of all ranks, in rank order; the last coordinate changes fastest.
 fn coordinates(sizes: &[usize]) -> Vec<Vec<usize>> {
     sizes.iter().fold(vec![vec![]], |all, size| {
         all.into_iter().flat_map(|head| (0..*size).map(move |last| [head.clone(), vec![last]].concat())).collect()
     })
 }
 
-/// The ranks whose coordinates are like this one's but for the dimensions chosen.
+/// Returns the ranks whose coordinates equal this one's, except in the chosen dimensions.
 fn expected(all: &[Vec<usize>], rank: usize, chosen: &[usize]) -> Vec<usize> {
     let is_alike = |other: &usize| (0..all[rank].len()).all(|index| chosen.contains(&index) || all[*other][index] == all[rank][index]);
     (0..all.len()).filter(is_alike).collect()
 }
 
-/// Makes a mesh of these sizes, compares its slices with coordinates, and adds up along each of them.
+/// Creates a mesh of these sizes, compares its slices with the coordinates, and sums along each of them.
 fn slices(comm: &Communicator, sizes: &[usize]) -> Result<()> {
     let (all, names) = (coordinates(sizes), ["pp", "dp", "tp"]);
     let named: Vec<(&str, usize)> = names.iter().copied().zip(sizes.iter().copied()).collect();
@@ -144,7 +144,7 @@ fn ranks_that_name_different_dimensions_are_told() {
     }
 }
 
-/// Ranks on hosts of these names.
+/// Runs ranks on hosts with these names.
 fn on_hosts<R: Send>(hosts: &[&str], program: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     let builder = |rank: usize| Communicator::builder().configure(|config| config.host_identity = Some(hosts[rank].to_owned()));
     threads_with(hosts.len(), builder, program)

@@ -1,4 +1,5 @@
-//! A rank of a mesh dies: every rank is told, also those that share no slice with it, and those that are left go on as another mesh.
+//! A rank of a mesh dies: every rank gets an error, even those that share no slice with it, and the remaining ranks
+//! continue as another mesh.
 
 use collectives::{Communicator, Result};
 use collectives_train::{FullySharded, FullyShardedOptions, Mesh, ShardingStrategy};
@@ -7,10 +8,10 @@ use crate::common::random::Random;
 use crate::common::ranks::{Wiring, free_port, is_rank_of, spawn_rank};
 use crate::network::{self, Host, Mode, Part, Training, bound, descend, samples, train_alone};
 
-/// Which rank dies, and before how many of its calls; the seed of the training.
+/// The rank that dies and the number of its calls before that; the seed of the training.
 const FATE: &str = "COLLECTIVES_TEST_FATE";
 
-/// Trains on two copies of two shards each until a rank is lost. This one dies before so many calls.
+/// Trains on two copies of two shards each until a rank is lost. This rank dies after `dies` calls.
 fn train_until_lost(comm: &Communicator, training: Training, mut dies: Option<usize>) -> Result<()> {
     let mesh = Mesh::new(comm, &[("replicate", 2), ("shard", 2)])?;
     let (shard, copies) = (mesh.dimension("shard")?, mesh.dimension("replicate")?);
@@ -35,7 +36,7 @@ fn rank_of_a_mesh(wiring: Wiring) {
     let fate: Vec<u64> = std::env::var(FATE).unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
     let training = Training { seed: fate[2], steps: 8, passes: 1, limit: None };
     let comm = wiring.builder(rank).from_env().unwrap();
-    // Slices and models are dropped with it, so that whoever waits for this rank there is told too.
+    // This drops slices and models, so ranks that wait for this rank there get an error too.
     let error = train_until_lost(&comm, training, (fate[0] == rank as u64).then_some(fate[1] as usize)).unwrap_err();
     assert!(error.is_peer_lost(), "{error}");
     println!("{error}");
@@ -64,7 +65,8 @@ fn a_rank_of_a_mesh_dies(name: &str, wiring: Wiring) {
         for (rank, end) in ends.iter().enumerate() {
             let said = || ends.iter().map(|end| String::from_utf8_lossy(&end.stderr)).collect::<Vec<_>>().join("\n");
             assert_eq!(end.status.success(), rank != victim, "rank {rank}: {}, fate {fate}, seed {seed}\n{}", end.status, said());
-            // Numbers are those of a slice, and the opposite corner shares none with the dead rank: what it has lost is one that has given up.
+            // Numbers are those of a slice. The opposite corner shares no slice with the dead rank, so its error names
+            // a rank that has given up.
             let error = String::from_utf8_lossy(&end.stdout);
             let is_named = error.contains(&format!("pid {dead})"));
             assert!(

@@ -1,11 +1,12 @@
-//! A list of parameters, and gradients for it that are different on every rank and in every step.
+//! A list of parameters, and gradients for it that differ on every rank and in every step.
 
 use collectives::{DType, Result, bf16, f16};
 use collectives_train::{Averaged, DataParallel, Float, Parameter};
 
 use crate::common::random::Random;
 
-/// Names, shapes and types: odd sizes, an empty one, single numbers, one larger than any bucket of these tests, and all four types.
+/// Returns parameters of odd sizes, an empty one, single numbers, one larger than any bucket of these tests, and all
+/// four types.
 pub(crate) fn parameters() -> Vec<Parameter> {
     vec![
         Parameter::new::<f32>("embedding", &[37, 50]),
@@ -24,7 +25,7 @@ pub(crate) fn len(parameter: &Parameter) -> usize {
     parameter.shape.iter().product()
 }
 
-/// An element of a gradient: a whole number so small that sums of it are exact in every type.
+/// Returns an element of a gradient: a whole number so small that its sums are exact in every type.
 pub(crate) fn element(seed: u64, rank: usize, parameter: usize, index: usize) -> f64 {
     let mut random = Random(seed ^ ((rank as u64) << 48 | (parameter as u64) << 32 | index as u64));
     random.below(17) as f64 - 8.0
@@ -34,7 +35,7 @@ pub(crate) fn gradient<T: Float>(seed: u64, rank: usize, parameter: usize, len: 
     (0..len).map(|index| T::from_f64(element(seed, rank, parameter, index))).collect()
 }
 
-/// The mean over all ranks, computed plainly.
+/// Computes the mean over all ranks directly.
 pub(crate) fn mean<T: Float>(seed: u64, ranks: usize, parameter: usize, len: usize) -> Vec<T> {
     let sum = |index| (0..ranks).map(|rank| element(seed, rank, parameter, index)).sum::<f64>();
     (0..len).map(|index| T::from_f64(sum(index) / ranks as f64)).collect()
@@ -54,7 +55,7 @@ macro_rules! with_type {
 }
 pub(crate) use with_type;
 
-/// Hands in this rank's gradient of a parameter.
+/// Passes this rank's gradient of a parameter to the model.
 pub(crate) fn hand_in(model: &mut DataParallel, seed: u64, rank: usize, index: usize, parameter: &Parameter) -> Result<()> {
     fn typed<T: Float>(model: &mut DataParallel, seed: u64, rank: usize, index: usize, len: usize) -> Result<()> {
         model.ready(index, &gradient::<T>(seed, rank, index, len))
@@ -62,7 +63,7 @@ pub(crate) fn hand_in(model: &mut DataParallel, seed: u64, rank: usize, index: u
     with_type!(parameter, typed::<_>(model, seed, rank, index, len(parameter)))
 }
 
-/// Compares a step's means with the plain ones, bit for bit.
+/// Compares a step's means with the expected ones, bit for bit.
 #[track_caller]
 pub(crate) fn assert_means(averaged: &Averaged<'_>, seed: u64, ranks: usize, parameters: &[Parameter]) {
     fn typed<T: Float>(averaged: &Averaged<'_>, seed: u64, ranks: usize, index: usize, len: usize) {

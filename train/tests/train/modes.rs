@@ -1,4 +1,4 @@
-//! Every way of training comes to the parameters of one process, on 1, 2, 3 and 4 ranks.
+//! Every way of training reaches the parameters of one process, on 1, 2, 3 and 4 ranks.
 
 use collectives::{Communicator, Result};
 use collectives_train::Float;
@@ -8,13 +8,13 @@ use crate::common::random::Random;
 use crate::common::ranks::{Wiring, processes, threads};
 use crate::network::{Host, Layer, Mode, Training, bound, distance, start, train_alone};
 
-/// One pass a step, and two of which the gradients are clipped.
+/// Returns a training with one pass per step, and one with two passes and clipped gradients.
 fn trainings(seed: u64) -> [Training; 2] {
     let training = Training { seed, steps: 12, passes: 1, limit: None };
     [training, Training { passes: 2, limit: Some(0.1), ..training }]
 }
 
-/// Trains in every mode; the furthest that one ends from one process, in units of its bound.
+/// Trains in every mode. Returns the largest difference from one process, in units of the mode's bound.
 fn all<T: Float + Predict>(comm: &Communicator, training: Training, alone: &[Layer]) -> Result<f64> {
     let mut furthest = 0.0_f64;
     for mode in Mode::of_world(comm.world_size()) {
@@ -26,7 +26,7 @@ fn all<T: Float + Predict>(comm: &Communicator, training: Training, alone: &[Lay
     Ok(furthest)
 }
 
-/// With both types; the furthest of each.
+/// Trains with both types, and returns the largest difference of each.
 fn both(comm: &Communicator, training: Training) -> [f64; 2] {
     let alone = train_alone(training);
     let moved = distance(&alone, &start(training.seed));

@@ -1,4 +1,4 @@
-//! Samples dealt out over ranks, against the order of one process.
+//! Samples distributed over ranks, compared with the order of one process.
 
 use collectives::{Communicator, Result};
 use collectives_train::{Sampler, UnevenEnd};
@@ -6,7 +6,7 @@ use collectives_train::{Sampler, UnevenEnd};
 use crate::common::random::Random;
 use crate::common::ranks::{Wiring, processes, threads};
 
-/// What every rank has, told to all.
+/// Gathers every rank's samples on all ranks.
 fn told(comm: &Communicator, mine: &[usize]) -> Result<Vec<Vec<usize>>> {
     let mut counts = vec![0_u64; comm.world_size()];
     comm.all_gather_into(&[mine.len() as u64], &mut counts)?;
@@ -18,7 +18,7 @@ fn told(comm: &Communicator, mine: &[usize]) -> Result<Vec<Vec<usize>>> {
     Ok(counts.into_iter().map(|count| all.by_ref().take(count).collect()).collect())
 }
 
-/// The order of an epoch, by one process; each sample is once in it.
+/// Returns the order of an epoch on one process, which contains each sample once.
 fn order(len: usize, seed: u64, epoch: u64) -> Vec<usize> {
     let order: Vec<usize> = Sampler::of_rank(0, 1, len).unwrap().with_seed(seed).epoch(epoch).collect();
     let mut sorted = order.clone();
@@ -27,14 +27,14 @@ fn order(len: usize, seed: u64, epoch: u64) -> Vec<usize> {
     order
 }
 
-/// Who takes what of these, dealt out in turn.
+/// Returns each rank's samples if these are distributed in turn.
 fn dealt(order: impl Iterator<Item = usize>, ranks: usize) -> Vec<Vec<usize>> {
     let mut all = vec![Vec::new(); ranks];
     order.enumerate().for_each(|(place, sample)| all[place % ranks].push(sample));
     all
 }
 
-/// Compares all ranks' samples of some epochs with the order of one process, whatever happens at the end.
+/// Compares all ranks' samples of some epochs with the order of one process, for every handling of the end.
 fn epochs(comm: &Communicator, len: usize, seed: u64) -> Result<()> {
     let ranks = comm.world_size();
     for epoch in [0, 1, u64::MAX] {
@@ -67,7 +67,8 @@ fn every_rank_takes_its_turn_between_processes() {
     processes("sampler::every_rank_takes_its_turn_between_processes", Wiring::Tcp, 3, |comm| epochs(comm, 101, 20_270_116));
 }
 
-/// Two epochs in batches by worlds of changing size, each of which goes on where the one before has saved that it was. What was taken, in order of steps.
+/// Runs two epochs in batches on worlds of changing size, each of which continues at the saved position of the one
+/// before. Returns the samples taken, in the order of steps.
 fn in_turns(worlds: &[usize], len: usize, batch: usize, seed: u64, random: &mut Random) -> Vec<Vec<usize>> {
     let (mut taken, mut position, mut worlds) = (vec![Vec::new(), Vec::new()], (0_u64, 0_usize), worlds.iter().cycle());
     while position.0 < 2 {
@@ -106,7 +107,7 @@ fn ranks_of_any_number_go_on_from_a_saved_position_and_take_every_sample_once() 
 
 #[test]
 fn behind_a_whole_epoch_whose_end_was_repeated_nothing_is_left() {
-    // (samples, ranks that took the epoch in steps of one sample each): what they took is more than there are.
+    // (samples, ranks that took the epoch in steps of one sample each): they took more samples than there are.
     for (len, before) in [(10, 4), (10, 3), (7, 5), (1, 1), (2, 2), (13, 13)] {
         let taken: usize = (0..before).map(|rank| Sampler::of_rank(rank, before, len).unwrap().epoch(0).count()).sum();
         assert_eq!(taken, before * len.div_ceil(before));

@@ -1,4 +1,4 @@
-//! An optimiser dealt out over ranks gives the bits of one that is whole on every rank.
+//! An optimiser sharded over ranks has the same bits as one that is complete on every rank.
 
 use collectives::{Communicator, Config, Result};
 use collectives_train::{DataParallel, Options, Parameter, ShardedOptimizer};
@@ -25,7 +25,7 @@ fn lens() -> Vec<usize> {
     parameters().iter().map(|parameter| parameter.shape.iter().product()).collect()
 }
 
-/// Numbers of this seed between -1 and 1.
+/// Returns numbers between -1 and 1 for this seed.
 fn numbers(seed: u64, len: usize) -> Vec<f32> {
     let mut random = Random(seed);
     (0..len).map(|_| (random.next() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
@@ -39,7 +39,7 @@ fn bits(values: &[Vec<f32>]) -> Vec<Vec<u32>> {
     values.iter().map(|values| values.iter().map(|x| x.to_bits()).collect()).collect()
 }
 
-/// Every rank has all of the state.
+/// Trains with the whole state on every rank.
 fn whole(comm: &Communicator, options: Options, seed: u64, clip: Option<f64>) -> Result<Vec<Vec<u32>>> {
     let mut values: Vec<_> = lens().iter().enumerate().map(|(index, len)| numbers(index as u64, *len)).collect();
     let mut state: Vec<_> = lens().iter().map(|len| (vec![0.0; *len], vec![0.0; *len])).collect();
@@ -62,7 +62,7 @@ fn whole(comm: &Communicator, options: Options, seed: u64, clip: Option<f64>) ->
     Ok(bits(&values))
 }
 
-/// Every rank has its share.
+/// Trains with a share of the state on each rank.
 fn dealt_out(comm: &Communicator, options: Options, seed: u64, clip: Option<f64>) -> Result<Vec<Vec<u32>>> {
     let mut values: Vec<_> = lens().iter().enumerate().map(|(index, len)| numbers((index + 100 * comm.rank()) as u64, *len)).collect();
     let mut model = ShardedOptimizer::new(comm, parameters(), options)?;
@@ -132,7 +132,7 @@ fn the_norm_of_shards_is_that_of_the_whole() {
         let options = Options { bucket_bytes: 3000, ..Options::default() };
         let (plain, shared) = (whole(comm, options.clone(), 9, Some(0.5)).unwrap(), dealt_out(comm, options, 9, Some(0.5)).unwrap());
         for (plain, shared) in plain.iter().flatten().zip(shared.iter().flatten()) {
-            // Squares are added up in another order.
+            // Squares are summed in a different order.
             let (plain, shared) = (f32::from_bits(*plain), f32::from_bits(*shared));
             assert!((plain - shared).abs() <= 1e-5, "{plain} and {shared}");
         }

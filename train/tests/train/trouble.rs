@@ -1,4 +1,4 @@
-//! Mistakes are named, on every rank where others would wait; a rank that dies in the middle is noticed.
+//! Mistakes are named, on every rank if the others would wait; a rank that dies during training is noticed.
 
 use collectives::{Communicator, Error};
 use collectives_train::{DataParallel, Missing, Options, Parameter, ShardedOptimizer};
@@ -11,7 +11,7 @@ fn two() -> Vec<Parameter> {
     vec![Parameter::new::<f32>("weight", &[100]), Parameter::new::<f32>("bias", &[2])]
 }
 
-/// Buckets of one parameter each.
+/// Returns options with a bucket for each parameter.
 fn small() -> Options {
     Options { first_bucket_bytes: 0, bucket_bytes: 0, ..Options::default() }
 }
@@ -139,7 +139,7 @@ fn what_was_accumulated_of_a_gradient_that_never_comes_counts() {
     threads(Wiring::Shm, 2, |comm| {
         let mut model = DataParallel::new(comm, two(), Options { missing: Missing::Zeros, ..small() }).unwrap();
         for step in 0..3 {
-            // One rank accumulates twice, and has no last part of it; the other has nothing.
+            // One rank accumulates twice, without a last part; the other has no gradient.
             if (comm.rank() + step) % 2 == 0 {
                 model.accumulate(1, &[4.0_f32, 2.0]).unwrap();
                 model.accumulate(1, &[2.0_f32, 0.0]).unwrap();
@@ -148,7 +148,7 @@ fn what_was_accumulated_of_a_gradient_that_never_comes_counts() {
             assert_eq!(averaged.gradient::<f32>(1).unwrap(), [3.0, 1.0]);
             assert_eq!(averaged.gradient::<f32>(0).unwrap(), [0.0; 100]);
         }
-        // By default it is missing all the same.
+        // By default it still counts as missing.
         let mut model = DataParallel::new(comm, two(), small()).unwrap();
         model.ready(0, &vec![1.0_f32; 100]).unwrap();
         model.accumulate(1, &[4.0_f32, 2.0]).unwrap();
@@ -188,7 +188,7 @@ fn a_rank_that_leaves_in_the_middle_ends_the_step_of_the_others() {
     }
 }
 
-/// One rank of the test below: rank 1 dies behind its first bucket.
+/// Runs one rank of the test below: rank 1 dies after its first bucket.
 fn rank_that_may_die(wiring: Wiring) {
     let comm = wiring.builder(0).from_env().unwrap();
     let parameters: Vec<_> = (0..8).map(|index| Parameter::new::<f32>(format!("{index}"), &[100_000])).collect();
@@ -208,7 +208,7 @@ fn rank_that_may_die(wiring: Wiring) {
     go_on(&rest);
 }
 
-/// What survivors do: the same model on the communicator that is left.
+/// Trains the same model on the remaining communicator.
 fn go_on(comm: &Communicator) {
     let mut model = DataParallel::new(comm, two(), Options::default()).unwrap();
     let mut gradients = [vec![comm.rank() as f32; 100], vec![1.0; 2]];
@@ -246,7 +246,7 @@ fn where_one_rank_has_no_room_for_its_share_all_are_told_which() {
         // Two buckets of 64 MiB, of which each rank has a share of 32 MiB.
         let parameters = || ["first", "second"].map(|name| Parameter::new::<f32>(name, &[16 << 20])).to_vec();
         let before = getrlimit(Resource::As);
-        // No room for a share; for one; for both, and for no bucket.
+        // Memory for less than one share, for one share, and for both shares but no bucket.
         for room in [16, 48, 80] {
             if comm.rank() == 1 {
                 let pages: u64 = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();

@@ -1,4 +1,4 @@
-//! Processes that were forked from one with a device: the driver does not know them, and is left alone.
+//! Processes forked from one with a device: the driver does not support them, so they must not call it.
 
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
@@ -13,7 +13,7 @@ fn a_forked_child_is_refused_a_buffer_on_the_device() {
     alone_in_a_process("forks::a_forked_child_is_refused_a_buffer_on_the_device", || {
         ranks(2, |comm, _| {
             if comm.rank() == 0 {
-                // SAFETY: the child calls into this crate, allocates at most as glibc allows after a fork, and exits.
+                // SAFETY: the child calls into this crate, allocates only as glibc allows after a fork, and exits.
                 match unsafe { libc::fork() } {
                     0 => {
                         let refused = Flat::<f32>::on_device(comm, comm.device().unwrap().stream(), 3);

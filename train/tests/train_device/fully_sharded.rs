@@ -1,4 +1,4 @@
-//! Parameters dealt out over ranks, with shares and units on devices: the bits of the host.
+//! Parameters sharded over ranks, with shards and units on devices: the results have the same bits as on the host.
 
 use collectives::interop::RawDeviceSlice;
 use collectives::{Collective, Communicator, DType, ReduceOp, Result, bf16, f16, flight::Backend};
@@ -9,7 +9,7 @@ use crate::common::oracle::Predict;
 use crate::gpu::{self, DeviceMemory, process_ranks, ranks};
 use crate::{Numbers, bits, length};
 
-/// Odd lengths: two units of one length, one of another, one without elements.
+/// Returns units of odd lengths: two of one length, one of another, one without elements.
 fn units<T: Float>() -> Vec<Unit> {
     let parameter = |name: &str, shape: &[usize]| Parameter::new::<T>(name, shape);
     let layer = || vec![parameter("weight", &[31, 17]), parameter("bias", &[17]), parameter("scale", &[])];
@@ -21,13 +21,13 @@ fn units<T: Float>() -> Vec<Unit> {
     ]
 }
 
-/// The same model twice: parameters are `M`s, gathered as `G`s.
+/// The same model on the host and on a device: parameters are `M`s, gathered as `G`s.
 struct Twins {
     host: FullySharded,
     device: FullySharded,
 }
 
-/// How a model is trained.
+/// The settings of a training.
 #[derive(Debug, Clone)]
 struct Case {
     options: FullyShardedOptions,
@@ -70,7 +70,7 @@ impl Twins {
         self.device.release(unit).unwrap();
     }
 
-    /// Forward and backward: every unit is looked at twice, and has gradients of which sums are exact.
+    /// Runs a forward and a backward pass. Every unit is compared twice, and has gradients whose sums are exact.
     fn pass<M: Float + Predict, G: Float + Predict>(&mut self, memory: &DeviceMemory, seed: usize) {
         let units = units::<M>();
         units.iter().enumerate().for_each(|(unit, listed)| self.look::<G>(memory, unit, listed));
@@ -84,7 +84,7 @@ impl Twins {
         }
     }
 
-    /// Clips and updates both, and compares their shares.
+    /// Clips and updates both, and compares their shards.
     fn update<M: Float + Predict>(&mut self, memory: &DeviceMemory, limit: f64) {
         fn descend<M: Float>(parameters: &mut [M], gradients: &[M]) {
             parameters.iter_mut().zip(gradients).for_each(|(x, slope)| *x = M::from_f64(x.to_f64() - 0.125 * slope.to_f64()));
@@ -126,7 +126,7 @@ fn train<M: Float + Predict, G: Float + Predict>(comm: &Communicator, memory: &D
     assert_eq!(most[0], most[1], "bytes of the host's and of the device's, {case:?}");
 }
 
-/// Every strategy, with and without what is accumulated, clipped and converted.
+/// Trains with every strategy, with and without accumulation, clipping and conversion.
 fn all(comm: &Communicator, memory: &DeviceMemory) {
     for (strategy, prefetch, passes, limit) in
         [(ShardingStrategy::FullShard, 1, 1, 1e9), (ShardingStrategy::FullShard, 0, 3, 3.0), (ShardingStrategy::ShardGradOp, 2, 2, 1e9)]
@@ -223,7 +223,7 @@ fn gradients_that_kernels_cannot_read_are_refused_and_harm_nothing() {
         let options = FullyShardedOptions { reduce_type: Some(DType::F64), ..FullyShardedOptions::default() };
         let mut model = FullySharded::on_device(comm, &memory.stream, vec![unit], options).unwrap();
         let gradient = memory.put(&[3.0_f32, 4.0, 0.0, 0.0]);
-        // SAFETY: three elements inside the gradient, which lives on; nobody writes them.
+        // SAFETY: three elements inside the gradient, which outlives this; no code writes to them.
         let odd = unsafe { RawDeviceSlice::<f32>::new(memory.stream.context(), crate::address(&gradient) + 2, 3) };
         let error = model.reduce_gradients(0, &[&odd]).unwrap_err().to_string();
         assert!(error.contains("lie at multiples of that"), "{error}");

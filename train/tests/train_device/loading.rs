@@ -1,4 +1,5 @@
-//! Kernels are loaded when a model is made: the driver keeps a lock for that, behind whatever hangs on the device.
+//! Kernels are loaded when a model is created: loading takes a lock of the driver, which may wait for work that hangs
+//! on the device.
 
 use collectives::{Communicator, DType, bf16};
 use collectives_train::{DataParallel, FullySharded, FullyShardedOptions, LossScaler, Options, Parameter, ShardedOptimizer, Unit};
@@ -8,10 +9,10 @@ use simgpu::driver_calls_of_this_thread;
 use crate::common::cases::Memory as _;
 use crate::gpu::{DeviceMemory, assert_nothing_found, is_real, prepare};
 
-/// A device that no other test of this program uses: nothing has been loaded there.
+/// A device that no other test of this program uses, so nothing is loaded there yet.
 const DEVICE: usize = 7;
 
-/// How many modules this thread loads in `work`; what `work` returns.
+/// Returns the number of modules that this thread loads in `work`, and the result of `work`.
 fn loads<R>(work: impl FnOnce() -> R) -> (u64, R) {
     let mut result = None;
     let calls = driver_calls_of_this_thread(|| result = Some(work()));
@@ -19,7 +20,7 @@ fn loads<R>(work: impl FnOnce() -> R) -> (u64, R) {
     (loads.iter().sum(), result.unwrap())
 }
 
-/// Makes a model, which loads kernels, and takes a step, which loads none.
+/// Creates a model, which loads kernels, and runs a step, which loads none.
 fn step<M>(kind: &str, make: impl FnOnce() -> M, step: impl FnOnce(&mut M)) {
     let (at_first, mut model) = loads(make);
     assert!(at_first > 0, "{kind}: nothing was loaded before");

@@ -1,4 +1,4 @@
-//! Gradients averaged in buckets on devices: simulated ones, or, with `COLLECTIVES_TEST_GPU=real`, those that are there.
+//! Gradients averaged in buckets on devices: simulated ones, or real ones with `COLLECTIVES_TEST_GPU=real`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -35,7 +35,7 @@ fn parameters() -> Vec<Parameter> {
     ]
 }
 
-/// Whole numbers, of which sums are exact in every type.
+/// Returns whole numbers, whose sums are exact in every type.
 fn element(rank: usize, step: usize, index: usize) -> f64 {
     ((rank + 1) * (index + 3) * (step + 5) % 23) as f64 - 11.0
 }
@@ -43,7 +43,7 @@ fn element(rank: usize, step: usize, index: usize) -> f64 {
 fn hand_in<T: Float + Predict>(model: &mut DataParallel, memory: &DeviceMemory, step: usize, index: usize, len: usize) {
     let rank = model.communicator().rank();
     let gradient: Vec<T> = (0..len).map(|at| T::from_f64(element(rank, step, at))).collect();
-    // The buffer is freed behind its copy into the bucket.
+    // The buffer is freed after its copy into the bucket.
     model.ready(index, &memory.put(&gradient)).unwrap();
 }
 
@@ -56,7 +56,7 @@ fn compare<T: Float + Predict>(averaged: &Averaged<'_>, memory: &DeviceMemory, w
     assert_eq!(averaged.device_gradient::<T>(index).unwrap().len(), len);
 }
 
-/// Some steps, with gradients in another order on every rank.
+/// Runs some steps, with gradients in a different order on every rank.
 fn steps(comm: &Communicator, memory: &DeviceMemory, options: Options) {
     let mut model = DataParallel::on_device(comm, &memory.stream, parameters(), options).unwrap();
     let lens: Vec<usize> = parameters().iter().map(|parameter| parameter.shape.iter().product()).collect();
@@ -140,7 +140,7 @@ fn what_lies_elsewhere_and_what_only_the_host_shows_is_refused() {
 
 #[test]
 fn buckets_are_not_made_while_their_stream_is_captured() {
-    // Whoever makes the first stream of a context ends the captures in it: other tests do.
+    // The test that creates the first stream of a context ends the captures in it, and other tests do that.
     common::ranks::alone_in_a_process("buckets_are_not_made_while_their_stream_is_captured", || {
         ranks(1, |comm, memory| {
             memory.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -152,7 +152,8 @@ fn buckets_are_not_made_while_their_stream_is_captured() {
     });
 }
 
-/// Odd lengths, of every type, several in a bucket: so that most slots and shares begin at no multiple of 16 bytes.
+/// Returns parameters of odd lengths and every type, several in a bucket, so that most slots and shares do not begin at
+/// a multiple of 16 bytes.
 fn odd_parameters() -> Vec<Parameter> {
     vec![
         Parameter::new::<f32>("a", &[1201]),
@@ -184,17 +185,17 @@ macro_rules! by_type {
     };
 }
 
-/// What gradients are made of.
+/// The kind of numbers in the gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Numbers {
-    /// Numbers of which sums are rounded.
+    /// Numbers whose sums are rounded.
     Any,
-    /// Eighths, of which sums, and sums of squares, are exact.
+    /// Eighths, whose sums and sums of squares are exact.
     Eighths,
 }
 
 impl Numbers {
-    /// Those whose sums over this many ranks do not depend on an order.
+    /// Returns numbers whose sums over this many ranks do not depend on the order.
     fn of(world_size: usize) -> Self {
         if world_size > 2 { Self::Eighths } else { Self::Any }
     }
@@ -213,7 +214,7 @@ fn bits<T: Predict>(elements: &[T]) -> Vec<u64> {
     elements.iter().map(|x| x.bits()).collect()
 }
 
-/// The same model twice.
+/// The same model on the host and on a device.
 struct Twins {
     host: DataParallel,
     device: DataParallel,
@@ -237,7 +238,7 @@ impl Twins {
         }
     }
 
-    /// Gives every gradient in this many parts.
+    /// Passes every gradient in this many parts.
     fn give_all(&mut self, memory: &DeviceMemory, numbers: Numbers, step: usize, parts: usize) {
         fn one<T: Float + Predict>(twins: &mut Twins, memory: &DeviceMemory, numbers: Numbers, index: usize, seed: usize, last: bool) {
             let gradient = numbers.many::<T>(seed, length(&odd_parameters()[index]));
@@ -253,7 +254,7 @@ impl Twins {
     }
 }
 
-/// Fails where the means differ in a bit.
+/// Fails if the means differ in any bit.
 fn assert_same(host: &Averaged<'_>, device: &Averaged<'_>, memory: &DeviceMemory) {
     fn one<T: Float + Predict>(host: &Averaged<'_>, device: &Averaged<'_>, memory: &DeviceMemory, index: usize) {
         let (expected, got) = (host.gradient::<T>(index).unwrap(), memory.get_view(&device.device_gradient::<T>(index).unwrap()));
@@ -299,7 +300,7 @@ fn norms_are_those_of_the_host_but_for_the_last_places_and_the_same_on_every_ran
     }
 }
 
-/// Steps of exact numbers, clipped on both sides.
+/// Runs steps with exact numbers, clipped on the host and on the device.
 fn clip(comm: &Communicator, memory: &DeviceMemory) {
     for bucket_bytes in [600, 25 << 20] {
         let options = Options { first_bucket_bytes: bucket_bytes / 2, bucket_bytes, op: ReduceOp::Sum, ..Options::default() };
@@ -349,7 +350,7 @@ fn gradients_without_a_finite_norm_stay_as_they_are() {
 
 #[test]
 fn a_norm_of_what_never_comes_is_an_error_in_time() {
-    // Compared, the call would not even be queued.
+    // If the call were compared, it would not even be queued.
     let config = gpu::unchecked();
     let patient = |rank: usize| {
         gpu::builder(config.clone()).configure(|config| config.timeout = std::time::Duration::from_secs(if rank == 0 { 5 } else { 60 }))
@@ -372,7 +373,7 @@ fn a_norm_of_what_never_comes_is_an_error_in_time() {
     assert!(error.is_timeout(), "{error}");
 }
 
-/// Gradients of `T`s, twice as `C`s, once on the host.
+/// Compresses gradients of `T`s to `C`s on the host and on the device.
 fn compress<T: Float + Predict, C: Float>(comm: &Communicator, memory: &DeviceMemory, op: ReduceOp) {
     let others = if comm.world_size() == 3 { ReduceOp::Sum } else { ReduceOp::Avg };
     let options = Options { first_bucket_bytes: 3000, bucket_bytes: 6000, op: others, ..Options::default() };
@@ -391,7 +392,7 @@ fn compress<T: Float + Predict, C: Float>(comm: &Communicator, memory: &DeviceMe
 fn compressed_gradients_have_the_bits_of_the_host() {
     for world_size in [1, 2, 3] {
         ranks(world_size, |comm, memory| {
-            // Of three ranks' sums those are the same in any order that are exact.
+            // Of three ranks' sums, only exact ones are the same in any order.
             let weighted = if world_size == 3 { ReduceOp::PreMulSum(0.25) } else { ReduceOp::PreMulSum(0.3 + comm.rank() as f64 * 0.4) };
             let mean = if world_size == 3 { ReduceOp::Sum } else { ReduceOp::Avg };
             compress::<f32, f16>(comm, memory, mean);
@@ -406,7 +407,7 @@ fn compressed_gradients_have_the_bits_of_the_host() {
     }
 }
 
-/// A hook as a user would write one: what it sends lies in a buffer of its own, and it leaves the first gradient out.
+/// A hook as a user would write it: it sends from its own buffer, and it omits the first gradient.
 struct Own {
     wide: Option<Flat<f32>>,
     narrow: Flat<bf16>,
@@ -450,7 +451,7 @@ fn hooks_of_the_callers_work_on_devices() {
     });
 }
 
-/// One step of an optimiser with momentum.
+/// Runs one step of an optimiser with momentum.
 fn descend<T: Float>(parameters: &mut [T], gradients: &[T], momentum: &mut [f64]) {
     for ((x, slope), momentum) in parameters.iter_mut().zip(gradients).zip(momentum) {
         *momentum = 0.9 * *momentum + slope.to_f64();
@@ -458,7 +459,7 @@ fn descend<T: Float>(parameters: &mut [T], gradients: &[T], momentum: &mut [f64]
     }
 }
 
-/// The same sharded optimiser twice, and what its update keeps.
+/// The same sharded optimiser on the host and on a device, and the state of its update.
 struct Sharded {
     host: ShardedOptimizer,
     device: ShardedOptimizer,
@@ -473,7 +474,7 @@ impl Sharded {
         Self { host, device, momentum }
     }
 
-    /// Starts with one rank's values, those of every other parameter loaded.
+    /// Starts with one rank's values, loading those of every other parameter.
     fn begin<T: Float + Predict>(&mut self, comm: &Communicator, memory: &DeviceMemory, index: usize, len: usize) {
         let root = index % comm.world_size();
         let seed = if index.is_multiple_of(2) { index + 1000 * comm.rank() } else { index };
@@ -489,9 +490,9 @@ impl Sharded {
         assert!(bits(&memory.get(&on_device)) == bits(&values), "parameter {index}");
     }
 
-    /// Gives a gradient in two parts.
+    /// Passes a gradient in two parts.
     fn give<T: Float + Predict>(&mut self, memory: &DeviceMemory, index: usize, seed: usize, len: usize) {
-        // Exact, so that the norms are the same, and with them the factor.
+        // Exact, so that the norms are the same, and thus the clipping factors.
         let numbers = Numbers::Eighths;
         let parts = [numbers.many::<T>(seed, len), numbers.many::<T>(seed + 1, len)];
         self.host.accumulate(index, &parts[0]).unwrap();
@@ -500,7 +501,7 @@ impl Sharded {
         self.device.ready(index, &memory.put(&parts[1])).unwrap();
     }
 
-    /// Clips and updates both, and compares what comes out.
+    /// Clips and updates both, and compares the results.
     fn step(&mut self, memory: &DeviceMemory, limit: f64) {
         fn one<T: Float + Predict>(memory: &DeviceMemory, shard: &mut collectives_train::Shard<'_>, momentum: &mut [f64]) -> Result<()> {
             let (mut parameters, gradients) = shard.device_values::<T>()?;
@@ -607,7 +608,8 @@ fn a_gradient_read_elsewhere_is_freed_behind_its_copy_into_the_bucket() {
         let mut model = DataParallel::on_device(comm, &backward, one, Options::default()).unwrap();
         for _ in 0..5 {
             let gradient = memory.put(&[comm.rank() as f32; 5000]);
-            // The bucket's copy takes the place of one reader in the slice's memory, and another reader that of the copy.
+            // The bucket's copy reuses one reader's place in the slice's memory, and another reader reuses the place of
+            // the copy.
             let before = reader.clone_dtod(&gradient).unwrap();
             model.ready(0, &gradient).unwrap();
             let after = reader.clone_dtod(&gradient).unwrap();
@@ -624,7 +626,7 @@ fn a_gradient_read_elsewhere_is_freed_behind_its_copy_into_the_bucket() {
 #[test]
 fn buckets_lie_on_a_stream_that_cudarc_takes_for_the_only_one() {
     ranks(2, |comm, memory| {
-        // A context of the caller's: it counts its own streams only, and orders nothing by events.
+        // A context of the caller: it counts only its own streams, and orders nothing by events.
         let stream = cudarc::driver::CudaContext::new(comm.device().unwrap().ordinal()).unwrap().default_stream();
         let two = vec![Parameter::new::<f32>("a", &[5000]), Parameter::new::<f32>("b", &[300])];
         let mut model = DataParallel::on_device(comm, &stream, two, Options::default()).unwrap();
@@ -642,7 +644,7 @@ fn buckets_lie_on_a_stream_that_cudarc_takes_for_the_only_one() {
     });
 }
 
-/// Where a slice's elements lie.
+/// Returns the address of a slice's elements.
 fn address<T>(slice: &cudarc::driver::CudaSlice<T>) -> u64 {
     cudarc::driver::DevicePtr::device_ptr(slice, slice.stream()).0
 }
@@ -660,7 +662,7 @@ fn a_given_slice_becomes_its_bucket_and_comes_back() {
                 let mine = (comm.rank() + step) as f32;
                 model.give(2, memory.put(&[f16::from_f32(mine); 2])).unwrap();
                 model.give(1, memory.put(&[f16::from_f32(mine); 3])).unwrap();
-                // Of the bucket's stream, of another one, or copied: another way on each rank.
+                // On the bucket's stream, on another one, or copied: differently on each rank.
                 let gradient = if step % 2 == 0 { &side } else { memory }.put(&[mine; 5000]);
                 let address_of_mine = address(&gradient);
                 let is_copied = (step + comm.rank()) % 3 == 2;
@@ -692,7 +694,7 @@ fn a_slice_of_another_context_object_is_copied_since_cudarc_would_not_order_it()
     ranks(2, |comm, memory| {
         let ordinal = comm.device().unwrap().ordinal();
         let lone = cudarc::driver::CudaContext::new(ordinal).unwrap().default_stream();
-        // Buckets where there are several streams and a gradient where there is one, and the other way round.
+        // Buckets in a context with several streams and a gradient in one with a single stream, and the reverse.
         for (home, theirs) in [(&memory.stream, &lone), (&lone, &memory.stream)] {
             let options = Options { own_bucket_bytes: Some(0), ..Options::default() };
             let mut model = DataParallel::on_device(comm, home, vec![Parameter::new::<f32>("alone", &[5000])], options).unwrap();

@@ -1,4 +1,4 @@
-//! Every way of training, with buffers on devices, comes to the parameters of one process, on 1, 2, 3 and 4 ranks.
+//! Every way of training, with buffers on devices, reaches the parameters of one process, on 1, 2, 3 and 4 ranks.
 
 use collectives::{Communicator, Result};
 use collectives_train::{
@@ -12,7 +12,7 @@ use crate::common::random::Random;
 use crate::gpu::{DeviceMemory, process_ranks, ranks};
 use crate::network::{Mode, Place, Training, bound, distance, start, train_alone};
 
-/// Buckets so small that there are several.
+/// Returns options with buckets so small that there are several.
 fn options() -> Options {
     Options { first_bucket_bytes: 100, bucket_bytes: 300, ..Options::default() }
 }
@@ -49,7 +49,7 @@ impl Place for DeviceMemory {
     }
 }
 
-/// Trains in every mode with `T`s; the furthest that one ends from one process, in units of its bound.
+/// Trains in every mode with `T`s. Returns the largest difference from one process, in units of the mode's bound.
 fn all<T: Float + Predict>(comm: &Communicator, memory: &DeviceMemory, training: Training) -> f64 {
     let alone = train_alone(training);
     let moved = distance(&alone, &start(training.seed));

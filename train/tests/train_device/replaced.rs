@@ -1,4 +1,5 @@
-//! What a caller puts in the place of a buffer's slice: another device's, or one of another length, is refused wherever it would be used.
+//! A caller may replace the slice of a buffer. A slice of another device or of another length must be refused at every
+//! use.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use crate::common::cases::Memory as _;
 use crate::gpu::ranks;
 
-/// A stream of the other one of two ranks' devices. Not the default one: cudarc would free a slice of it on that of the device in use.
+/// Returns a stream of the other rank's device. Not the default stream: cudarc would free its slices on the default
+/// stream of the current device.
 fn elsewhere(comm: &Communicator) -> Arc<CudaStream> {
     CudaContext::new(1 - comm.device().unwrap().ordinal()).unwrap().new_stream().unwrap()
 }
@@ -44,7 +46,7 @@ fn elements_are_converted_on_the_device_of_their_stream_alone() {
     });
 }
 
-/// A hook whose gradients end on another device: in the flat that it was given, or in one of their own.
+/// A hook whose gradients end on another device: in the flat that it was given, or in its own.
 struct Moving {
     there: Arc<CudaStream>,
     is_swapped: bool,
@@ -79,7 +81,7 @@ fn gradients_that_a_hook_leaves_on_another_device_are_refused_where_they_are_use
             model.ready(0, &zeros(&memory.stream, 5)).unwrap();
             model.ready(1, &memory.put(&[3.0_f64; 3])).unwrap();
             let mut averaged = model.finish().unwrap();
-            // One sum of both buckets' squares.
+            // One norm over both buckets.
             assert_elsewhere(averaged.norm().map(drop));
             assert_elsewhere(averaged.clip_norm(1.0).map(drop));
             assert_elsewhere(averaged.copy_to(0, &mut zeros(&memory.stream, 5)));

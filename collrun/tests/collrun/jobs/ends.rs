@@ -1,18 +1,18 @@
-//! How jobs end: by a key that is pressed twice, by a rank that returned too early, by the death of the launcher.
+//! The ends of jobs: by a key that is pressed twice, by a rank that returned too early, by the death of the launcher.
 
 use std::fs;
 use std::path::Path;
 
 use super::*;
 
-/// What a job says to its end, and its exit code.
+/// Returns the rest of a job's standard error, and its exit code.
 fn rest(mut child: std::process::Child) -> (String, Option<i32>) {
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     (said, child.wait().unwrap().code())
 }
 
-/// Presses Ctrl-C until the job has ended.
+/// Sends Ctrl-C until the job has ended.
 fn press_until_it_ends(child: &mut std::process::Child) {
     let process = handle(Pid::from_child(child).as_raw_nonzero().get()).unwrap();
     let pause = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -38,7 +38,7 @@ fn pressing_ctrl_c_twice_ends_ranks_that_are_deaf_at_once() {
 #[test]
 fn ranks_that_lose_one_that_died_of_ctrl_c_have_not_failed() {
     crate::interrupts::heed();
-    // Rank 1 outlives rank 0, and complains.
+    // Rank 1 ends after rank 0, and prints a complaint.
     let folder = folder();
     let script = format!(
         "if [ $RANK = 0 ]; then echo $$ | tee {0}/pid; exec sleep 600; fi; trap '' INT; while [ ! -s {0}/pid ]; do sleep 0.01; done; echo $$; \
@@ -69,7 +69,7 @@ fn another_host_that_loses_ranks_after_ctrl_c_has_not_failed_first() {
     let [mut first, second] = launchers;
     BufReader::new(first.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
     kill_process(Pid::from_child(&first), Signal::INT).unwrap();
-    // It has told the other by then.
+    // It has notified the other launcher by then.
     assert_eq!(rest(second).1, Some(9));
     press_until_it_ends(&mut first);
     assert_eq!(rest(first), ("collrun: asked to end once more (SIGINT); killing rank 0\n".to_owned(), Some(130)));
@@ -90,7 +90,7 @@ fn a_rank_that_said_why_it_fails_and_had_to_be_killed_is_not_said_to_have_died_o
     assert!(run.status.code() == Some(1) && last.starts_with("rank 1 ") && last.ends_with(expected), "{run:?}");
 }
 
-/// Whether the launcher has a thread of this name: each rank has one until its end is told.
+/// Returns whether the launcher has a thread of this name: each rank has one until its end is reported.
 fn has_thread(launcher: &std::process::Child, name: &str) -> bool {
     let threads = fs::read_dir(format!("/proc/{}/task", launcher.id())).unwrap();
     let name_of = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
@@ -116,7 +116,7 @@ fn a_rank_that_returned_too_early_is_named_beside_the_one_that_lost_it() {
     assert!(code == Some(3) && last.ends_with(expected), "{said}");
 }
 
-/// The process that watches a launcher; `None` where this kernel does not list children.
+/// Returns the process that watches a launcher, or `None` if this kernel does not list children.
 fn guardian(launcher: &std::process::Child) -> Option<i32> {
     let own = format!("/proc/self/task/{}/children", std::process::id());
     if !Path::new(&own).exists() {
@@ -136,7 +136,7 @@ fn is_guardian(pid: i32) -> bool {
 
 #[test]
 fn nothing_that_ranks_have_started_outlives_a_killed_launcher() {
-    // A shell waits for its program, as it does behind `sh -c './train; echo done'`.
+    // A shell waits for its program, as in `sh -c './train; echo done'`.
     let (mut child, _lines, pids, _limit) = started("sleep 600 & echo $!; wait; echo done");
     let programs: Vec<_> = pids.into_iter().map(|pid| handle(pid).expect("the program runs")).collect();
     let guardian = guardian(&child).and_then(handle);

@@ -1,8 +1,8 @@
-//! What ranks print is seen when they print it.
+//! The output of ranks appears as soon as they print it.
 
 use super::*;
 
-/// Reads until these bytes have come, or the end; what was read.
+/// Reads until these bytes have arrived, or until the end. Returns what was read.
 fn read_until(stream: &mut impl Read, expected: &str) -> String {
     let (mut read, mut byte) = (Vec::new(), [0]);
     while !read.ends_with(expected.as_bytes()) && stream.read(&mut byte).unwrap() > 0 {
@@ -11,7 +11,7 @@ fn read_until(stream: &mut impl Read, expected: &str) -> String {
     String::from_utf8(read).unwrap()
 }
 
-/// A job whose rank prints the next piece only once the one before has been seen, on a stream.
+/// Runs a job whose rank prints each piece on a stream only after the previous one has been seen.
 fn seen_piece_by_piece(flags: &str, stream: u8, pieces: &[(&str, &str)]) {
     let folder = folder();
     let printed: String = pieces
@@ -48,7 +48,7 @@ fn a_question_without_an_end_of_line_is_seen() {
 
 #[test]
 fn ranks_that_print_pieces_of_lines_do_not_mix_them() {
-    // Rank 0 has begun a line, and goes on with it once rank 1 has printed a whole one.
+    // Rank 0 begins a line, and continues it after rank 1 has printed a whole one.
     let folder = folder();
     let script = format!(
         "if [ $RANK = 0 ]; then printf load; while [ ! -e {0}/1 ]; do sleep 0.01; done; printf 'ing\\n'; exit; fi

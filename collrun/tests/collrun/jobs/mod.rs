@@ -1,4 +1,4 @@
-//! `collrun` as a user meets it: started as a program, with shells as ranks.
+//! Tests of `collrun` from a user's view: started as a program, with shells as ranks.
 
 mod ends;
 mod live;
@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::common::limit::Limit;
 
-/// `collrun` with flags (split at blanks) and a shell script for every rank.
+/// Returns a `collrun` command with flags (split at blanks) and a shell script for every rank.
 fn collrun(flags: &str, script: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
     command.args(flags.split_whitespace()).args(["--", "sh", "-c", script]).stdin(Stdio::null());
@@ -35,7 +35,7 @@ fn handle(pid: i32) -> Option<OwnedFd> {
     pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).ok()
 }
 
-/// Whether the process ends within some seconds; one that is gone already has.
+/// Returns whether the process ends within some seconds, or has already ended.
 fn ends(process: Option<OwnedFd>) -> bool {
     let Some(process) = process else { return true };
     let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -55,7 +55,7 @@ fn ranks_know_who_they_are() {
 
 #[test]
 fn the_second_host_counts_on() {
-    // The store is the first host's to serve, so this one starts nothing that another test could have taken.
+    // The first host serves the store, so this launcher starts nothing that another test could have taken.
     let run = output(
         "--nproc-per-node 2 --nnodes 3 --node-rank 1 --master-addr head --master-port 7",
         "echo $RANK/$WORLD_SIZE $MASTER_ADDR:$MASTER_PORT",
@@ -110,7 +110,7 @@ fn a_killed_rank_gives_its_signal() {
 
 #[test]
 fn ranks_that_will_not_stop_are_killed() {
-    // Rank 0 fails only once rank 1 says that it is deaf, through a file.
+    // Rank 0 fails only after rank 1 has reported, through a file, that it ignores signals.
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
     let script = format!(
@@ -134,7 +134,7 @@ fn a_program_that_is_not_there() {
 
 #[test]
 fn usage_errors_say_what_is_missing() {
-    // A name that is looked up, and found to be the loopback interface.
+    // A name that resolves to the loopback interface.
     for flags in [
         "--node-rank 0 --master-addr 127.1 --master-port 7",
         "--node-rank 1 --master-addr 127.1 --master-port 7",
@@ -150,7 +150,7 @@ fn usage_errors_say_what_is_missing() {
     assert!(String::from_utf8_lossy(&run.stderr).contains("--master-addr"), "{run:?}");
 }
 
-/// A job of two ranks that have said who they are (and trap a signal first, if asked).
+/// Starts a job of two ranks and waits until they have printed their process ids (after they trap a signal, if asked).
 fn started(script: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>, Vec<i32>, Limit) {
     let mut child = collrun("--nproc-per-node 2", script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let limit = Limit::on(&child);
@@ -236,12 +236,12 @@ fn the_others_go_on_without_a_rank_that_fails_where_they_may() {
     assert_eq!(run.status.code(), Some(4), "nobody succeeded: {run:?}");
 }
 
-/// A folder, and what a script does in it.
+/// Creates a temporary folder.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// The files below a folder, by their paths in it, without the name of the run.
+/// Returns the files below a folder, by their relative paths without the name of the run.
 fn files(folder: &std::path::Path) -> Vec<(String, String)> {
     let run = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
     let (mut found, mut left) = (vec![], vec![run.clone()]);
@@ -258,7 +258,7 @@ fn files(folder: &std::path::Path) -> Vec<(String, String)> {
 
 #[test]
 fn all_ranks_are_started_anew_as_often_as_they_may_be() {
-    // Rank 1 fails once rank 0 has said that it is there.
+    // Rank 1 fails after rank 0 has reported that it runs.
     let folder = folder();
     let script = format!(
         "echo $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS; touch {0}/$RANK.$TORCHELASTIC_RESTART_COUNT; \
@@ -298,13 +298,13 @@ fn ranks_that_are_deaf_to_a_signal_are_killed_in_the_end() {
         kill_process(Pid::from_child(&child), signal).unwrap();
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        // The signal ended the job, and the rank did not fail.
+        // The signal ended the job, so the rank did not fail.
         assert_eq!(said, format!("collrun: still running 0.2 s after SIG{name}: rank 0; killing\n"));
         assert_eq!(child.wait().unwrap().code(), Some(code));
     }
 }
 
-/// Two launchers of one job at a port, each with flags and a script of its own.
+/// Runs two launchers of one job at the same port, each with its own flags, and the same script.
 fn two_hosts(flags: [&str; 2], script: &str) -> [Output; 2] {
     let launchers = flags.map(|flags| {
         let flags = format!("--nnodes 2 --nproc-per-node 2 --rdzv-conf join_timeout=60 {flags}");
@@ -320,7 +320,7 @@ fn ranks_of_every_host_are_started_anew_and_all_say_who_failed_first() {
     let flags = |node: usize, more: &str| format!("--node-rank {node} --master-addr 127.0.0.1 --master-port {port} {more}");
     let script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then if [ $RANK = 3 ]; then exit 9; fi; \
         if [ $RANK != 0 ]; then exec sleep 60; fi; fi; echo done $TORCHELASTIC_RESTART_COUNT";
-    // Rank 0 succeeds in the first attempt, and waits for the others of its job all the same.
+    // Rank 0 succeeds in the first attempt, and still waits for the other ranks of its job.
     let ended = two_hosts([&flags(0, "--max-restarts 2"), &flags(1, "--max-restarts 2")], script);
     assert!(ended.iter().all(|host| host.status.success()), "{ended:?}");
     assert!(sorted_lines(&ended[0].stdout).contains(&"[1] done 1".to_owned()), "{ended:?}");
@@ -340,7 +340,7 @@ fn ranks_of_every_host_are_started_anew_and_all_say_who_failed_first() {
 #[test]
 fn hosts_find_out_their_numbers_where_they_meet() {
     let flags = format!("--rdzv-backend c10d --rdzv-id job-5 --rdzv-endpoint 127.0.0.1:{}", crate::common::ports::free_port());
-    // Nobody is done before both hosts have come: the first one serves the store.
+    // No rank ends before both hosts have joined: the first one serves the store.
     let folder = folder();
     let script = format!(
         "touch {0}/$RANK; while [ $(ls {0} | wc -l) != 4 ]; do sleep 0.01; done; echo $RANK of $WORLD_SIZE in $TORCHELASTIC_RUN_ID",
@@ -378,7 +378,7 @@ fn ranks_are_shown_by_number_and_named_as_the_template_says() {
 
 #[test]
 fn the_first_failure_is_told_with_what_the_rank_said() {
-    // Rank 1 fails first, and says why; rank 0 fails of that, and ends sooner.
+    // Rank 1 fails first and reports why; rank 0 fails because of that, but ends earlier.
     let folder = folder();
     let script = format!(
         r#"trap '' TERM; if [ $RANK = 1 ]; then printf %s '{{"message": {{"message": "no data:\nshard 7", "extraInfo": {{"timestamp": "1"}}}}}}' \

@@ -1,10 +1,10 @@
-//! Hosts that lack something: folders that can be written, processes, files.
+//! Hosts that lack something: writable folders, processes, or files.
 
 use std::path::PathBuf;
 
 use super::*;
 
-/// In which nobody can make anything, root included.
+/// A folder in which no user can create anything, not even root.
 const NOWHERE: &str = "/proc";
 
 #[test]
@@ -24,7 +24,7 @@ fn without_a_folder_for_error_files_a_job_starts_and_has_them_elsewhere() {
 
 #[test]
 fn without_any_folder_for_error_files_a_job_starts_and_failures_are_told() {
-    // As in a container whose file system is read-only; a launcher above has named an error file of its own.
+    // As in a container with a read-only file system; an outer launcher has named an error file.
     let spaces = ["--mount", "sh", "-c", "mount -t tmpfs -o ro none /dev/shm && exec \"$@\"", "sh"];
     let job = |script: &str| {
         let mut command = Command::new("unshare");
@@ -44,12 +44,12 @@ fn without_any_folder_for_error_files_a_job_starts_and_failures_are_told() {
     assert!(run.status.code() == Some(7) && last.contains("first failure: rank 1 ") && last.ends_with("exit code 7"), "{run:?}");
 }
 
-/// A control group of so many processes and threads, which is removed when this is dropped.
+/// A control group with a limited number of processes and threads. It is removed when this is dropped.
 struct Group(PathBuf);
 
 impl Group {
     fn new() -> Result<Self, String> {
-        // Of version 1, else of version 2.
+        // Version 1, or else version 2.
         let parent = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].into_iter().map(PathBuf::from).find(|path| path.exists());
         let path = parent.ok_or("there are no control groups")?.join(format!("collrun-test-{}", std::process::id()));
         std::fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -62,7 +62,7 @@ impl Group {
         std::fs::write(self.0.join("pids.max"), most.to_string())
     }
 
-    /// Runs a job of three ranks in it.
+    /// Runs a job of three ranks in the group.
     fn run(&self) -> Output {
         let join = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", self.0.display());
         let job = ["--nproc-per-node", "3", "--", "true"];
@@ -76,7 +76,7 @@ impl Drop for Group {
     }
 }
 
-/// A job either succeeds, or says which limit kept it from that; which of the two.
+/// Checks that a job either succeeds or reports the limit that prevented that. Returns whether it succeeded.
 fn succeeds_or_says(run: &Output, limit: &str, remedy: &str) -> bool {
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
     assert!(!said.contains("panicked"), "{said}");

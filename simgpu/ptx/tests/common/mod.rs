@@ -1,4 +1,4 @@
-//! Device memory for tests, and short ways to run a kernel on it.
+//! Device memory for tests, and helpers that run a kernel on it.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 #[path = "../../../../src/base/random.rs"]
@@ -10,7 +10,7 @@ use simgpu_ptx::{Fault, Launch, Memory, Module, Region, Touched, launch};
 
 pub(crate) use random::Random;
 
-/// Allocations at made-up addresses, far from each other.
+/// Allocations at invented addresses, far from each other.
 #[derive(Default)]
 pub(crate) struct Device {
     allocations: Vec<(u64, u64, Vec<AtomicU64>)>,
@@ -37,12 +37,12 @@ impl Device {
         words[(address - start) as usize / 8].fetch_update(Ordering::AcqRel, Ordering::Acquire, insert).unwrap();
     }
 
-    /// Where the next allocation will be.
+    /// Returns the address of the next allocation.
     pub(crate) fn next(&self) -> u64 {
         0x7000_0000_0000 + (self.allocations.len() as u64 + 1) * 0x1_0000_0000
     }
 
-    /// The bytes of an allocation.
+    /// Returns the bytes of an allocation.
     pub(crate) fn get(&self, start: u64) -> Vec<u8> {
         let (_, bytes, words) = self.allocations.iter().find(|(at, ..)| *at == start).unwrap();
         let all: Vec<u8> = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
@@ -101,16 +101,16 @@ pub(crate) fn size(grid: u32, block: u32) -> Launch {
     Launch { grid: [grid, 1, 1], block: [block, 1, 1], dynamic_shared_bytes: 0 }
 }
 
-/// Launches a kernel of a module, with the module's variables on the device where it has some.
+/// Launches a kernel of a module, with the module's variables on the device if it has any.
 pub(crate) fn run(module: &Module, kernel: &str, size: &Launch, arguments: Arguments, device: &mut Device) -> Result<Touched, Fault> {
     let globals = if module.globals_bytes() == 0 { 0 } else { device.put(&module.globals_image(device.next())) };
     launch(module.kernel(kernel).unwrap(), size, &arguments.0, globals, device)
 }
 
-/// Runs one piece of PTX on many operands at a time, a thread for each.
+/// Runs one piece of PTX on many operands at a time, one thread for each.
 ///
-/// The piece finds its operands as `%rd0`..`%rd2`, and their low bits as `%r`, `%rs`, `%f`, `%fd` and as predicates `%p`;
-/// it leaves its result in register 9 of the kind that `result` names.
+/// The piece finds its operands in `%rd0`..`%rd2`, and their low bits in `%r`, `%rs`, `%f`, `%fd` and, as predicates,
+/// `%p`. It leaves its result in register 9 of the kind that `result` names.
 pub(crate) fn evaluate(piece: &str, result: &str, operands: &[[u64; 3]]) -> Vec<u64> {
     let unpack: String = (0..3)
         .map(|i| {
@@ -157,7 +157,7 @@ pub(crate) fn check(piece: &str, result: &str, operands: &[[u64; 3]], oracle: im
     }
 }
 
-/// All triples of some values, and as many that look random.
+/// Returns all triples of some values, and as many pseudo-random ones.
 pub(crate) fn triples(of: &[u64], third: &[u64]) -> Vec<[u64; 3]> {
     let mut found: Vec<[u64; 3]> = of.iter().flat_map(|&a| of.iter().flat_map(move |&b| third.iter().map(move |&c| [a, b, c]))).collect();
     let mut random = Random(7);
@@ -165,13 +165,13 @@ pub(crate) fn triples(of: &[u64], third: &[u64]) -> Vec<[u64; 3]> {
     found
 }
 
-/// A module with one kernel `k` of these parameters and this body, and whatever else stands before it.
+/// Makes a module with one kernel `k` of these parameters and this body, after the text `before`.
 pub(crate) fn module(before: &str, parameters: &str, body: &str) -> Module {
     let text = text(before, parameters, body);
     Module::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// The text of such a module; the first line of the body is line 6 if `before` has no line of its own.
+/// Returns the text of such a module; the first line of the body is line 6 if `before` adds no line.
 pub(crate) fn text(before: &str, parameters: &str, body: &str) -> String {
     let registers = ".reg .pred %p<10>; .reg .b16 %rs<10>; .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .f32 %f<10>;";
     format!(".version 8.0\n.target sm_80\n.address_size 64\n{before} .visible .entry k({parameters}) {{\n{registers}\n{body}\n}}\n")

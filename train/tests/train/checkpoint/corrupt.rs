@@ -1,4 +1,5 @@
-//! Files that are cut off, have other bits or say impossible things: errors, and never other data than were saved.
+//! Files that are truncated, have changed bits or contain impossible values: errors, and never data other than those
+//! saved.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use super::tensors::{Tensor, load, save};
 use crate::common::random::Random;
 use crate::common::ranks::{Wiring, threads};
 
-/// A checkpoint of two ranks, with columns, flat pieces and tensors that are whole.
+/// Saves a checkpoint of two ranks, with columns, flat pieces and whole tensors.
 fn saved(random: &mut Random, directory: &Path) -> (PathBuf, Vec<Tensor>) {
     let shapes: [(&str, DType, &[usize]); 4] =
         [("columns", DType::F32, &[5, 8]), ("flat", DType::Bf16, &[31]), ("whole", DType::I64, &[3]), ("flags", DType::Bool, &[9])];
@@ -24,7 +25,7 @@ fn saved(random: &mut Random, directory: &Path) -> (PathBuf, Vec<Tensor>) {
     (directory.join("step-00000001"), tensors.to_vec())
 }
 
-/// Opens and reads all; whether it is what was saved, where there is no error.
+/// Opens and reads everything. Returns whether it is what was saved, if there is no error.
 fn read_all(path: &Path, tensors: &[Tensor]) -> Result<bool> {
     let checkpoint = Checkpoint::open(path)?;
     let mut same = true;
@@ -41,7 +42,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// How many bytes stand before the data of a safetensors file.
+/// Returns the number of bytes before the data of a safetensors file.
 fn head(bytes: &[u8]) -> usize {
     8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize
 }
@@ -74,7 +75,7 @@ fn whatever_is_changed_before_the_data_is_found() {
             }
             std::fs::write(&file, &bad).unwrap();
             match read_all(&path, &tensors) {
-                // What is left of an index may still say the same of these tensors; a file's head is compared byte by byte.
+                // A damaged index may still describe these tensors correctly; a file's head is compared byte by byte.
                 Ok(same) => assert!(is_index && same, "{file:?}, seed {seed}: {}", String::from_utf8_lossy(&bad)),
                 Err(Error::Io { error, .. }) => {
                     assert!([ErrorKind::InvalidData, ErrorKind::UnexpectedEof, ErrorKind::NotFound].contains(&error.kind()), "{error}");
@@ -166,7 +167,7 @@ fn what_is_no_file_is_not_waited_for() {
     assert!(read_all(&path, &tensors).unwrap());
 }
 
-/// A safetensors file with this head and so many bytes of data, of which none is written: they are holes.
+/// Writes a safetensors file with this head and `data_bytes` bytes of data, all of them holes.
 fn with_head(path: &Path, json: &[u8], data_bytes: u64) {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend(json);
@@ -210,7 +211,7 @@ fn a_head_of_dimensions_without_end_is_refused_while_it_is_read() {
 fn many_names_of_one_large_head_do_not_fill_the_memory() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    // Spaces are JSON too, and cost nothing but the bytes themselves.
+    // Spaces are valid JSON, and cost only their own bytes.
     let mut json = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#.to_vec();
     json.resize(90 << 20, b' ');
     json.push(b'}');

@@ -1,4 +1,4 @@
-//! Folders that are none, or have something else in them: an error on every rank, and the next save elsewhere works.
+//! Folders that do not exist or contain something else: an error on every rank, and the next save elsewhere works.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use collectives_train::{FullySharded, FullyShardedOptions, Mesh, Parameter, Unit
 
 use crate::common::ranks::{Wiring, alone_in_a_process, threads};
 
-/// Each rank has a part of one tensor.
+/// Saves one tensor, of which each rank has a part.
 fn save(comm: &Communicator, directory: &Path, step: u64) -> Result<()> {
     let part = Piece::part(0, 5, comm.rank(), comm.world_size());
     let values = vec![step as f32; part.len(&[5])?];
@@ -18,7 +18,7 @@ fn save(comm: &Communicator, directory: &Path, step: u64) -> Result<()> {
     writer.commit(step).map(drop)
 }
 
-/// The step of the latest, whose values are its own.
+/// Returns the step of the latest checkpoint, after a check that its values are those of the step.
 fn latest(comm: &Communicator, directory: &Path) -> Result<Option<u64>> {
     let Some(checkpoint) = Checkpoint::resume(comm, directory)? else { return Ok(None) };
     let values: Vec<f32> = checkpoint.read_vec("a", &[5], Piece::Whole)?;
@@ -115,7 +115,7 @@ fn a_step_that_is_saved_again_replaces_what_was_saved_of_it() {
             assert_eq!(latest.read_vec::<f32>("a", &[5], Piece::Whole).unwrap(), [scale; 5]);
             comm.barrier().unwrap();
         }
-        // What is open stays what it was, or is an error: values of two saves are never mixed.
+        // Reading an open checkpoint returns its own values or an error: values of two saves are never mixed.
         let old = replaced.read_vec::<f32>("a", &[5], Piece::Whole);
         assert!(old.as_ref().is_err_and(|error| error.to_string().contains("step-00000009")), "{old:?}");
         comm.barrier().unwrap();

@@ -1,4 +1,4 @@
-//! Safetensors files of others: one file, or several with an index of names.
+//! Safetensors files of other programs: a single file, or several with an index of names.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use super::tensors::{Tensor, load, tensors};
 use crate::common::random::Random;
 
-/// The type in the other crate's words.
+/// Returns the other crate's name of the type.
 fn theirs(tensor: &Tensor) -> Dtype {
     use collectives::DType;
     match tensor.dtype {

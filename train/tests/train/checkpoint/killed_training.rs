@@ -1,5 +1,5 @@
-//! A rank is killed in the middle of training: the others are told of whom, and one rank fewer goes on from the last whole checkpoint, to where
-//! one process comes that nobody disturbs.
+//! A rank is killed during training. The others get an error that names it. One rank fewer continues from the last
+//! whole checkpoint, and reaches the result of one process without interruption.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -17,22 +17,23 @@ use crate::processes::Ranks;
 const FOLDER: &str = "COLLECTIVES_TEST_FOLDER";
 const SEED: &str = "COLLECTIVES_TEST_TRAINING";
 const WIRING: &str = "COLLECTIVES_TEST_WIRING";
-/// Which rank is killed, and where: before so many of its calls, or in the save of a step.
+/// The rank that is killed, and when: after this many of its calls, or during the save of a step.
 const VICTIM: &str = "COLLECTIVES_TEST_VICTIM";
 const CALLS: &str = "COLLECTIVES_TEST_CALLS";
 const SAVE: &str = "COLLECTIVES_TEST_SAVE";
 
-/// Of the data set, and of each step, whatever the number of ranks: five steps an epoch, and some samples left out.
+/// Samples of the data set and of each step, for any number of ranks: five steps per epoch, and some samples left out.
 const SAMPLES: usize = 66;
 const BATCH: usize = 12;
 const STEPS: u64 = 16;
-/// Steps from one checkpoint to the next.
+/// Steps between checkpoints.
 const EVERY: u64 = 2;
-/// Places in a step where a rank may be killed: two for each gathering and one for each reduction of a unit, and one before the update.
+/// Points in a step at which a rank may be killed: two for each gathering and one for each reduction of a unit, and one
+/// before the update.
 const PLACES: usize = 3 * LAYERS + 1;
 
-/// How far two runs in `f64` may end apart. Means in another order differ by 1e-17 or so. Adam divides a slope by its size, or by 1e-8 where it
-/// is smaller: so a step of 0.02 is off by 1e-10 at the most.
+/// The allowed difference of two runs in `f64`. Means in another order differ by about 1e-17. Adam divides a gradient
+/// by its size, or by 1e-8 if that is larger, so the error of a step of 0.02 is at most 1e-10.
 const BOUND: f64 = 1e-9;
 
 /// Adam (Kingma, Ba 2015), in place.
@@ -43,7 +44,7 @@ fn adam(step: u64, x: &mut f64, slope: f64, (mean, square): (&mut f64, &mut f64)
     *x -= 0.02 * mean / (square.sqrt() + 1e-8);
 }
 
-/// The parameters of one process, without checkpoints.
+/// Trains on one process without checkpoints, and returns the parameters.
 fn undisturbed(seed: u64) -> Vec<Layer> {
     let mut layers = start(seed);
     let zeros = || vec![0.0; layers.iter().flatten().map(Vec::len).sum()];
@@ -62,17 +63,17 @@ fn undisturbed(seed: u64) -> Vec<Layer> {
     layers
 }
 
-/// What kills this process.
+/// The event that kills this process.
 #[derive(Default)]
 struct Fate {
-    /// Before so many more calls.
+    /// The number of calls before it.
     calls: Option<usize>,
-    /// In the save of a step.
+    /// The step during whose save it happens.
     save: Option<u64>,
 }
 
 impl Fate {
-    /// That of this rank.
+    /// Returns the event of this rank.
     fn of(rank: usize) -> Self {
         let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse().ok());
         match number(VICTIM) == Some(rank as u64) {
@@ -81,7 +82,7 @@ impl Fate {
         }
     }
 
-    /// A call is about to be made.
+    /// Counts a call, or kills the process before it.
     fn call(&mut self) {
         match &mut self.calls {
             Some(0) => die(),
@@ -90,7 +91,7 @@ impl Fate {
         }
     }
 
-    /// A step is about to be saved: another thread kills the process while that goes on, or right behind it.
+    /// Has another thread kill the process during the save of a step, or just after it.
     fn saving(&self, directory: &Path, step: u64) {
         if self.save != Some(step) {
             return;
@@ -116,13 +117,13 @@ fn die() {
 struct Training<'a> {
     comm: &'a Communicator,
     model: FullySharded,
-    /// Adam's two, for this rank's share of each unit.
+    /// Adam's two moments, for this rank's share of each unit.
     means: Vec<Vec<f64>>,
     squares: Vec<Vec<f64>>,
     sampler: Sampler,
     seed: u64,
     step: u64,
-    /// How many samples all ranks have taken of which epoch.
+    /// The current epoch, and the number of samples that all ranks have taken of it.
     epoch: u64,
     taken: usize,
 }
@@ -146,7 +147,7 @@ impl<'a> Training<'a> {
         writer.commit(self.step).map(drop)
     }
 
-    /// Goes on from the latest checkpoint, if there is one.
+    /// Continues from the latest checkpoint, if there is one.
     fn resume(&mut self, directory: &Path) -> Result<()> {
         let Some(checkpoint) = Checkpoint::resume(self.comm, directory)? else { return Ok(()) };
         let mut shares: Vec<Vec<f64>> = self.model.shard_lens().map(|len| vec![0.0; len]).collect();
@@ -206,12 +207,12 @@ fn rank_in_training() {
     }
 }
 
-/// A number behind a word that a rank has said, the largest.
+/// Returns the largest number that a rank has printed after a word.
 fn said(lines: &[String], word: &str) -> Option<u64> {
     lines.iter().filter_map(|line| line.strip_prefix(word)?.trim().parse().ok()).max()
 }
 
-/// A job of so many ranks of which one is killed; the step of the checkpoint that is left.
+/// Runs a job in which one of `world_size` ranks is killed, and returns the step of the latest checkpoint.
 fn run_until_killed(name: &str, folder: &Path, world_size: usize, variables: &[(&str, String)], what: &str) -> u64 {
     let victim: usize = variables.iter().find(|(name, _)| *name == VICTIM).unwrap().1.parse().unwrap();
     let mut ranks = Ranks::spawn_with(name, world_size, variables);
@@ -229,7 +230,7 @@ fn run_until_killed(name: &str, folder: &Path, world_size: usize, variables: &[(
     latest
 }
 
-/// A job that ends, having begun with this checkpoint.
+/// Runs a job that starts from this checkpoint and ends normally.
 fn run_to_the_end(name: &str, world_size: usize, variables: &[(&str, String)], latest: u64, what: &str) {
     let mut ranks = Ranks::spawn_with(name, world_size, variables);
     for rank in 0..world_size {
@@ -239,7 +240,7 @@ fn run_to_the_end(name: &str, world_size: usize, variables: &[(&str, String)], l
     }
 }
 
-/// Where a run has ended.
+/// Returns the parameters at the end of a run.
 fn ended(folder: &Path) -> Vec<Layer> {
     let checkpoint = Checkpoint::latest(folder).unwrap().unwrap();
     assert_eq!(checkpoint.step(), Some(STEPS));
@@ -250,7 +251,8 @@ fn ended(folder: &Path) -> Vec<Layer> {
     (0..LAYERS).map(|unit| ["weight", "bias"].map(|name| whole(unit, name))).collect()
 }
 
-/// Which rank of a job that begins at a step is killed, and where: behind the first checkpoint, in a step or in a save but the last.
+/// Returns the rank that is killed in a job that starts at a step, and when: after the first checkpoint, in a step or
+/// in any save but the last.
 fn fate(random: &mut Random, world_size: usize, in_a_save: bool, begun: u64) -> [(&'static str, String); 2] {
     let spared = if begun == 0 { EVERY } else { 0 };
     let steps = (STEPS - begun - spared) as usize;
@@ -261,7 +263,7 @@ fn fate(random: &mut Random, world_size: usize, in_a_save: bool, begun: u64) -> 
     [(VICTIM, random.below(world_size).to_string()), place]
 }
 
-/// The variables of a job.
+/// Returns the variables of a job.
 fn variables(folder: &Path, seed: u64, wiring: &str) -> Vec<(&'static str, String)> {
     vec![(FOLDER, folder.to_str().unwrap().to_owned()), (SEED, seed.to_string()), (WIRING, wiring.to_owned())]
 }

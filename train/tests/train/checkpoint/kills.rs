@@ -1,4 +1,4 @@
-//! Ranks that are killed while they save: the latest checkpoint is whole all the same, and so are those before it.
+//! Ranks that are killed while they save: the latest checkpoint is still whole, and so are those before it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::common::ranks::{Wiring, is_rank_of, patience};
 use crate::processes::Ranks;
 
 const FOLDER: &str = "COLLECTIVES_TEST_FOLDER";
-/// Which rank is killed by the system, and at which byte of a file.
+/// The rank that the system kills, and the byte of a file at which it does so.
 const VICTIM: &str = "COLLECTIVES_TEST_VICTIM";
 const LIMIT: &str = "COLLECTIVES_TEST_LIMIT";
 const TRIALS: usize = 120;
@@ -35,7 +35,7 @@ fn save(comm: &Communicator, directory: &Path, step: u64) -> Result<()> {
     writer.commit(step).map(drop)
 }
 
-/// Saves step after step, until a rank is gone.
+/// Saves one step after another, until a rank is lost.
 fn rank_that_saves() {
     let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
     let directory = PathBuf::from(std::env::var_os(FOLDER).unwrap());
@@ -45,7 +45,7 @@ fn rank_that_saves() {
     if std::env::var(VICTIM).is_ok_and(|victim| victim == rank.to_string()) {
         let limit = std::env::var(LIMIT).unwrap().parse().unwrap();
         setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
-        // Whoever writes beyond it is killed (SIGXFSZ), in the midst of a file.
+        // A process that writes beyond the limit is killed (SIGXFSZ), in the middle of a file.
         setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
     }
     loop {
@@ -59,7 +59,7 @@ fn rank_that_saves() {
     }
 }
 
-/// Checks every checkpoint that is there; the latest step.
+/// Checks every checkpoint, and returns the latest step.
 fn assert_whole(directory: &Path, what: &str) -> u64 {
     let steps = Checkpoint::steps(directory).unwrap();
     assert!(steps.len() <= KEPT + 1, "{steps:?}, {what}");
@@ -75,18 +75,18 @@ fn assert_whole(directory: &Path, what: &str) -> u64 {
     steps.last().copied().unwrap_or(0)
 }
 
-/// The step that a line says was saved.
+/// Returns the saved step that a line reports.
 fn saved(line: &str) -> Option<u64> {
     line.strip_prefix("saved ")?.parse().ok()
 }
 
-/// Kills ranks in one run; the last step that one of them said was saved.
+/// Kills ranks in one run, and returns the last step that a rank reported as saved.
 fn run_until_killed(name: &str, folder: &Path, random: &mut Random, trial: usize) -> u64 {
     let mut variables = vec![(FOLDER, folder.to_str().unwrap().to_owned())];
     let victim = random.below(WORLD_SIZE);
     let at_a_byte = trial % 3 == 2;
     if at_a_byte {
-        // The least that a rank writes: its own rows, of which some ranks have one fewer.
+        // The smallest amount that a rank writes: its own rows, of which some ranks have one fewer.
         let bytes = SHAPE[0] / WORLD_SIZE * SHAPE[1] * 4;
         variables.extend([(VICTIM, victim.to_string()), (LIMIT, random.below(bytes).to_string())]);
     }
@@ -96,7 +96,7 @@ fn run_until_killed(name: &str, folder: &Path, random: &mut Random, trial: usize
         for _ in 0..1 + random.below(8 * WORLD_SIZE) + if trial == 0 { 4 * WORLD_SIZE } else { 0 } {
             told = told.max(saved(&ranks.next("it saves").1).unwrap_or(0));
         }
-        // A time within a save: nobody is waited for.
+        // A random time within a save, not synchronized with the ranks.
         std::thread::park_timeout(Duration::from_micros(random.below(8000) as u64));
         let all = trial % 3 == 1;
         for (rank, child) in ranks.children.iter_mut().enumerate() {
@@ -137,7 +137,7 @@ fn whoever_is_killed_while_saving_leaves_whole_checkpoints() {
     }
     assert!(before > TRIALS as u64 / 4, "only {before} steps were saved, seed {seed}");
     assert!(interrupted >= TRIALS / 4, "only {interrupted} runs were killed in a save, seed {seed}");
-    // What was left behind goes with the next save.
+    // The next save removes the remains.
     save(&Communicator::local(1).unwrap()[0], folder.path(), before + 1).unwrap();
     let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     assert!(names.len() == KEPT && names.iter().all(|name| name.starts_with("step-")), "{names:?}");

@@ -1,5 +1,5 @@
-//! Checkpoints: saved and loaded by any numbers of ranks, against plain copies; whole after every kill; and files that are not what they
-//! should be.
+//! Checkpoints: saved and loaded by any numbers of ranks and compared with plain copies; whole after every kill; and
+//! invalid files.
 
 mod corrupt;
 mod folders;

@@ -1,5 +1,5 @@
-//! Parameters that would have one name in a checkpoint are refused on every rank, before anything is written: a rank's part of one would pass for a
-//! copy of another rank's part of the other.
+//! Parameters with the same name in a checkpoint are refused on every rank, before anything is written: a rank's part
+//! of one could be mistaken for a copy of another rank's part of the other.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use collectives_train::{FullySharded, FullyShardedOptions, Options, Parameter, S
 
 use crate::common::ranks::{Wiring, threads};
 
-/// Both in one bucket: of two ranks each has one of them.
+/// Creates an optimiser with both parameters in one bucket: each of two ranks has one of them.
 fn optimiser(comm: &Communicator, names: [&str; 2]) -> ShardedOptimizer {
     let parameters = names.map(|name| Parameter::new::<f32>(name, &[4])).to_vec();
     ShardedOptimizer::new(comm, parameters, Options::default()).unwrap()
 }
 
-/// What a save that must fail says; nothing of it is left.
+/// Returns the error of a save that must fail, after a check that it left nothing behind.
 fn refused<'a>(comm: &'a Communicator, directory: &Path, add: impl FnOnce(&mut Writer<'a>)) -> String {
     let mut writer = Writer::new(comm, directory);
     add(&mut writer);
@@ -38,7 +38,7 @@ fn parameters_of_one_name_are_refused_and_named_on_every_rank() {
                 writer.shares("mean", &model, state.iter().map(Vec::as_slice));
             });
             assert!(error.contains("state \"mean\": two parameters are \"mean.weight\""), "{error}");
-            // With names of their own each is saved, and what was not saved under both names is not read for both.
+            // With different names each is saved, and state saved under one name is not read for both.
             let named = optimiser(comm, ["weight", "bias"]);
             let mut writer = Writer::new(comm, folder.path());
             writer.shares("mean", &named, state.iter().map(Vec::as_slice));

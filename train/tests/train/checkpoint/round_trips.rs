@@ -1,4 +1,4 @@
-//! What n ranks save, m ranks load, bit for bit, however each of them divides the tensors.
+//! n ranks save and m ranks load the same bits, with any division of the tensors among the ranks.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::tensors::{Tensor, load, save, tensors};
 use crate::common::random::Random;
 use crate::common::ranks::{Wiring, processes, threads};
 
-/// For each rank every tensor with its pieces.
+/// Returns every tensor with its pieces, for each rank.
 fn divided(random: &mut Random, tensors: &[Tensor], ranks: usize) -> Vec<Vec<(Tensor, Vec<Piece>)>> {
     let mut held = vec![Vec::new(); ranks];
     for tensor in tensors {
@@ -58,7 +58,7 @@ fn what_some_ranks_save_any_number_of_ranks_loads() {
 fn processes_save_and_load() {
     let variable = "COLLECTIVES_TEST_FOLDER";
     let name = "checkpoint::round_trips::processes_save_and_load";
-    // The ranks get the folder by the job's store: rank 0 makes it.
+    // The ranks get the folder by broadcast; rank 0 creates it.
     processes(name, Wiring::Pairs, 3, |comm| {
         let mut path = std::env::temp_dir().join(format!("{variable}-{}", std::process::id())).into_os_string().into_encoded_bytes();
         path.resize(200, b' ');
@@ -102,7 +102,7 @@ fn every_file_is_one_that_other_readers_take() {
             let piece = piece.map_or(Piece::Whole, parsed);
             assert!(view.data() == tensor.piece(&piece), "{key}, seed {seed}");
             assert_eq!(view.shape().iter().product::<usize>() * tensor.dtype.size_bytes(), view.data().len());
-            // As the format wants it, so that a file can be mapped.
+            // Aligned as the format requires, so that a file can be mapped.
             assert_eq!(view.data().as_ptr().addr().wrapping_sub(bytes.as_ptr().addr()) % tensor.dtype.size_bytes(), 0, "{key}");
             found.push((name.to_owned(), view.data().len()));
         }
@@ -114,7 +114,7 @@ fn every_file_is_one_that_other_readers_take() {
     }
 }
 
-/// The piece of which a name says `start-end` or `dimension:start-end`.
+/// Parses the piece in a name: `start-end` or `dimension:start-end`.
 fn parsed(text: &str) -> Piece {
     let range = |text: &str| {
         let (start, end) = text.split_once('-').unwrap();
@@ -141,7 +141,7 @@ fn steps_words_and_names_come_back_and_old_checkpoints_go() {
             let path = writer.commit(step).unwrap();
             assert!(path.starts_with(&directory));
         }
-        // Ranks go on as soon as the checkpoint is there; rank 0 then removes old ones.
+        // Ranks continue as soon as the checkpoint exists; rank 0 then removes old ones.
         comm.barrier().unwrap();
     });
     assert_eq!(Checkpoint::steps(&directory).unwrap(), [100_000_000, 100_000_007]);

@@ -1,4 +1,4 @@
-//! Tensors of every type and of odd shapes, cut into pieces at random, and a plain copy of what each piece holds.
+//! Tensors of every type and of odd shapes, cut into random pieces, and a plain copy of the contents of each piece.
 
 use collectives::{Communicator, DType, Element, Result};
 use collectives_train::checkpoint::{Checkpoint, Piece, Writer};
@@ -53,7 +53,7 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// The bytes of a piece, found by going through all indices.
+    /// Returns the bytes of a piece, by iterating over all indices.
     pub(crate) fn piece(&self, piece: &Piece) -> Vec<u8> {
         let is_in = |element: usize| match piece {
             Piece::Whole => true,
@@ -67,10 +67,10 @@ impl Tensor {
         (0..self.len()).filter(|element| is_in(*element)).flat_map(|element| &self.bytes[element * size..][..size]).copied().collect()
     }
 
-    /// For each rank the pieces that it holds, so that together they hold all.
+    /// Returns the pieces of each rank; together they cover the tensor.
     pub(crate) fn divide(&self, random: &mut Random, ranks: usize) -> Vec<Vec<Piece>> {
         match random.below(4) {
-            // Replicated on all, or on some.
+            // Replicated on all ranks, or on some.
             0 => vec![vec![Piece::Whole]; ranks],
             1 => {
                 let (first, second) = (random.below(ranks), random.below(ranks));
@@ -90,7 +90,7 @@ impl Tensor {
     }
 }
 
-/// Cuts a range in so many parts, of which some may be empty.
+/// Cuts a range into this many parts, some of which may be empty.
 fn cut(random: &mut Random, end: usize, parts: usize) -> Vec<std::ops::Range<usize>> {
     let mut cuts: Vec<usize> = (1..parts).map(|_| random.below(end + 1)).collect();
     cuts.extend([0, end]);
@@ -98,7 +98,8 @@ fn cut(random: &mut Random, end: usize, parts: usize) -> Vec<std::ops::Range<usi
     cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
 }
 
-/// A tensor of each type with a shape of its own, a single number, empty ones, one larger than what is read at once, and a narrow one.
+/// Returns a tensor of each type with its own shape, a single number, empty ones, one larger than a single read, and a
+/// narrow one.
 pub(crate) fn tensors(random: &mut Random) -> Vec<Tensor> {
     let mut tensors: Vec<Tensor> = Vec::new();
     for dtype in DType::ALL {
@@ -117,7 +118,7 @@ pub(crate) fn tensors(random: &mut Random) -> Vec<Tensor> {
     tensors
 }
 
-/// Saves tensors of which this rank has these pieces.
+/// Saves tensors of which this rank has the given pieces.
 pub(crate) fn save(comm: &Communicator, directory: &std::path::Path, step: u64, held: &[(Tensor, Vec<Piece>)]) -> Result<()> {
     fn add<T: Predict>(values: &mut Vec<Box<dyn std::any::Any>>, bytes: &[u8]) {
         values.push(Box::new(elements_of::<T>(bytes)));
@@ -137,7 +138,7 @@ pub(crate) fn save(comm: &Communicator, directory: &std::path::Path, step: u64, 
     writer.commit(step).map(drop)
 }
 
-/// The bytes of a piece as a checkpoint has them.
+/// Returns the bytes of a piece in a checkpoint.
 pub(crate) fn load(checkpoint: &Checkpoint, tensor: &Tensor, piece: &Piece) -> Result<Vec<u8>> {
     fn typed<T: Predict>(checkpoint: &Checkpoint, tensor: &Tensor, piece: &Piece) -> Result<Vec<u8>> {
         checkpoint.read_vec::<T>(&tensor.name, &tensor.shape, piece.clone()).map(|values| bytes_of(&values))

@@ -1,4 +1,5 @@
-//! Training that is stopped, saved and gone on with by another number of ranks ends where an undisturbed one does.
+//! Training that is stopped, saved and continued by another number of ranks has the same result as uninterrupted
+//! training.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use collectives_train::{Options, Parameter, ShardedOptimizer};
 use crate::common::random::Random;
 use crate::common::ranks::{Wiring, threads};
 
-/// Of a batch: every number of ranks here divides it.
+/// Samples of a batch: every number of ranks here divides it.
 const SAMPLES: usize = 12;
 const STEPS: u64 = 9;
 const SAVED: u64 = 4;
@@ -31,14 +32,15 @@ fn lens() -> Vec<usize> {
     parameters().iter().map(|parameter| parameter.shape.iter().product()).collect()
 }
 
-/// What one sample says of a parameter: 12 times a small whole number, of which every mean here is exact, or any number.
+/// Returns one sample's gradient of a parameter: 12 times a small whole number, for which every mean here is exact, or
+/// any number.
 fn sample(seed: u64, exact: bool, (step, sample, index): (u64, usize, usize), len: usize) -> Vec<f32> {
     let mut random = Random(seed ^ step << 40 ^ (sample as u64) << 20 ^ index as u64);
     let mut number = || if exact { 12.0 * (random.below(17) as f32 - 8.0) } else { random.unit() };
     (0..len).map(|_| number()).collect()
 }
 
-/// The mean over this rank's samples.
+/// Returns the mean over this rank's samples.
 fn gradient(comm: &Communicator, seed: u64, exact: bool, (step, index): (u64, usize), len: usize) -> Vec<f32> {
     let mut sum = vec![0.0; len];
     let own = (comm.rank()..SAMPLES).step_by(comm.world_size());
@@ -53,7 +55,7 @@ fn gradient(comm: &Communicator, seed: u64, exact: bool, (step, index): (u64, us
 struct Training {
     model: ShardedOptimizer,
     values: Vec<Vec<f32>>,
-    /// Adam's two, for this rank's share of each bucket.
+    /// Adam's two moments, for this rank's share of each bucket.
     means: Vec<Vec<f32>>,
     squares: Vec<Vec<f32>>,
 }
@@ -67,7 +69,7 @@ impl Training {
         Ok(Self { means, squares, values: lens().iter().map(|len| vec![f32::NAN; *len]).collect(), model })
     }
 
-    /// Begins anew; rank 0 says with what.
+    /// Starts a new training, with rank 0's values.
     fn begin(&mut self) -> Result<()> {
         for (index, values) in self.values.iter_mut().enumerate() {
             *values = (0..values.len()).map(|at| (at % 7) as f32 * 0.1 - index as f32).collect();
@@ -87,7 +89,7 @@ impl Training {
         writer.commit(step).map(drop)
     }
 
-    /// Goes on from the latest checkpoint; the step that comes next.
+    /// Continues from the latest checkpoint, and returns the next step.
     fn resume(&mut self, comm: &Communicator, directory: &Path) -> Result<u64> {
         let checkpoint = Checkpoint::resume(comm, directory)?.ok_or_else(|| Error::Conflict { reason: "none".to_owned() })?;
         for (index, (parameter, values)) in parameters().iter().zip(&mut self.values).enumerate() {
@@ -116,7 +118,8 @@ impl Training {
     }
 }
 
-/// Trains with 4 ranks and saves some steps; goes on with `ranks` ranks and other buckets. The parameters of both ends.
+/// Trains with 4 ranks and saves some steps; continues with `ranks` ranks and other buckets. Returns the parameters of
+/// both runs.
 fn compare(seed: u64, exact: bool, ranks: usize) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let folder = tempfile::tempdir().unwrap();
     let undisturbed = threads(Wiring::Shm, 4, |comm| {
@@ -157,8 +160,8 @@ fn a_run_that_goes_on_with_three_of_four_ranks_ends_within_rounding() {
     println!("seed {seed}");
     let (undisturbed, resumed) = compare(random.next(), false, 3);
     let differences = undisturbed.iter().flatten().zip(resumed.iter().flatten()).map(|(a, b)| (a - b).abs());
-    // Each of the five steps moves a parameter by 0.01 or so, of which a mean in another order changes a millionth; where slopes nearly
-    // cancel, more.
+    // Each of the five steps moves a parameter by about 0.01, of which a mean in another order changes a millionth; if
+    // gradients nearly cancel, more.
     let most = differences.fold(0.0, f32::max);
     println!("they differ by {most}");
     assert!(most <= 1e-4, "{most}, seed {seed}");

@@ -1,4 +1,4 @@
-//! What fails on one rank fails on all, with that rank's reason, and the checkpoint before stays the latest.
+//! A failure on one rank fails on all ranks, with that rank's reason, and the previous checkpoint remains the latest.
 
 #![expect(unsafe_code, reason = "a signal is ignored so that a limit is an error of the system's")]
 
@@ -17,7 +17,7 @@ fn save<'a>(comm: &'a Communicator, directory: &Path, step: u64, add: impl FnOnc
     writer.commit(step).map(drop)
 }
 
-/// The only checkpoint is whole, and nothing else is there.
+/// Checks that the only checkpoint is whole, and that the folder contains nothing else.
 fn assert_only(directory: &Path, step: u64) {
     let checkpoint = Checkpoint::latest(directory).unwrap().unwrap();
     checkpoint.check().unwrap();
@@ -120,7 +120,7 @@ fn ranks_that_do_not_share_their_folder_are_told_so() {
     });
 }
 
-/// How large a file of this process may be.
+/// Sets the largest size of a file of this process.
 fn limit_files(bytes: Option<u64>) {
     let maximum = getrlimit(Resource::Fsize).maximum;
     setrlimit(Resource::Fsize, Rlimit { current: bytes, maximum }).unwrap();
@@ -129,7 +129,7 @@ fn limit_files(bytes: Option<u64>) {
 #[test]
 fn a_rank_that_cannot_write_is_named_with_its_reason_and_the_latest_stays() {
     processes("checkpoint::trouble::a_rank_that_cannot_write_is_named_with_its_reason_and_the_latest_stays", Wiring::Tcp, 3, |comm| {
-        // SAFETY: it ignores a signal, in a process of this test alone.
+        // SAFETY: it ignores a signal, in a process that runs only this test.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         let folder = tempfile::tempdir().unwrap();
         let mut path = folder.path().to_str().unwrap().as_bytes().to_vec();
@@ -156,7 +156,7 @@ fn a_rank_that_cannot_write_is_named_with_its_reason_and_the_latest_stays() {
             assert_only(directory, step - 1);
             comm.barrier()?;
         }
-        // Not even what begins a save fits.
+        // Not even the marker at the beginning of a save fits.
         limit_files((comm.rank() == 0).then_some(4));
         let error = save(comm, directory, 7, |_| ()).unwrap_err().to_string();
         limit_files(None);

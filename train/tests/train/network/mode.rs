@@ -6,10 +6,10 @@ use collectives_train::{Float, FullyShardedOptions, Mesh, ShardingStrategy};
 use super::{Layer, Part, Place, Training, distance, replicated, sharded, tensor_parallel};
 use crate::common::oracle::Predict;
 
-/// What is dealt out, and over which ranks.
+/// The things that are sharded, and the ranks that share them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Samples alone: DDP.
+    /// Only samples: DDP.
     DataParallel,
     /// The optimiser's state too: ZeRO-1.
     ShardedOptimizer,
@@ -17,26 +17,27 @@ pub(crate) enum Mode {
     FullySharded(ShardingStrategy),
     /// Layers, over all ranks.
     TensorParallel,
-    /// Layers over so many ranks, samples over the others: a mesh of two dimensions.
+    /// Layers over `split` ranks, samples over the others: a mesh of two dimensions.
     DataAndTensor { split: usize },
-    /// As `FullySharded` over so many ranks, of which there are copies: a mesh of two dimensions.
+    /// Like `FullySharded` over `shard` ranks, with copies: a mesh of two dimensions.
     Hybrid { shard: usize, strategy: ShardingStrategy },
 }
 
 const STRATEGIES: [ShardingStrategy; 2] = [ShardingStrategy::ShardGradOp, ShardingStrategy::FullShard];
 
-/// How far the parameters of ranks may be from those of one process after a dozen steps.
+/// Returns the allowed difference between the parameters of ranks and those of one process after a dozen steps.
 ///
-/// One process computes in `f64`, ranks between collectives do too. What ranks keep and send is rounded to `T`s: parameters, gradients and sums of
-/// neurons, numbers of up to 2, by up to half a unit of the last place each. A step multiplies what gradients are off by with 0.2, so a dozen steps
-/// are off by some 16 units; more where a neuron passes on what it was given wrong.
+/// One process computes in `f64`, and so do ranks between collectives. The values that ranks store and send
+/// (parameters, gradients and sums of neurons) are rounded to `T`s. They are up to 2, so each rounding error is at most
+/// half a unit of the last place. A step multiplies the errors of gradients by 0.2, so a dozen steps have an error of
+/// about 16 units. It is larger if a neuron passes on an error of its input.
 pub(crate) fn bound<T: Float>() -> f64 {
     let unit = if size_of::<T>() == 8 { f64::EPSILON } else { f64::from(f32::EPSILON) };
     16.0 * unit
 }
 
 impl Mode {
-    /// Those of so many ranks: meshes of every two sizes that multiply to it.
+    /// Returns the modes for this many ranks, with meshes of every two sizes whose product is that number.
     pub(crate) fn of_world(world_size: usize) -> Vec<Self> {
         let mut modes = vec![Self::DataParallel, Self::ShardedOptimizer, Self::TensorParallel];
         modes.extend(STRATEGIES.map(Self::FullySharded));
@@ -47,7 +48,7 @@ impl Mode {
         modes
     }
 
-    /// Trains with `T`s; how far this rank's parameters are from those of one process.
+    /// Trains with `T`s, and returns the difference of this rank's parameters from those of one process.
     pub(crate) fn apart<T: Float + Predict, P: Place>(
         self,
         place: &P,

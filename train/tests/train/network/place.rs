@@ -1,11 +1,11 @@
-//! Where a model's buffers lie.
+//! The memory in which a model's buffers lie.
 
 use collectives::{BufferMut, Communicator, Result};
 use collectives_train::{DataParallel, Float, FullySharded, FullyShardedOptions, Options, Parameter, Shard, ShardedOptimizer, Unit};
 
 use crate::common::oracle::Predict;
 
-/// Makes models and buffers in one place.
+/// Creates models and buffers in one kind of memory.
 pub(crate) trait Place {
     type Buffer<T: Float + Predict>: BufferMut<Element = T>;
 
@@ -19,11 +19,11 @@ pub(crate) trait Place {
 
     fn fully_sharded(&self, comm: &Communicator, units: Vec<Unit>, options: FullyShardedOptions) -> Result<FullySharded>;
 
-    /// Has an optimiser change a share, given its gradients.
+    /// Lets an optimiser change a shard, given its gradients.
     fn change<T: Float + Predict>(&self, shard: &mut Shard<'_>, optimiser: fn(&mut [T], &[T])) -> Result<()>;
 }
 
-/// Buckets so small that there are several.
+/// Returns options with buckets so small that there are several.
 pub(crate) fn options() -> Options {
     Options { first_bucket_bytes: 100, bucket_bytes: 300, own_bucket_bytes: Some(200), ..Options::default() }
 }

@@ -1,4 +1,5 @@
-//! The network with all parameters on every rank: gradients averaged (DDP), and the optimiser dealt out as well (ZeRO-1).
+//! The network with all parameters on every rank: gradients averaged (DDP), and also with the optimiser sharded
+//! (ZeRO-1).
 
 use collectives::{Communicator, Result};
 use collectives_train::{DataParallel, Float, Parameter, ShardedOptimizer};
@@ -22,7 +23,7 @@ fn layers<T: Float>(values: &[Vec<T>]) -> Vec<Layer> {
     values.chunks(2).map(|pair| [widen(&pair[0]), widen(&pair[1])]).collect()
 }
 
-/// What rank 0 begins with, and other ranks are yet to be told.
+/// Returns rank 0's initial values; other ranks get different ones, which a broadcast must replace.
 fn begun<T: Float>(comm: &Communicator, seed: u64) -> Vec<Vec<T>> {
     let mut values = listed::<T>(&start(seed));
     if comm.rank() > 0 {
@@ -31,14 +32,14 @@ fn begun<T: Float>(comm: &Communicator, seed: u64) -> Vec<Vec<T>> {
     values
 }
 
-/// What this rank's samples of a pass say, by parameter, the last first.
+/// Returns the gradients of this rank's samples of a pass, by parameter, the last first.
 fn backward_pass<T: Float>(comm: &Communicator, values: &[Vec<T>], training: Training, step: usize, pass: usize) -> Vec<(usize, Vec<T>)> {
     let own = samples(training, step, pass, Part::of(comm));
     let found = gradients(&layers(values), &own, own.len() * training.passes);
     listed(&found).into_iter().enumerate().rev().collect()
 }
 
-/// Gradients are averaged; every rank has the same optimiser.
+/// Trains with averaged gradients and the same optimiser on every rank.
 pub(super) fn data_parallel<T: Float + Predict, P: Place>(place: &P, comm: &Communicator, training: Training) -> Result<Vec<Layer>> {
     let mut values = begun::<T>(comm, training.seed);
     let mut model: DataParallel = place.data_parallel(comm, parameters::<T>())?;
@@ -66,7 +67,7 @@ pub(super) fn data_parallel<T: Float + Predict, P: Place>(place: &P, comm: &Comm
     Ok(layers(&values))
 }
 
-/// Each rank updates its share of the parameters.
+/// Trains with each rank updating its share of the parameters.
 pub(super) fn sharded_optimizer<T: Float + Predict, P: Place>(place: &P, comm: &Communicator, training: Training) -> Result<Vec<Layer>> {
     let mut values = begun::<T>(comm, training.seed);
     let mut model: ShardedOptimizer = place.sharded_optimizer(comm, parameters::<T>())?;

@@ -1,4 +1,5 @@
-//! The network with its layers as units that are dealt out over ranks (ZeRO-2 and 3), on every rank or on the ranks of each copy.
+//! The network with its layers as units that are sharded over ranks (ZeRO-2 and 3), over all ranks or over the ranks of
+//! each copy.
 
 use collectives::{Communicator, Result};
 use collectives_train::{Float, FullySharded, Parameter, Unit};
@@ -16,7 +17,7 @@ pub(crate) fn units<T: Float>() -> Vec<Unit> {
     WIDTHS.windows(2).enumerate().map(unit).collect()
 }
 
-/// Gives a model its start, by broadcast or from what every rank has.
+/// Gives a model its initial values, by broadcast or from values that every rank has.
 pub(crate) fn load<M: Float + Predict>(model: &mut FullySharded, comm: &Communicator, seed: u64) -> Result<()> {
     load_in::<M, _>(&Host, model, comm, seed)
 }
@@ -39,7 +40,7 @@ pub(super) fn load_in<M: Float + Predict, P: Place>(place: &P, model: &mut Fully
     Ok(())
 }
 
-/// A gathered layer.
+/// Copies a gathered layer.
 fn layer<G: Float + Predict, P: Place>(place: &P, model: &FullySharded, unit: usize) -> Result<Layer> {
     let lens = [WIDTHS[unit] * WIDTHS[unit + 1], WIDTHS[unit + 1]];
     let mut values = lens.map(|len| place.put(&vec![G::default(); len]));
@@ -47,14 +48,15 @@ fn layer<G: Float + Predict, P: Place>(place: &P, model: &FullySharded, unit: us
     Ok(values.map(|values| widen(&place.get(&values))))
 }
 
-/// A layer that is gathered for as long as it is copied.
+/// Gathers a layer, copies it, and releases it.
 pub(crate) fn used<G: Float + Predict, P: Place>(place: &P, model: &mut FullySharded, unit: usize) -> Result<Layer> {
     model.gather(unit)?;
     let layer = layer::<G, P>(place, model, unit)?;
     model.release(unit).map(|()| layer)
 }
 
-/// Forward and backward with these samples of a loss over so many, in which units are gathered as `G`s. Calls `between` before every collective.
+/// Runs forward and backward with these samples of a loss over `count` samples; units are gathered as `G`s. Calls
+/// `between` before every collective.
 pub(crate) fn pass<G: Float + Predict, P: Place>(
     place: &P,
     model: &mut FullySharded,
@@ -81,7 +83,7 @@ pub(crate) fn pass<G: Float + Predict, P: Place>(
     Ok(())
 }
 
-/// Trains with parameters of `M`s, gathered as `G`s. Calls `look` with the model where most is held.
+/// Trains with parameters of `M`s, gathered as `G`s. Calls `look` with the model when it uses the most memory.
 pub(crate) fn train<M: Float + Predict, G: Float + Predict>(
     model: &mut FullySharded,
     training: Training,
@@ -91,7 +93,7 @@ pub(crate) fn train<M: Float + Predict, G: Float + Predict>(
     train_in::<M, G, _>(&Host, model, (training, part), None, look)
 }
 
-/// The same in any place, with this part of the samples. Shares are reduced over `copies` too.
+/// Does the same in any memory, with this part of the samples. Shards are reduced over `copies` too.
 pub(super) fn train_in<M: Float + Predict, G: Float + Predict, P: Place>(
     place: &P,
     model: &mut FullySharded,

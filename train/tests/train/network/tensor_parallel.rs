@@ -1,5 +1,6 @@
-//! The network with each layer split over ranks: every other one by its outputs, and the one behind it by its inputs, so that what lies between
-//! them is nowhere whole. Sums over the ranks of a slice come behind the latter in the forward pass, and before the former in the backward pass.
+//! The network with each layer split over ranks: every other layer by its outputs, and the following one by its inputs,
+//! so that no rank has all values between them. The forward pass sums over the ranks of a slice after the latter, the
+//! backward pass before the former.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use collectives_train::{Float, Mesh, Parameter};
 use super::{LAYERS, Layer, Part, Place, Training, WIDTHS, backward, descend, forward, loss_slope, narrow, samples, start, widen, zeros};
 use crate::common::oracle::Predict;
 
-/// The dimension along which layers are split, and the one over which gradients are averaged, where there is one.
+/// The dimension along which layers are split, and the one over which gradients are averaged, if any.
 pub(super) const SPLIT: &str = "tp";
 pub(super) const AVERAGED: &str = "dp";
 
@@ -17,12 +18,12 @@ fn by_outputs(layer: usize) -> bool {
     layer.is_multiple_of(2)
 }
 
-/// Which of `len` neurons are one rank's; not always as many.
+/// Returns one rank's part of `len` neurons; parts may differ in size.
 fn neurons(len: usize, index: usize, parts: usize) -> Range<usize> {
     len * index / parts..len * (index + 1) / parts
 }
 
-/// One rank's part of each layer. Biases of layers that are split by inputs are on every rank.
+/// Returns one rank's part of each layer. Biases of layers that are split by inputs are on every rank.
 pub(super) fn part(layers: &[Layer], index: usize, parts: usize) -> Vec<Layer> {
     let cut = |(number, [weight, bias]): (usize, &Layer)| {
         let (inputs, outputs) = (WIDTHS[number], WIDTHS[number + 1]);
@@ -36,7 +37,7 @@ pub(super) fn part(layers: &[Layer], index: usize, parts: usize) -> Vec<Layer> {
     layers.iter().enumerate().map(cut).collect()
 }
 
-/// Adds up what the ranks of a slice have, as `T`s.
+/// Sums the rows of the ranks of a slice, as `T`s.
 fn sum<T: Float + Predict, P: Place>(place: &P, slice: &Communicator, rows: &mut [Vec<f64>]) -> Result<()> {
     let mut all = place.put(&narrow::<T>(&rows.concat()));
     slice.all_reduce(&mut all, ReduceOp::Sum)?;
@@ -44,7 +45,7 @@ fn sum<T: Float + Predict, P: Place>(place: &P, slice: &Communicator, rows: &mut
     Ok(())
 }
 
-/// What each layer is given and the last one says, by layer and sample.
+/// Returns the inputs of each layer and the outputs of the last, by layer and sample.
 fn forward_pass<T: Float + Predict, P: Place>(
     place: &P,
     slice: &Communicator,
@@ -68,7 +69,7 @@ fn forward_pass<T: Float + Predict, P: Place>(
     Ok(states)
 }
 
-/// The gradients of this rank's parts.
+/// Returns the gradients of this rank's parts.
 fn backward_pass<T: Float + Predict, P: Place>(
     place: &P,
     slice: &Communicator,
@@ -89,7 +90,8 @@ fn backward_pass<T: Float + Predict, P: Place>(
     Ok(sums)
 }
 
-/// Multiplies gradients so that the norm of all ranks' is no larger than the limit; what all ranks of a slice have counts once.
+/// Scales gradients so that the norm over all ranks is at most the limit; parameters that all ranks of a slice have
+/// count once.
 fn clip(slice: &Communicator, gradients: &mut [Layer], limit: f64) -> Result<()> {
     let counts = |number: usize, parameter: usize| by_outputs(number) || parameter == 0 || slice.rank() == 0;
     let each = gradients
@@ -115,7 +117,7 @@ fn average<T: Float + Predict, P: Place>(place: &P, copies: &Communicator, gradi
     Ok(means.chunks(2).map(|pair| [pair[0].clone(), pair[1].clone()]).collect())
 }
 
-/// Trains on a mesh; this rank's parts.
+/// Trains on a mesh, and returns this rank's parts.
 pub(super) fn train<T: Float + Predict, P: Place>(place: &P, mesh: &Mesh, training: Training) -> Result<Vec<Layer>> {
     let slice = mesh.dimension(SPLIT)?;
     let copies = mesh.dimensions().any(|(name, _)| name == AVERAGED).then(|| mesh.dimension(AVERAGED)).transpose()?;
