@@ -106,14 +106,19 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument of a call is invalid on this rank. Nothing was sent and no buffer was touched, except when a custom
-    /// op panicked: that ends the communicator, and the reason says so.
+    /// An argument of a call is invalid on this rank. Nothing was sent and no buffer was touched.
     #[error("{call}: {reason}")]
     InvalidArgument {
         /// The name of the method that was called.
         call: &'static str,
         /// What is wrong, with the offending values.
         reason: String,
+    },
+    /// A [custom op](crate::CustomOp) panicked on this rank, which ended the communicator. The other ranks lose this one.
+    #[error("{call}: a custom op panicked, so the communicator is ended; the message of the panic is on standard error")]
+    OpPanicked {
+        /// The name of the method that was called.
+        call: &'static str,
     },
     /// A URL, variable, option or flag cannot be understood.
     #[error("{what}: {reason}")]
@@ -351,7 +356,7 @@ impl Error {
     #[must_use]
     pub fn call(&self) -> Option<&str> {
         match self {
-            Self::InvalidArgument { call, .. } => Some(call),
+            Self::InvalidArgument { call, .. } | Self::OpPanicked { call } => Some(call),
             Self::Closed { call } | Self::Poisoned { call, .. } | Self::NoDevice { call, .. } => Some(call),
             Self::Message { doing, .. }
             | Self::Timeout { doing, .. }

@@ -139,8 +139,7 @@ impl Watch {
         let began = Instant::now();
         let ended = catch_unwind(AssertUnwindSafe(run));
         let elapsed = began.elapsed();
-        let panicked = || Error::argument(report.kind.name(), "it panicked: a custom op did");
-        let panic = ended.as_ref().err().map(|_| panicked());
+        let panic = ended.as_ref().err().map(|_| Error::OpPanicked { call: report.kind.name() });
         let error = panic.as_ref().or_else(|| ended.as_ref().ok().and_then(|result| result.as_ref().err()));
         self.tell(&CallReport { elapsed, error, ..report.clone() }, began, track);
         ended.unwrap_or_else(|panic| resume_unwind(panic))

@@ -137,7 +137,7 @@ fn a_panic_in_an_op_is_told_to_the_others_at_once() {
             assert_eq!(panicked, culprit, "{wiring:?}");
             if culprit { comm.barrier().unwrap_err() } else { heard.unwrap_err() }
         });
-        assert!(seen[0].is_poisoned() && seen[0].to_string().contains("it panicked"), "{wiring:?}: {}", seen[0]);
+        assert!(seen[0].is_poisoned() && seen[0].to_string().contains("a custom op panicked"), "{wiring:?}: {}", seen[0]);
         for error in &seen[1..] {
             assert!(error.is_peer_lost() && error.to_string().contains("rank 0"), "{wiring:?}: {error}");
         }

@@ -17,7 +17,7 @@ use crate::communicator::work::pinned::ErasedBuffer;
 use crate::communicator::work::thread;
 use crate::error::{Error, Result};
 use crate::host::abort_reason::AbortReason;
-use crate::host::backend::{HostBackend, Jobs, op_panicked};
+use crate::host::backend::{HostBackend, Jobs};
 
 /// How long a dropped communicator waits for calls that were started and not waited for.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
@@ -80,8 +80,8 @@ impl Started {
     fn run(self, backend: &mut HostBackend, shared: &Shared) -> Left {
         let Self { jobs, buffers, state, timeout } = self;
         shared.recorder.take_up();
-        let result =
-            event::caught("a custom op", || backend.run_all(&jobs, &Deadline::after(timeout))).unwrap_or_else(|| Err(op_panicked()));
+        let result = event::caught("a custom op", || backend.run_all(&jobs, &Deadline::after(timeout)))
+            .unwrap_or_else(|| Err(Error::OpPanicked { call: jobs.name() }));
         event::caught("the drop of a custom op", || drop(jobs));
         if let Err(error) = &result {
             shared.after_failure(error);

@@ -32,6 +32,11 @@ impl From<Job> for Jobs {
 }
 
 impl Jobs {
+    /// Returns the name of the collective.
+    pub(crate) fn name(&self) -> &'static str {
+        self.first.call.kind.name()
+    }
+
     /// Makes one call of these jobs; `None` if there are none. The ranks agree on the call and on the lengths of all
     /// buffers.
     pub(crate) fn several(jobs: Vec<Job>) -> Option<Self> {

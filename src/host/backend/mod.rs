@@ -110,15 +110,11 @@ struct Running<'a>(&'a mut HostBackend, &'a Call);
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.health.end(AbortReason::Failed { rank: self.0.rank as u32 });
-        self.0.health.keep_cause(&op_panicked());
-        self.0.recorder.fail(self.1, &op_panicked());
+        let error = Error::OpPanicked { call: self.1.kind.name() };
+        self.0.health.keep_cause(&error);
+        self.0.recorder.fail(self.1, &error);
         self.0.propagate();
     }
-}
-
-/// Returns the error for a panic inside a custom op.
-pub(crate) fn op_panicked() -> Error {
-    Error::argument("custom op", "it panicked, so the communicator is ended; its message is on standard error")
 }
 
 impl HostBackend {
