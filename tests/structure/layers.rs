@@ -1,5 +1,4 @@
-//! Checks the structure of the sources: arrows point down, files form no circles, pure modules stay pure, and names are
-//! the field's.
+//! The structure of the sources: arrows point down, neither files nor folders make circles, and pure modules stay pure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,12 +71,6 @@ const LIBRARIES: [&str; 2] = ["", "train"];
 
 /// Packages that use only the crate's public API: training, the programs, and the library that these share.
 const PACKAGES: [&str; 4] = ["train", "collperf", "collrun", "launch"];
-
-/// Parts of names that the code once used in place of the field's terms.
-const FORMER_WORDS: [&str; 17] = [
-    "baton", "bulletin", "carriers", "desk", "farewell", "founding", "goods", "island", "knock", "lineage", "lookout", "patrol",
-    "stranger", "visitor", "watchman", "Brain", "Beside",
-];
 
 fn relative(file: &Path) -> String {
     file.strip_prefix(root()).unwrap().display().to_string()
@@ -222,23 +215,6 @@ fn other_packages_use_the_public_face_alone() {
 fn the_root_holds_what_every_program_uses() {
     let names = Sources::read("").modules[&Vec::new()].exports.len();
     assert!((20..=40).contains(&names), "{names} items stand at the crate's root: 40 at most, the rest belongs into a module");
-}
-
-#[test]
-fn former_words_stay_gone() {
-    let mut found = Vec::new();
-    for file in LIBRARIES.iter().flat_map(|library| files_below(&root().join(library).join("src"))) {
-        let name = relative(&file);
-        let text = format!("{name}\n{}", fs::read_to_string(&file).unwrap());
-        for (line, words) in text.lines().enumerate() {
-            let mut names = words.split(|letter: char| !letter.is_alphabetic());
-            let former = FORMER_WORDS.iter().find(|former| names.clone().any(|word| word == **former));
-            if let Some(former) = former.filter(|_| names.next().is_some()) {
-                found.push(format!("{name}:{line}: {former}"));
-            }
-        }
-    }
-    assert!(found.is_empty(), "the field has a word for these:\n{}", found.join("\n"));
 }
 
 #[test]
