@@ -264,7 +264,7 @@ fn the_links_of_the_readme_lead_somewhere_and_it_is_short() {
     let dead: Vec<_> = between(&text, "](", ')').into_iter().filter(|link| !root().join(link).exists()).collect();
     assert!(dead.is_empty(), "{dead:?}");
     let words = readme.split_whitespace().count();
-    assert!(words <= 900, "{words} words");
+    assert!(words <= 700, "{words} words");
 }
 
 #[test]
