@@ -101,18 +101,19 @@ impl fmt::Display for Waiting {
 ///
 /// # What a rank costs
 ///
-/// The `n` ranks of a host share one region of memory. Its size is `2 n · slot + 2 n² · (ring + 256 B)` plus at most
+/// The `n` ranks of a host share one region of memory. Its size is `6 n · slot + 2 n² · (ring + 256 B)` plus at most
 /// `9 KiB · n + 8 KiB`:
 ///
-/// | ranks of the host | slot | ring | region of 2, 4, 8, 16, 32, 64 ranks |
+/// | ranks of the host | slot | ring | region |
 /// | --- | --- | --- | --- |
-/// | up to 4 | 1 MiB | 256 KiB | 6, 16 MiB |
-/// | up to 8 | 512 KiB | 64 KiB | 16 MiB |
-/// | up to 16 | 256 KiB | 16 KiB | 16 MiB |
-/// | up to 32 | 128 KiB | 16 KiB | 41 MiB |
-/// | up to 1024 | 64 KiB | 4 KiB | 43 MiB |
+/// | 2 | 1 MiB | 4 MiB | 44 MiB |
+/// | up to 4 | 1 MiB | 1 MiB | 4 ranks: 56 MiB |
+/// | up to 8 | 512 KiB | 256 KiB | 8 ranks: 56 MiB |
+/// | up to 16 | 256 KiB | 64 KiB | 16 ranks: 56 MiB |
+/// | up to 32 | 128 KiB | 16 KiB | 32 ranks: 57 MiB |
+/// | up to 1024 | 64 KiB | 4 KiB | 64 ranks: 59 MiB |
 ///
-/// That is address space. Memory is used only when it is touched: about 4.5 KiB per rank at the start, a rank's two
+/// That is address space. Memory is used only when it is touched: about 4.5 KiB per rank at the start, a rank's six
 /// slots as far as its calls fill them, and the rings between ranks that send each other messages.
 ///
 /// Each rank of a job listens on one port, which does not answer before [`shrink`](crate::Communicator::shrink). Under

@@ -129,6 +129,7 @@ mod guide {
 
     pages! {
         collectives = "../docs/src/collectives.md";
+        concepts = "../docs/src/concepts.md";
         data = "../docs/src/data.md";
         failures = "../docs/src/failures.md";
         first = "../docs/src/first.md";
@@ -139,6 +140,8 @@ mod guide {
         pytorch_backend = "../docs/src/pytorch-backend.md";
         #[cfg(feature = "cuda")]
         gpu = "../docs/src/gpu.md";
+        #[cfg(feature = "cuda")]
+        gpu_advanced = "../docs/src/gpu-advanced.md";
         hangs = "../docs/src/hangs.md";
         index = "../docs/src/index.md";
         interchange = "../docs/src/interchange.md";
@@ -148,6 +151,7 @@ mod guide {
         readme = "../README.md";
         settings = "../docs/src/settings.md";
         subgroups = "../docs/src/subgroups.md";
+        threads = "../docs/src/threads.md";
         tuning = "../docs/src/tuning.md";
     }
 }

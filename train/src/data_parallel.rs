@@ -49,7 +49,7 @@ use collectives::{Error, Result};
 /// **Order.** Every rank launches the buckets in the order of their numbers, so parameters may become ready in
 /// different orders on different ranks. Other collectives on the same communicator, between the first `ready` and
 /// `finish`, must come at the same place on every rank, which holds only if all ranks have the same order. Otherwise
-/// make them on a communicator of their own ([`Communicator::split`]).
+/// make them on a communicator of their own ([`Communicator::duplicate`]).
 ///
 /// **Errors.** A wrong length or type, and a gradient given twice, are refused by that call, which then has no effect.
 /// Errors in the background are returned by `finish`. After a lost peer, a timeout or a mismatch every later call

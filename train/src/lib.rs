@@ -80,8 +80,12 @@ mod guide {
     }
 
     pages! {
+        #[cfg(feature = "checkpoint")]
+        checkpoints = "../docs/checkpoints.md";
         readme = "../README.md";
-        #[cfg(all(feature = "checkpoint", feature = "cuda"))]
+        #[cfg(feature = "cuda")]
         training = "../docs/training.md";
+        training_sharding = "../docs/training-sharding.md";
+        training_tensors = "../docs/training-tensors.md";
     }
 }

@@ -41,7 +41,7 @@ use crate::observe::LIFE;
 /// A clone is the same communicator, for another thread or another owner. Collectives of several threads run one after
 /// the other, in the order in which they are called. The program must make sure that all ranks call them in the same
 /// order; calls that differ are reported as a mismatch. Threads that need no common order should each use their own
-/// communicator, made by [`split`](Self::split). Messages do not wait for collectives. A call waits for its turn
+/// communicator, made by [`duplicate`](Self::duplicate). Messages do not wait for collectives. A call waits for its turn
 /// behind another thread's call for at most its timeout. If the timeout passes then, the call has not begun, and the
 /// communicator stays usable.
 ///

@@ -103,7 +103,7 @@ pub use reduce::ReducedGradients;
 /// different lengths, they get a `Mismatch` at once. If the lengths are the same, [`reduce`](Self::reduce) returns it,
 /// before anything is updated. Between updates ranks do not compare: an evaluation that uses units in different orders
 /// computes with wrong parameters. Other collectives on the same communicator must come at the same place on every
-/// rank. Otherwise make them on a communicator of their own ([`Communicator::split`]).
+/// rank. Otherwise make them on a communicator of their own ([`Communicator::duplicate`]).
 ///
 /// **Memory** of each of n ranks, for parameters of N elements of m bytes, in units of at most L elements (padded to a
 /// multiple of n), gathered as g bytes and reduced as r, with p = [`prefetch`](FullyShardedOptions::prefetch), if each
