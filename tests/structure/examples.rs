@@ -19,8 +19,8 @@ fn launch(ranks: usize, name: &str) -> String {
 
 #[test]
 fn hello() {
-    assert_eq!(launch(4, "examples::hello").matches("the mean of all ranks is 1.5").count(), 4);
-    assert!(launch(1, "examples::hello").contains("rank 0 of 1: the mean of all ranks is 0"));
+    assert_eq!(launch(4, "hello").matches("the mean of all ranks is 1.5").count(), 4);
+    assert!(launch(1, "hello").contains("rank 0 of 1: the mean of all ranks is 0"));
 }
 
 #[test]
@@ -33,26 +33,26 @@ fn gradient_averaging_learns_and_keeps_the_ranks_alike() {
 
 #[test]
 fn ring() {
-    let printed = launch(4, "examples::ring");
+    let printed = launch(4, "ring");
     assert!(printed.contains("the token came back with 6, expected 6"), "{printed}");
-    assert!(launch(1, "examples::ring").contains("the token came back with 0"));
+    assert!(launch(1, "ring").contains("the token came back with 0"));
 }
 
 #[test]
 fn subgroup() {
-    let printed = launch(5, "examples::subgroup");
+    let printed = launch(5, "subgroup");
     assert!(printed.contains("rank 4 is 2 of the even ranks, whose sum is 6") && printed.contains("rank 3: my row is [2, 3]"), "{printed}");
 }
 
 #[test]
 fn custom_op() {
-    let printed = launch(4, "examples::custom_op");
+    let printed = launch(4, "custom_op");
     assert_eq!(printed.matches("the greatest is 3 on rank 0").count(), 4, "{printed}");
 }
 
 #[test]
 fn threads() {
-    let output = Command::new(example("examples::threads").unwrap()).output().unwrap();
+    let output = Command::new(example("threads").unwrap()).output().unwrap();
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).contains("13 letters: [13, 13, 13, 13]"));
 }
