@@ -131,8 +131,10 @@ mod guide {
         collectives = "../docs/src/collectives.md";
         concepts = "../docs/src/concepts.md";
         data = "../docs/src/data.md";
+        embedding = "../docs/src/embedding.md";
         failures = "../docs/src/failures.md";
         first = "../docs/src/first.md";
+        from_mpi = "../docs/src/from-mpi.md";
         #[cfg(feature = "cuda")]
         from_nccl = "../docs/src/from-nccl.md";
         from_torch = "../docs/src/from-torch.md";
