@@ -38,10 +38,23 @@ def _report(backend, number, word, seconds):
         ) from error
 
 
+def _awaited(backend, number, word, rank, seconds):
+    """The end of the wait for a rank's message. A rank that has left already refuses the message at once, which is its failure too."""
+    try:
+        return _message(backend, False, torch.empty_like(word), rank, _TAG + number, seconds).wait
+    except RuntimeError as error:
+        refusal = error
+
+    def refused():
+        raise refusal
+
+    return refused
+
+
 def _await_others(backend, number, word, seconds, wait_all_ranks):
     deadline = time.monotonic() + seconds
     others = range(1, backend.size())
-    waiting = {rank: _message(backend, False, torch.empty_like(word), rank, _TAG + number, seconds) for rank in others} if seconds else {}
+    waiting = {rank: _awaited(backend, number, word, rank, seconds) for rank in others} if seconds else {}
     come, missing = [], []
     for rank in others:
         if time.monotonic() >= deadline and not wait_all_ranks:
@@ -49,7 +62,7 @@ def _await_others(backend, number, word, seconds, wait_all_ranks):
                 f"Rank 0 timed out in monitoredBarrier after {_milliseconds(seconds)} ms.\n Ranks that have come: {_listed(come)}"
             )
         try:
-            waiting[rank].wait()
+            waiting[rank]()
             come.append(rank)
         except (RuntimeError, KeyError) as error:
             missing.append(rank)
