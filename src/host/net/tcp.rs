@@ -1,15 +1,20 @@
 //! A link to one peer over TCP.
 
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::tcp_info::Watch;
 use crate::base::tuning::net::{IDLE_SHARE, KEEP_ALIVE_PROBES, SILENCE_INTERVAL};
 use crate::host::link::{ByteLink, Silence};
+
+/// The largest number of parts that Linux accepts in one call (`UIO_MAXIOV`).
+const MOST_PARTS: usize = 1024;
 
 /// A connection to a peer after the handshake. It never blocks.
 ///
@@ -79,15 +84,17 @@ impl AsFd for TcpLink {
 
 impl ByteLink for TcpLink {
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        // The system accepts a limited number of parts, and those might all be empty.
+        // The first parts might all be empty.
         let Some(first) = parts.iter().position(|part| !part.is_empty()) else { return Ok(0) };
+        let parts = &parts[first..parts.len().min(first + MOST_PARTS)];
         loop {
-            match self.stream.write_vectored(&parts[first..]) {
+            // Not `write_vectored`, which raises SIGPIPE once the peer is gone. That kills a program with a C `main`.
+            match sendmsg(&self.stream, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
                 Ok(0) => return Err(self.ended(ErrorKind::WriteZero.into())),
                 Ok(written) => return Ok(written),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(self.blocked()),
-                Err(error) => return Err(self.ended(error)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(self.blocked()),
+                Err(error) => return Err(self.ended(error.into())),
             }
         }
     }
@@ -162,6 +169,7 @@ pub(super) fn choose(socket: SockRef<'_>, congestion_control: &[u8]) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests {
+    use std::mem::MaybeUninit;
     use std::net::TcpListener;
 
     use super::*;
@@ -210,6 +218,7 @@ mod tests {
         let mut got = [0];
         read_all(&mut right, &mut got);
         assert_eq!(&got, b"x");
+        assert_eq!(left.try_write(&vec![IoSlice::new(b"y"); 5000]).unwrap(), MOST_PARTS);
     }
 
     #[test]
@@ -236,8 +245,30 @@ mod tests {
         assert_eq!(right.try_read(&mut []).unwrap(), 0);
     }
 
+    /// Runs `work`, and returns whether it raised SIGPIPE on this thread. A signal that is blocked stays pending, even
+    /// if the process ignores it.
+    #[expect(unsafe_code, reason = "the C library's calls for the signals of a thread")]
+    fn raises_sigpipe(work: impl FnOnce()) -> bool {
+        let mut pipe = MaybeUninit::uninit();
+        let mut pending = MaybeUninit::uninit();
+        // SAFETY: `sigemptyset` and `sigpending` initialise the sets before anything reads them. The mask is that of
+        // this thread, which ends with the test.
+        unsafe {
+            libc::sigemptyset(pipe.as_mut_ptr());
+            libc::sigaddset(pipe.as_mut_ptr(), libc::SIGPIPE);
+            assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, pipe.as_ptr(), std::ptr::null_mut()), 0);
+            work();
+            assert_eq!(libc::sigpending(pending.as_mut_ptr()), 0);
+            libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1
+        }
+    }
+
     #[test]
     fn a_closed_end_is_an_end_and_then_an_error() {
+        assert!(!raises_sigpipe(write_to_a_closed_end));
+    }
+
+    fn write_to_a_closed_end() {
         let (mut left, right) = pair();
         drop(right);
         let error = loop {
@@ -247,7 +278,7 @@ mod tests {
             }
         };
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
-        // The first write provokes a reset, and a later one reports it. The process is not killed.
+        // The first write provokes a reset, and a later one reports it.
         let error = loop {
             match left.try_write(&[IoSlice::new(b"x")]) {
                 Ok(_) => {}
