@@ -61,6 +61,14 @@ def monitored(rank, size):
     return caught(lambda: dist.monitored_barrier(timeout=timedelta(seconds=2)))
 
 
+def gone_before_a_monitored_barrier(rank, size):
+    """Rank 0 knows that rank 1 has left before it begins."""
+    if rank == 1:
+        return None
+    lost = caught(lambda: dist.recv(torch.zeros(1), 1))
+    return lost, caught(lambda: dist.monitored_barrier(timeout=timedelta(seconds=30)))
+
+
 def late_for_a_monitored_barrier(rank, size):
     if rank == 1:
         dist.recv(torch.zeros(1), 0)
@@ -157,6 +165,11 @@ class Failures(unittest.TestCase):
         heard = run(3, monitored)
         self.assertIn("Rank 1 failed to pass monitoredBarrier", heard[0][1])
         self.assertIn("Rank 2 successfully reached monitoredBarrier", heard[2][1])
+
+    def test_a_monitored_barrier_names_a_rank_that_had_left_before(self):
+        (lost, barrier), _ = run(2, gone_before_a_monitored_barrier)
+        self.assertIn("lost rank 1", lost[1])
+        self.assertIn("Rank 1 failed to pass monitoredBarrier", barrier[1])
 
     def test_a_monitored_barrier_takes_no_word_of_an_earlier_one(self):
         outcomes = run(2, late_for_a_monitored_barrier)
