@@ -127,7 +127,7 @@ impl fmt::Display for Waiting {
 /// let mut config = Config::default();
 /// config.timeout = Duration::from_secs(60);
 /// config.transport = Transport::Tcp;
-/// // `Builder::configure` changes them in a chain, without a `Config` of one's own.
+/// // `Builder::configure` changes them in a chain, without a `Config` of your own.
 /// let timeouts = Communicator::builder().config(config).run_local(2, |comm| Ok(comm.config().timeout))?;
 /// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
 /// # Ok::<(), collectives::Error>(())

@@ -45,9 +45,9 @@ impl Library {
     /// - one that something else, such as PyTorch, has loaded into the process;
     /// - `libnccl.so.2` and `libnccl.so` where the system's loader finds them.
     ///
-    /// A library is never unloaded. Its initialisers run when it is opened. A file of NCCL's name where the system's
-    /// loader looks is trusted to be NCCL, as in a program linked with it. The packages and `LD_LIBRARY_PATH` that
-    /// determine this place determine what the process runs.
+    /// A library is never unloaded. Its initialisers run when it is opened. A file with the name of NCCL in a place where
+    /// the system's loader looks is trusted to be NCCL, as in a program linked with it. The packages and
+    /// `LD_LIBRARY_PATH` that determine this place determine what the process runs.
     ///
     /// # Errors
     /// [`LoadError`] if no file can be opened that has an `ncclGetVersion` which succeeds.

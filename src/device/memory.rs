@@ -97,13 +97,13 @@ fn allocate(comm: &NcclComm, bytes: usize) -> std::result::Result<CUdeviceptr, R
 impl<T: Data> Drop for NcclBuffer<T> {
     fn drop(&mut self) {
         if !self.wait_for_uses() {
-            crate::base::event::warn!(bytes = self.num_bytes(), "memory of NCCL's is still in use and is not freed");
+            crate::base::event::warn!(bytes = self.num_bytes(), "NCCL memory is still in use and is not freed");
             return;
         }
         // SAFETY: the memory is ours, and no stream uses it any longer; the context is current.
         let answer = unsafe { self.library.ncclMemFree(self.address as usize as *mut c_void) };
         if let Err(refusal) = nccl::check(self.library, nccl_sys::NCCL_COMM_NULL, "ncclMemFree", answer) {
-            crate::base::event::warn!(?refusal, "memory of NCCL's was not freed");
+            crate::base::event::warn!(?refusal, "NCCL memory was not freed");
         }
     }
 }

@@ -58,7 +58,7 @@ fn ranks_that_may_not_share_memory_go_over_tcp_and_say_so() {
     alone("starts::ranks_that_may_not_share_memory_go_over_tcp_and_say_so", || {
         forbid(libc::SYS_memfd_create, libc::ENOSYS);
         let seen = patient().run_local(3, |comm| {
-            assert_eq!(comm.local_world_size(), 3, "they are on one host all the same");
+            assert_eq!(comm.local_world_size(), 3, "they are on one host, although they may not share memory");
             let half = comm.split(Some(u32::from(comm.rank() == 1)), 0)?.unwrap();
             half.barrier()?;
             let mut buffer = comm.alloc::<u64>(1000)?;
